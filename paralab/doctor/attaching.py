@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from paralab.analyse.collective_matching import LIBRARIES
+from paralab.analyse.collective_matching import LIBRARIES, CollectiveCall, find_mismatches
 from paralab.analyse.stack_dumps import STOPPED
 from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
@@ -133,7 +133,6 @@ def attach(pid: int) -> Attached:
         state = processes.state_of(each) or "gone"
         ranks.append(RankNow(rank, each, state, stack, unread, busy or stack_before != stack))
 
-    world = max(int(each.get("LOCAL_WORLD_SIZE", len(family))) for each in environments)
     notes = [rank.describe() for rank in ranks]
     notes += [
         f"the stack of rank {rank.rank} could not be read: {rank.unread}"
@@ -143,7 +142,7 @@ def attach(pid: int) -> Attached:
     notes.append(
         "earlier collectives are unknown: the job was not started by `paralab doctor -- …`"
     )
-    return Attached(judge(ranks, world), tuple(notes))
+    return Attached(judge(ranks, _expected(family, environments)), tuple(notes))
 
 
 def _ask_observed(folder: Path) -> Attached:
@@ -161,30 +160,31 @@ def _ask_observed(folder: Path) -> Attached:
     )
 
 
-def judge(ranks: Ranks, world: int) -> list[Finding]:
-    """What the stacks alone can show. Only a missing or a stopped rank is certain."""
-    waiting = [rank for rank in ranks if rank.collective and not rank.moves]
+def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
+    """Report what the stacks alone can show. Only a missing or a stopped rank is certain.
+    `expected` lists the ranks of this machine."""
+    now = {rank.rank: rank for rank in ranks}
+    calls: dict[int, list[CollectiveCall]] = {number: [] for number in sorted(expected)}
+    for rank in ranks:
+        if rank.state in STOPPED:
+            continue
+        if rank.stack is None or (rank.collective and rank.moves):
+            del calls[rank.rank]  # unknown, or not hung
+        elif rank.collective:
+            site = rank.collective, rank.place
+            calls[rank.rank] = [CollectiveCall(rank.collective, None, site=site, is_open=True)]
+    waiting = [now[number] for number, own in calls.items() if own]
     if not waiting:
         return []
-    first = waiting[0]
-    missing = sorted(set(range(world)) - {rank.rank for rank in ranks})
-    if missing:
-        return [_gone(first, missing[0], ranks)]
-    elsewhere = [rank for rank in ranks if rank.stack is not None and not rank.collective]
-    stopped = [rank for rank in ranks if rank.state in STOPPED]
-    if stopped or elsewhere:
-        return [_elsewhere(first, (stopped or elsewhere)[0], ranks)]
-    other = next(
-        (
-            rank
-            for rank in waiting
-            if (rank.collective, rank.place) != (first.collective, first.place)
-        ),
-        None,
-    )
-    if other is not None:
-        return [_different(first, other, ranks)]
-    return [_together(first, ranks)] if len(waiting) == len(ranks) > 1 else []
+    for mismatch in find_mismatches(calls):
+        if missing := [number for number in mismatch.behind if number not in now]:
+            return [_gone(waiting[0], missing[0], ranks)]
+        if behind := [now[number] for number in mismatch.behind]:
+            stopped = [rank for rank in behind if rank.state in STOPPED]
+            return [_elsewhere(waiting[0], (stopped or behind)[0], ranks)]
+        one, other = mismatch.pair
+        return [_different(now[one], now[other], ranks)]
+    return [_together(waiting[0], ranks)] if len(waiting) == len(ranks) > 1 else []
 
 
 def _finding(
@@ -270,6 +270,17 @@ def ranks_of(pid: int) -> dict[int, int]:
     trains = [each for each in family if processes.has_loaded(each, "libtorch")]
     spawned = [each for each in trains if each != pid]
     return dict(enumerate(spawned or trains or [pid]))
+
+
+def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> set[int]:
+    """The ranks that were started on this machine, including those that are gone."""
+    found = set(family)
+    for own in environments:
+        rank, local, count = (own.get(n, "") for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if rank.isdigit() and local.isdigit() and count.isdigit():
+            first = int(rank) - int(local)
+            found |= set(range(first, first + int(count)))
+    return found
 
 
 def _by_rank(pids: Iterable[int]) -> dict[int, int]:

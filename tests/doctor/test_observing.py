@@ -363,6 +363,32 @@ train()
 """
 
 
+def now(rank, function=None, line=7, state="S", moves=False):
+    """A rank in a torch.distributed function that train.py calls, or in train.py itself."""
+    stack = [attaching.Frame("/home/me/train.py", line, "main")]
+    if function:
+        stack.append(attaching.Frame("/x/torch/distributed/distributed_c10d.py", 1, function))
+    return attaching.RankNow(rank, 100 + rank, state, stack, None, moves)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected", "found"),
+    [
+        ([now(0, "barrier")], {0, 1}, ("H02", "error", 1)),
+        ([now(8, "barrier"), now(9, "barrier")], {8, 9}, ("H10", "suspect", None)),  # node 2
+        ([now(0, "barrier"), now(1, state="T")], {0, 1}, ("H10", "error", 1)),
+        ([now(0, "barrier"), now(1)], {0, 1}, ("H13", "suspect", 1)),
+        ([now(0, "barrier"), now(1, "all_reduce")], {0, 1}, ("H04", "suspect", None)),
+        ([now(0, "barrier"), now(1, "barrier", 9)], {0, 1}, ("H04", "suspect", None)),
+        ([now(0, "send"), now(1, "recv", 9)], {0, 1}, ("H10", "suspect", None)),
+        ([now(0, "barrier", moves=True), now(1)], {0, 1}, None),
+    ],
+)
+def test_what_the_stacks_of_a_hung_job_show(ranks, expected, found):
+    findings = attaching.judge(ranks, expected)
+    assert [(f.id, f.severity, f.rank) for f in findings] == [found] * bool(found)
+
+
 @pytest.mark.processes
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
     """Ranks that need no torch: one waits in something named as torch names it, the other is
