@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import itertools
+from collections.abc import Iterator
+
+from paralab.analyse.collective_matching import changed_places
+from paralab.doctor.agreement import found
+from paralab.doctor.events import Collective
+from paralab.doctor.finding import Finding
+from paralab.doctor.lines import opposite, written
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.registry import Entry, check
+
+Calls = dict[int, Collective]
 
 ENTRY = Entry(
     id="H05",
@@ -26,3 +37,71 @@ loss, accuracy = both
     sources=("alan-turing-institute/autocast#386",),
     silent=True,
 )
+
+
+@check("H05", source="ranks")
+def swapped(seen: Observation) -> Iterator[Finding]:
+    """Two ranks make the same calls in another order, and all of them fit: the results are wrong,
+    and there is no error.
+
+    rank 0    all_reduce(loss)  all_reduce(acc)
+    rank 1    all_reduce(acc)   all_reduce(loss)
+    """
+    for group in dict.fromkeys(group for rank in seen.ranks for group in rank.collectives):
+        ranks = [(rank, _calls(rank, group)) for rank in seen.ranks]
+        for (one, mine), (other, its) in itertools.combinations(ranks, 2):
+            if window := _first_swap(mine, its):
+                yield _report(one, mine, other, its, window)
+                return
+
+
+def _calls(rank: RankSeen, group: str) -> Calls:
+    """Collectives of the user's own code that have ended, by number."""
+    numbered = rank.collectives.get(group, {}).items()
+    own = {number: call for number, call in numbered if isinstance(call, Collective)}
+    return {n: c for n, c in own.items() if c.site and c.seconds is not None and not c.error}
+
+
+def _text(call: Collective) -> tuple[str, ...]:
+    """The code of a call: the two sides of an `if` have the same call on different lines."""
+    assert call.site
+    return tuple(written(place) for place in call.site.stack)
+
+
+def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
+    numbers = sorted(set(mine) & set(its))
+    # Everything after the first difference is shifted.
+    differ = list(itertools.dropwhile(lambda n: _text(mine[n]) == _text(its[n]), numbers))
+    together = list(
+        itertools.takewhile(lambda n: mine[n].step == its[n].step == mine[differ[0]].step, differ)
+    )
+    many = changed_places([_text(mine[n]) for n in together], [_text(its[n]) for n in together])
+    window = together[:many]
+    return window if window and not _are_alternatives([mine[n] for n in window]) else None
+
+
+def _are_alternatives(calls: list[Collective]) -> bool:
+    """Calls of one rank on two sides of one `if`: its data decide which one it makes, and both may
+    be meant to match."""
+    sites = [call.site for call in calls if call.site]
+    return any(opposite(one, other) for one, other in itertools.combinations(sites, 2))
+
+
+def _report(one: RankSeen, mine: Calls, other: RankSeen, its: Calls, window: list[int]) -> Finding:
+    first, partner = mine[window[0]].site, its[window[0]].site
+    assert first
+    assert partner
+    return found(
+        "H05",
+        "error",
+        f"collective number {window[0]} is `{written(first.place)}` on rank {one.rank} and "
+        f"`{written(partner.place)}` at {partner} on rank {other.rank}. Kind and size are equal, so "
+        "both ranks silently got a mixture of the two values",
+        "make these calls in the same order on every rank, or reduce both values in one tensor",
+        first.place,
+        [
+            f"number {n}: rank {one.rank} {_text(mine[n])[0]} at {mine[n].site} | "
+            f"rank {other.rank} {_text(its[n])[0]} at {its[n].site}"
+            for n in window[:4]
+        ],
+    )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Destroy, Init
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="H17",
@@ -32,3 +38,35 @@ dist.destroy_process_group()
         ),
     ),
 )
+
+
+@check("H17", source="ranks")
+def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
+    """A program ended normally without destroy_process_group."""
+    if not seen.over or seen.ended_by_us or seen.exit_code != 0:
+        return
+    inits = [(rank, init) for rank in seen.ranks if (init := rank.last(Init)) is not None]
+    made = [(rank, init) for rank, init in inits if not init.error and not rank.is_blind]
+    without = [
+        (rank, init)
+        for rank, init in made
+        if rank.last(Destroy) is None and rank.came_to_its_end and not rank.raised
+    ]
+    if not without:
+        return
+    rank, init = without[0]
+    some = len(without) < len(made)
+    yield found(
+        "H17",
+        "warning",
+        f"{f'rank {rank.rank} never called' if some else 'no rank called'} "
+        "destroy_process_group() after this. The end of the program cuts off communication that is "
+        "still in flight, and NCCL may warn or hang there",
+        "call dist.destroy_process_group() on all ranks at the end, in a finally block",
+        place_of(init),
+        [
+            f"rank {r.rank}: destroy_process_group {'called' if r.last(Destroy) else 'not called'}"
+            for r, _ in made
+        ],
+        rank.rank if some else None,
+    )

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Init
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.registry import Entry, Message, check
+
+TIMED_OUT = re.compile(
+    r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE
+)
 
 ENTRY = Entry(
     id="H18",
@@ -70,3 +81,62 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
         ),
     ),
 )
+
+
+@check("H18", source="ranks")
+def too_few_ranks(seen: Observation) -> Iterator[Finding]:
+    """init_process_group waits for more ranks than there are."""
+    inits = {rank.rank: init for rank in seen.ranks for init in _inits(rank) if init.world}
+    for number, init in inits.items():
+        world = init.world or 0
+        if world <= len(inits) or not init.error or not TIMED_OUT.search(init.error):
+            continue
+        absent = [str(rank) for rank in range(world) if rank not in inits]
+        came = ", ".join(map(str, inits))
+        yield found(
+            "H18",
+            "error",
+            f"init_process_group waits for {world} ranks, and only {len(inits)} came. Missing: rank "
+            f"{', '.join(absent[:8])}. The ranks that time out are not to blame",
+            f"start {world} ranks, or pass world_size={len(inits)}. With torchrun, leave out rank "
+            "and world_size: it sets them",
+            place_of(init),
+            [f"rank {number}: {init.error.splitlines()[0][:160]}", f"came: {came}"],
+        )
+        return
+
+
+@check("H18", source="ranks")
+def other_address(seen: Observation) -> Iterator[Finding]:
+    """Under torchrun, its agent runs the rendezvous. If the program sets another address, nobody
+    listens there."""
+    inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
+    waiting = [
+        (rank, init)
+        for rank, init in inits
+        if init in rank.doing or (init.error and TIMED_OUT.search(init.error))
+    ]
+    elsewhere = [(rank, init) for rank, init in waiting if _is_elsewhere(init)]
+    if not seen.settled or not elsewhere or len(waiting) < len(inits):
+        return
+    init = elsewhere[0][1]
+    yield found(
+        "H18",
+        "error",
+        f"torchrun runs the rendezvous at {init.agent}, but the program sets MASTER_ADDR and "
+        f"MASTER_PORT to {init.address}. Nobody listens there: under torchrun, no rank starts a "
+        "server. So all ranks wait forever",
+        "keep torchrun's MASTER_ADDR and MASTER_PORT, or choose the port with torchrun "
+        "--master_port=…; to start the script without torchrun too, use os.environ.setdefault",
+        place_of(init),
+        [f"rank {rank.rank}: waits for {other.address}" for rank, other in elsewhere],
+    )
+
+
+def _is_elsewhere(init: Init) -> bool:
+    addresses = init.agent, init.address
+    return all(addresses) and len({(one or "").rpartition(":")[2] for one in addresses}) == 2
+
+
+def _inits(rank: RankSeen) -> list[Init]:
+    return [event for event in (*rank.events, *rank.doing) if isinstance(event, Init)]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Wrap
 from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
+from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, check
+from paralab.units import plural
 
 ENTRY = Entry(
     id="H19",
@@ -67,3 +71,34 @@ def crash_in_ddp(logs: Logs) -> Iterator[Finding]:
     why += ", as it happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
     file, line = (root.at.file, root.at.line) if root.at else (None, None)
     yield Finding("H19", "suspect", why, ENTRY.fix, file, line, evidence=root.evidence())
+
+
+@check("H19", source="ranks")
+def died_while_wrapping(seen: Observation) -> Iterator[Finding]:
+    """The process is gone, and its last operation was to wrap a model with DETAIL's checks."""
+    if not seen.over or seen.ended_by_us:
+        return
+    gone = [(rank, wrap) for rank in seen.ranks if (wrap := _died_wrapping(rank)) is not None]
+    for rank, wrap in gone[:1]:
+        yield found(
+            "H19",
+            "error",
+            f"{plural(len(gone), 'rank')} of {len(seen.ranks)} died while DDP wrapped the model, "
+            "with TORCH_DISTRIBUTED_DEBUG=DETAIL. On gloo, its checks crash torch "
+            f"{rank.start.torch} itself (SIGSEGV)",
+            "use INFO instead of DETAIL; paralab compares the order of collectives, too",
+            place_of(wrap),
+            [
+                f"rank {one.rank}: process {one.start.pid} is gone inside DistributedDataParallel(…)"
+                for one, _ in gone
+            ],
+        )
+
+
+def _died_wrapping(rank: RankSeen) -> Wrap | None:
+    inner = rank.doing[-1] if rank.doing else None
+    if rank.lives is not False or rank.came_to_its_end or rank.raised:
+        return None
+    if not isinstance(inner, Wrap) or inner.kind != "ddp":
+        return None
+    return inner if inner.options.get("debug") == "DETAIL" else None

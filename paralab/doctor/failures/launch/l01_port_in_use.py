@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
+
+TAKEN = re.compile(r"EADDRINUSE|ddress already in use")
+PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 
 ENTRY = Entry(
     id="L01",
@@ -42,3 +51,24 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
         ),
     ),
 )
+
+
+@check("L01", source="ranks")
+def port_in_use(seen: Observation) -> Iterator[Finding]:
+    for rank in seen.ranks:
+        raised = rank.raised
+        if raised is None or not TAKEN.search(raised.message):
+            continue
+        number = PORT.search(raised.message)
+        port = f"port {number[1] or number[2]}" if number else "this port"
+        yield found(
+            "L01",
+            "error",
+            f"rank {rank.rank} cannot listen on {port}: it is in use by another rank, another job, "
+            "or a process that an earlier job left behind",
+            "let only one rank start the server. torchrun --standalone picks a free port, and "
+            "`ss -ltnp` shows which process uses this one",
+            raised.place,
+            [f"rank {rank.rank}: {raised.type}: {raised.message.splitlines()[0][:160]}"],
+        )
+        return
