@@ -137,14 +137,14 @@ def doctor(
     """Find mistakes in parallel training code that does not use paralab.
 
     \b
-    paralab doctor .                               check every file that trains in parallel
-    paralab doctor train.py                        read one script without running it
-    paralab doctor -- torchrun … train.py          run it unchanged and watch its ranks
+    paralab doctor .                               check all parallel scripts
+    paralab doctor train.py                        read one script
+    paralab doctor -- torchrun … train.py          run it and watch its ranks
     paralab doctor --try 3 -- torchrun … train.py  the same for three steps
-    paralab doctor runs/2026-…                     check a recorded paralab run
-    paralab doctor job.log rank*.err               check a failed job's logs and dumps
+    paralab doctor runs/2026-…                     check a recorded run
+    paralab doctor job.log rank*.err               check a failed job's logs
     paralab doctor --attach 4711                   attach to a hung job
-    paralab doctor --explain G01                   explain a failure in the catalog
+    paralab doctor --explain G01                   explain a failure
     paralab doctor                                 check this machine
 
     Exit codes: 0 no findings, or only suspects; 1 findings, or the watched command failed; 2 usage

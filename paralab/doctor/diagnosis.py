@@ -185,7 +185,8 @@ def _check_scripts(case: Case, given: Given) -> str:
         files = [path for path in found.parallel if not settings.excludes(path)]
         excluded += len(found.parallel) - len(files)
         results += check_project(files, ids)
-        parts.append(f"{len(files)} of {plural(found.python, 'Python file')} in {folder}")
+        many = plural(found.python, "Python file")
+        parts.append(f"{len(files)} of {many} (those that train in parallel)")
     _refuse_if_nothing_was_checked(results)
     case.add(merge(results), off=settings.hidden)
     case.failures += [failure for result in results for failure in result.failures]

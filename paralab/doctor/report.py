@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paralab.doctor.catalog import ENTRIES
@@ -56,17 +57,20 @@ class Diagnosis:
         lines = []
         if shown:
             example = self.findings[0].id
-            lines.append(f"{shown}. `paralab doctor --explain {example}` explains a failure.")
+            num_files = len({finding.file for finding in self.findings if finding.file})
+            where = f" in {num_files} files" if num_files > 1 else ""
+            lines.append(f"{shown}{where}. Try: paralab doctor --explain {example}")
         else:
-            lines.append(f"Nothing found in {self.subject}.")
+            lines.append(f"Nothing found in {_name(self.subject)}.")
             lines.append(f"Checked: {self.looked_at}.")
             lines.append(f"Not checked: {self.not_looked_at}.")
         suspects = self.count("suspect")
         if suspects and not suspects_shown:
-            lines.append(f"{suspects} (possible but undecided): add --suspects.")
+            lines.append(f"{suspects}, possible but undecided. Try: --suspects")
         for id, number in self.hidden.items():
             title = ENTRIES[id].title
-            lines.append(f"{plural(number, id + ' finding')} ({title}): add --select {id}.")
+            found = plural(number, f"{id} finding")
+            lines.append(f"Off by default: {found} ({title}). Try: --select {id}")
         if self.ignored:
             kinds = {"comment": "comments", "per-file-ignores": "per-file-ignores"}
             by = {each.by: 0 for each in self.ignored}
@@ -105,3 +109,8 @@ class Diagnosis:
             "title": known.title if known else None,
             "patch": diff(finding.edits, self.sources),
         }
+
+
+def _name(subject: str) -> str:
+    """The name of a folder instead of its dots."""
+    return f"{Path(subject).resolve().name}/" if subject in (".", "..") else subject

@@ -94,10 +94,10 @@ def test_text(diagnosis, capsys):
         "25% of the step",
         "not checked net.py: check S01 unused failed: KeyError: 'x'\n",
         "note my train.py:9: no reason\n",
-        "2 errors, 2 warnings. `paralab doctor --explain H03` explains a failure.\n",
-        "1 suspect (possible but undecided): add --suspects.\n",
-        "2 H17 findings (",
-        "): add --select H17.\n",
+        "2 errors, 2 warnings in 2 files. Try: paralab doctor --explain H03\n",
+        "1 suspect, possible but undecided. Try: --suspects\n",
+        "Off by default: 2 H17 findings (",
+        "). Try: --select H17\n",
         "Silenced: 1 by comments.\n",
     ):
         assert words in out, words
@@ -109,7 +109,7 @@ def test_text_shows_suspects_on_request(diagnosis, capsys):
     terminal.print_diagnosis(diagnosis, suspects=True)
     out = capsys.readouterr().out
     assert "suspect G06" in out
-    assert "2 errors, 2 warnings, 1 suspect. " in out
+    assert "2 errors, 2 warnings, 1 suspect in 2 files. " in out
     assert "--suspects" not in out
 
 

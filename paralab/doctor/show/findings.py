@@ -34,17 +34,30 @@ def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
     print_remarks(diagnosis)
     first, *rest = diagnosis.summary(suspects)
     healthy = not groups and not diagnosis.exit_code()
-    console.print(Text(first, style="bold green" if healthy else "bold"), soft_wrap=True)
+    _print(Text(first, style="bold green" if healthy else "bold"))
     for line in rest:
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        _print(Text(line, style="dim"))
+
+
+def _print(text: Text) -> None:
+    """Print a sentence: wrapped between words in a terminal, on one line in a pipe."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _print_code(text: Text) -> None:
+    """Print a line of code: cut off at the width of a terminal."""
+    if console.is_terminal:
+        console.print(text, no_wrap=True, overflow="ellipsis")
+    else:
+        console.print(text, soft_wrap=True, crop=False)
 
 
 def print_remarks(diagnosis: Diagnosis) -> None:
     """Print what could not be checked, and the notes."""
     for failure in diagnosis.failures:
-        console.print(Text.assemble(("not checked ", "yellow"), str(failure)), soft_wrap=True)
+        _print(Text.assemble(("not checked ", "yellow"), str(failure)))
     for note in diagnosis.notes:
-        console.print(Text.assemble(("note ", "dim"), note), soft_wrap=True)
+        _print(Text.assemble(("note ", "dim"), note))
 
 
 def print_group(findings: Sequence[Finding], sources: Sources) -> None:
@@ -53,10 +66,10 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
     headline = _headline(first)
     if others:
         headline.append(f" and {plural(len(others), 'more place')}")
-    console.print(headline, soft_wrap=True)
+    _print(headline)
     context = _context(first, sources)
     for line in context:
-        console.print(line, soft_wrap=True, crop=False)
+        _print_code(line)
 
     table = fact_table()
     table.add_row("  why", Text(first.why))
@@ -107,7 +120,7 @@ def print_fixes(fixes: Fixes) -> None:
     for (id, reason), where in places.items():
         more = f" and {len(where) - 3} more" if len(where) > 3 else ""
         line = f"{id} at {', '.join(where[:3])}{more}: {reason}"
-        console.print(Text.assemble(("left ", "yellow"), line), soft_wrap=True)
+        _print(Text.assemble(("left ", "yellow"), line))
     console.print()
 
 
