@@ -26,6 +26,8 @@ NOTICED_LATER = {"A03-variant_engine", "C01-broken", "C01-variant_checkpoint"}
 # logs are in logs/.
 NOT_HERE = {"H12-broken", "H13-broken"}
 WRONG = [case for case in broken("log") if case.start in STARTS and str(case) not in NOT_HERE]
+# test_rank_corpus.py runs the others anyway, and reads what they print.
+ALONE = [case for case in WRONG if "ranks" not in case.ways or case.entry[0] == "H"]
 
 
 def launched(case, folder, *command):
@@ -88,7 +90,7 @@ def assert_told(case, logs):
     assert not marked or not named or named & marked or str(case) in NOTICED_LATER, own
 
 
-@pytest.mark.parametrize("case", WRONG, ids=str)
+@pytest.mark.parametrize("case", ALONE, ids=str)
 def test_what_is_printed_tells_the_mistake(case, printed):
     assert_told(case, printed[str(case)])
 

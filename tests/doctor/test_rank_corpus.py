@@ -11,6 +11,8 @@ from paralab.doctor.observation import Observation
 from tests.doctor.cases import CORPUS, Case, broken, healthy
 from tests.doctor.moments import moments
 from tests.doctor.ranks import observed
+from tests.doctor.test_log_corpus import WRONG as PRINTED
+from tests.doctor.test_log_corpus import assert_told
 
 pytestmark = pytest.mark.processes
 AT_A_TIME = 3
@@ -83,6 +85,11 @@ def test_the_mistake_is_found_and_nothing_else_is_an_error(case, seen):
     assert not others, told(others)
     assert all(finding.why and finding.fix and finding.evidence for finding in own)
     assert not result.notes
+
+
+@pytest.mark.parametrize("case", [case for case in WRONG if case in PRINTED], ids=str)
+def test_what_it_printed_tells_the_mistake(case, seen):
+    assert_told(case, sorted(seen[str(case)].folder.glob("rank*.txt")))
 
 
 @pytest.mark.parametrize("case", HEALTHY, ids=str)
