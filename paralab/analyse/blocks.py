@@ -1,8 +1,9 @@
 """Plain data types for everything that a page or a terminal shows. A document has sections, and a
 section has blocks: tables, answers, and charts.
 
-An analysis creates a `Document`; the terminal, Markdown, and the HTML page each render it. Times
-are in seconds, sizes in bytes. An unknown number is None, and the text next to it says why.
+An analysis creates a `Document`, which paralab renders in the terminal, as Markdown, or as an HTML
+page. Times are in seconds, sizes in bytes. An unknown number is None, and the text next to it says
+why.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
     """Yield the rank, the time in seconds, and the `load` event of each sample. All runs share one
-    time axis, without the time between runs."""
+    time axis, with the gaps between runs removed."""
     offset = 0.0
     for recording in recordings:
         times = [event.time for event in recording.of(Load)]

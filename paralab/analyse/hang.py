@@ -50,7 +50,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
         for mismatch in find_mismatches(
             {dump.rank: dump.calls for dump in dumps if dump.answered}, differ=_differ
         )
-        # A stack does not show the group: more than two ranks may be in different ones.
+        # A stack does not show the group, so more than two ranks may be in different groups.
         if mismatch.number is not None or mismatch.kind == "groups" or len(dumps) == 2
     ]
     for mismatch in mismatches:
@@ -73,8 +73,8 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
 
 
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
-    """Compare two calls that do not end. The stacks show more than the flight recorder, but only
-    for calls that the ranks are in."""
+    """Compare two calls that have not ended. The stacks show more than the flight recorder, but
+    only for calls that the ranks are still in."""
     if not (one.is_open or other.is_open):
         return None
     if kind := differ(one, other):
@@ -99,6 +99,6 @@ def _waiting(dump: StackDump) -> str | None:
 
 
 def _name(call: CollectiveCall | None) -> str:
-    """Name a call by the kind that the stack shows, if it does."""
+    """Name a call by the kind shown on the stack, if the stack shows one."""
     assert call is not None
     return str(call).replace(call.kind or "", call.record or call.kind or "", 1)

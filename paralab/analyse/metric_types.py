@@ -41,8 +41,8 @@ class Straggler(Record, frozen=True, kw_only=True):
     rank: int
     waited_seconds: float
     share_of_step: float
-    last_in: int  # number of steps in which it was last
-    of: int  # number of steps
+    last_in: int  # the number of steps in which it was last
+    of: int  # the total number of steps
 
 
 class Bubble(Record, frozen=True, kw_only=True):

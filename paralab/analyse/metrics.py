@@ -54,7 +54,7 @@ def metrics_of(recording: Recording) -> Metrics:
 
     not_measured: dict[str, str] = {}
     if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
-        # Events do not cover the replicas on other GPUs; NVML's load does.
+        # Events do not include the replicas on other GPUs, but NVML's load does.
         not_measured["reduce"] = "nn.DataParallel adds up the gradients inside the backward pass"
     share = _ratio(communication, step_seconds)
     busy = _busy(recording, measured)

@@ -38,7 +38,7 @@ def share(value: float | None) -> str:
     if value is None:
         return "not measured"
     if 0.99 < value < 1:
-        return f"{value * 100:.3g} %"  # 99.5 % is not all of it
+        return f"{value * 100:.3g} %"  # do not round 99.5 % up to 100 %
     return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
 
 

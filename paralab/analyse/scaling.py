@@ -61,7 +61,13 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
         for row in rows
     )
     return (
-        Lines("Speed-up by devices", (perfect, measured), "devices", "times as fast", "number"),
+        Lines(
+            "Speed-up by number of devices",
+            (perfect, measured),
+            "devices",
+            "times as fast",
+            "number",
+        ),
         Bars("Samples per second per device", per_device, "samples/s"),
     )
 

@@ -17,7 +17,7 @@ from paralab.analyse.collective_matching import (
 from paralab.record.types import JsonObject, Record
 
 OURS = ("paralab/worker/", "paralab\\worker\\", "paralab/machine/child.py")
-# The letter that `ps` shows for a process that does not run.
+# The letter that `ps` shows for a process that is not running.
 STOPPED = {
     "T": "is stopped (SIGSTOP or Ctrl-Z)",
     "t": "is stopped by a debugger",
@@ -103,8 +103,8 @@ class StackDump:
 
     @property
     def calls(self) -> list[CollectiveCall]:
-        """What this rank called. The call that it waits in comes last, with its line and the kind
-        that the stack shows."""
+        """The calls that this rank made. The call that it waits in is last, with its line and the
+        kind shown on the stack."""
         waits_in = self.waits_in
         # Sends and receives are known from the stack.
         numbered = [call for call in self.collectives if call.number is not None]
@@ -142,8 +142,8 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:
-    """Convert a rank's answer. Leave out what does not fit, because the flight recorder's format
-    is private to torch and may change."""
+    """Convert a rank's answer. Leave out anything in an unexpected format, because the flight
+    recorder's format is private to torch and may change."""
     stack: list[Frame] = []
     collectives: list[CollectiveCall] = []
     try:

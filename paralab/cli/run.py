@@ -1,4 +1,5 @@
-"""`paralab run`: train with ranks started here, ranks already launched, or a Slurm job."""
+"""`paralab run`: train with ranks that paralab starts, ranks that another launcher started, or a
+Slurm job."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def run(
         return
     if as_json and live:
         raise UsageError(
-            "--live draws in the terminal, but --json prints nothing except one object.",
+            "--live cannot be combined with --json, which prints only one object.",
             fix="use only one of the two",
         )
 

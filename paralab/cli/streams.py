@@ -91,7 +91,7 @@ class _Unfailing(io.RawIOBase):
 
 
 def _connect_to_nothing(number: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)  # may get the same number
+    nothing = os.open(os.devnull, os.O_RDWR)  # may get this same number
     if nothing != number:
         os.dup2(nothing, number)
         os.close(nothing)

@@ -214,7 +214,7 @@ def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:
-    """Describe the first of the run's counts that the answer gets wrong."""
+    """Describe the first count that the answer gets wrong, or return an empty string."""
     for name, value in facts.items():
         if isinstance(value, int | float) and is_count(value):
             said = [each.value for each in numbers_in(text) if _counts(each, name, text)]
