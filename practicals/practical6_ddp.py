@@ -39,7 +39,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
+    """Join the process group (or create a group of one) and choose this rank's device."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count()

@@ -41,7 +41,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 def set_up() -> torch.device:
-    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
+    """Join the process group (or create a group of one) and choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
@@ -100,7 +100,7 @@ def main() -> None:
             loss = loss_fn(output, y) / ACCUM_STEPS  # so the sum is the mean over the batch
             loss.backward()
         synchronized += len(reduced_bytes) > before
-        if step < ACCUM_STEPS:  # in the first cycle, local norms differ and synchronized ones agree
+        if step < ACCUM_STEPS:  # first cycle: local norms differ, synchronized norms agree
             norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
             text = f"step {step + 1} | rank {rank} | gradient norm {norm:.9f}"
             text += f" | all-reduces: {len(reduced_bytes) - before}" + ", optimizer.step()" * last

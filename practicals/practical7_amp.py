@@ -55,7 +55,7 @@ def usable_dtype(device: torch.device) -> torch.dtype:
 
 
 def set_up() -> torch.device:
-    """Join the process group, which has one rank without torchrun. Choose this rank's device."""
+    """Join the process group (or create a group of one) and choose this rank's device."""
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:

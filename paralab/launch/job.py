@@ -111,7 +111,7 @@ def wait_for_file(path: Path, seconds: float) -> bool:
 class Job:
     """A launcher's input.
 
-    prepare  plans for these places and creates the run folder; without places, for this machine
+    prepare  creates a plan and a run folder for these places, or for this machine if there are none
     explain  says in one sentence why an attempt failed
     watch    shows progress to the user
     say      prints a line for the user

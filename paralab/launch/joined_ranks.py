@@ -296,8 +296,8 @@ def ended_with(code: int | None) -> RankExits:
 
 
 def follow(team: Team) -> NoReturn:
-    """Run a rank other than 0: train as rank 0 says, report how the rank ended, and exit with its
-    exit code."""
+    """Run a rank other than 0: follow rank 0's instructions, report how the rank ended, and exit
+    with its exit code."""
     rank, store = team.place.rank, team.store
     exits = ended_with(1)
     try:

@@ -132,8 +132,8 @@ def without_launch(environment: Mapping[str, str]) -> dict[str, str]:
 def refuse_inside() -> None:
     """Refuse to start ranks inside a rank of torchrun, Slurm, or paralab itself.
 
-    Ranks import the script that contains the workload. If it calls paralab at its top level, it
-    would start itself again and again.
+    Ranks import the script that contains the workload. If that script calls paralab at its top
+    level, it would start itself over and over.
     """
     if INSIDE in os.environ:
         raise UsageError(
@@ -157,8 +157,8 @@ def rendezvous_file(place: LaunchedRank) -> Path:
 
 
 def own_address() -> str:
-    """Return the address at which other nodes in a Slurm job can reach this node. DNS may not know
-    Slurm's node names."""
+    """Return the address at which other nodes in a Slurm job can reach this node. Slurm's node
+    names may not resolve."""
     nodes = _number(os.environ, "SLURM_STEP_NUM_NODES") or _number(os.environ, "SLURM_NNODES")
     if nodes in (None, 1):
         return "127.0.0.1"

@@ -47,7 +47,7 @@ class RankExits:
     posts    each rank's last phase and step
     late     ranks past their deadline; if there are any, the run folder has all ranks' stack dumps
     noticed  when we noticed the first failure or the hang, as Unix time; 0 if there was none
-    errors   rank -> its error, which is not read from the run folder, whose disk may be full
+    errors   rank -> its error, stored outside the run folder because that disk may be full
     unknown  ranks on other nodes that never reported their exit
     """
 

@@ -111,7 +111,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
 
 # For jobs that did not complete: the final state -> what happened, and the fix.
 ENDINGS: Mapping[str, tuple[str, str]] = {
-    "CANCELLED": ("was cancelled by scancel or an administrator", "submit it again: {again}"),
+    "CANCELLED": ("was canceled with scancel or by an administrator", "submit it again: {again}"),
     "TIMEOUT": ("reached its time limit of {limit}", "a longer --slurm time=, or fewer --steps"),
     "NODE_FAIL": (
         "lost one of its nodes, {nodes}",

@@ -137,7 +137,7 @@ def _stop_following(
         )
     slurm.cancel(number)
     return Interrupted(
-        f"{stopped} was cancelled (scancel {number}). The folder is {folder.path}",
+        f"{stopped} was canceled (scancel {number}). The folder is {folder.path}",
         fix=f"`sbatch {path}` to submit it again without following it, and "
         f"`paralab show {folder.path}` to see its results",
         exit_code=exit_code_of(by),
@@ -220,7 +220,7 @@ class JobFollower:
         waiting = self.job.waiting
         table = None if waiting.normal else slurm.list_nodes()
         raise RunFailed(
-            f"Slurm job {self.number} did not start within {waited:.0f} s and was cancelled: "
+            f"Slurm job {self.number} did not start within {waited:.0f} s and was canceled: "
             f"PENDING ({self.job.reason}).",
             detail=f"{self.job.reason}: {waiting.means}."
             + (f"\nThe cluster's nodes:\n{table}" if table else ""),

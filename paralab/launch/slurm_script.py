@@ -34,7 +34,7 @@ OURS = {
     "open-mode": "a requeued job appends to its output",
     "chdir": "the job runs in the current folder",
     "wrap": "paralab writes the script",
-    "array": "one command is one run",
+    "array": "each command starts one run",
     "clusters": "paralab follows the job in sbatch's default cluster",
     "test-only": "use --dry-run to print the script",
     "wait": "paralab waits for the job anyway",

@@ -5,9 +5,9 @@ random.py in that folder would hide the real module. So the command is
 
     python -P …/paralab/machine/child.py paralab.worker ARGUMENTS
 
--P keeps the current folder off the path. This file loads the package from its own location, so
-paralab does not have to be installed. `paralab.workload.load` adds the user's folder to the path
-when it loads the workload.
+With -P, Python does not add the current folder to the path. This file loads the package from its
+own location, so paralab does not have to be installed. `paralab.workload.load` adds the user's
+folder to the path when it loads the workload.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: 
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
     micro_batches = request.micro_batches or max(fitting, default=most)
-    because = f"2 × {plural(stages, 'stage')} if the samples suffice; more would shorten the bubble"
+    because = f"2 × {plural(stages, 'stage')}, or fewer for a small batch; more shorten the bubble"
     reasons.choose("micro-batches", request.micro_batches, micro_batches, because)
 
     if schedule and (problem := misfit(schedule, stages, micro_batches)):

@@ -1,7 +1,7 @@
 """Batch arithmetic: which replica trains on which samples. These are pure functions on plain
 numbers.
 
-PyTorch splits 64 samples over 3 replicas like this: ceil(64 / 3) = 22 each, until none are left.
+PyTorch splits 64 samples over 3 replicas into chunks of ceil(64 / 3) = 22, until none are left:
 
     replica 0   0 ······ 22
     replica 1            22 ······ 44

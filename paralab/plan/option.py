@@ -26,7 +26,7 @@ class Option:
     heading     the heading in `--help` under which the option appears
     default     the field's default
     strategies  the strategies that accept the option; empty if all do
-    usual       the value that the plan uses if the option is not given, if it is always the same
+    usual       the plan's value if the option is not given; None if that value varies
     shown       the text for `[default: …]`, if it is neither the default nor the usual value
     label       converts a value to text for a label; None if labels do not mention the option
     always      whether the label also mentions the usual value
@@ -55,7 +55,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """`batch_size` -> `--batch-size`."""
+        """The flag on the command line: `batch_size` -> `--batch-size`."""
         return flag_of(self.name)
 
     def applies_to(self, strategy: str) -> bool:
@@ -99,7 +99,7 @@ def to_words(given: Any) -> list[str]:
 
 
 def flag_of(name: str) -> str:
-    """`batch_size` -> `--batch-size`."""
+    """Return the flag on the command line: `batch_size` -> `--batch-size`."""
     return "--" + name.replace("_", "-")
 
 

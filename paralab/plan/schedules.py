@@ -133,8 +133,8 @@ def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
 
 
 def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> float:
-    """Return the ideal bubble, for which all passes of a kind take equally long and sending takes
-    no time.
+    """Return the ideal bubble, which assumes that all passes of a kind take equally long and that
+    sending takes no time.
 
     With s stages, m micro-batches, and v parts per rank (the examples have s = 2 and m = 4):
 
@@ -182,5 +182,5 @@ def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slo
                 done["I" if kind == "B" else kind, part, micro] = free[rank]
                 slots.append(Slot(rank, actions.pop(0), start, free[rank]))
                 moved = True
-        assert moved, "these orders deadlock"
+        assert moved, "these orders cause a deadlock"
     return slots

@@ -29,7 +29,7 @@ def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str,
     held = sum(unit.parameter_bytes for unit in summary.units)
     left = summary.parameter_bytes - held
     shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
-    because = f"these submodules have {size(held)} of {size(summary.parameter_bytes)} of parameters"
+    because = f"they have {size(held)} of the model's {size(summary.parameter_bytes)} of parameters"
     because += f"; the other {size(left)} are gathered together" if left else ""
     reasons.add("shard units", f"{len(names)}: {shown}", because)
     return names

@@ -34,7 +34,7 @@ from paralab.units import size
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 KEPT = 3
-READERS = 4  # threads that compute checksums; they run in parallel: hashlib releases the GIL
+READERS = 4  # threads that compute checksums in parallel, because hashlib releases the GIL
 # The plan fields that determine which rank has which tensors and random numbers.
 TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
 

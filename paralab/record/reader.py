@@ -151,7 +151,7 @@ def parse_object(line: bytes) -> JsonObject:
 
 
 def _is_of(event: Event, step: float) -> bool:
-    """Return whether an event belongs to this step or a later one. (A checkpoint after N steps
+    """Return whether an event belongs to this step or a later step. (A checkpoint after N steps
     belongs to step N - 1.)"""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)

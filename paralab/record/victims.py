@@ -1,12 +1,12 @@
-"""The messages that only victims print: a rank whose connection broke, or whose wait timed out,
-because another rank is gone or did not arrive. The launcher, the doctor, and attach all use this
+"""Messages that only victims print. A victim is a rank whose connection broke, or whose wait timed
+out, because another rank ended or did not arrive. The launcher, the doctor, and attach all use this
 list, so none of them blames a victim."""
 
 from __future__ import annotations
 
 import re
 
-# Another rank is gone.
+# Another rank has ended.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET"
@@ -17,20 +17,21 @@ WAITED = re.compile(
     r"|ollective operation timeout|clients joined|client socket has timed out"
     r"|Application timeout|communicator was aborted|barrier.{0,40}timed out"
 )
-# Downloads and data bases also lose connections; these words mean that it was one between ranks.
+# Downloads and databases can also lose connections. These words show that it was a connection
+# between ranks.
 _BETWEEN_RANKS = re.compile(
     r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
     r"|clients joined|client socket|torch[/\\.]distributed|torch/autograd|Dist\w+Error"
 )
-# Ranks in different collectives: both sides of the mismatch see this, and neither is a victim.
+# Two ranks called different collectives. Both print this message, and neither is a victim.
 MISMATCH = re.compile(
     r"collective mismatch in your code|mismatch between collectives|op\.preamble\.length"
 )
 
 
 def is_victim(message: str, traceback: str | None = None) -> bool:
-    """Return whether the message is about another rank. Without a traceback, every lost connection
-    counts as one between ranks."""
+    """Return whether another rank caused this message. Without a traceback, assume that every lost
+    connection was between ranks."""
     if MISMATCH.search(message) or not (GONE.search(message) or WAITED.search(message)):
         return False
     return traceback is None or bool(_BETWEEN_RANKS.search(f"{message}\n{traceback}"))

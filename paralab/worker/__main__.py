@@ -76,9 +76,9 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # Not sys.exit: after a failure, pipeline and gloo threads wait forever for other ranks. After a
-    # success, gloo threads sometimes abort while Python shuts down ("terminate called without an
-    # active exception").
+    # Do not use sys.exit. After a failure, pipeline and gloo threads wait forever for other ranks.
+    # After a success, gloo threads sometimes abort while Python shuts down ("terminate called
+    # without an active exception").
     os._exit(EXIT_CODES[status])
 
 

@@ -25,7 +25,7 @@ def load_batches(
     """Skip the first `done` global batches. Yield each of the others with this rank's accumulation
     steps, on the rank's first device.
 
-    Prepare one batch ahead: if ranks have to sum their weights, the sum is ready in time.
+    Prepare one batch ahead, so that a sum of all ranks' weights is ready in time.
     """
     plan, clock = context.plan, context.probe.clock
 

@@ -1,7 +1,7 @@
 """Save checkpoints while training continues: torch.distributed.checkpoint (DCP) with additions.
 
-Training waits only while a save copies the state. A background thread then writes the copy, and
-last the manifest, which completes the checkpoint. If the thread fails, the next step raises its
+Training waits only while a save copies the state. A background thread then writes the copy and
+finally the manifest, which completes the checkpoint. If the thread fails, the next step raises its
 error. See `paralab.worker.training_state` for the contents of a checkpoint.
 """
 
@@ -174,8 +174,8 @@ def _require_files(folder: Path) -> None:
 
 @contextmanager
 def _without_crc() -> Iterator[None]:
-    """Turn off torch's checksum, which takes as long as writing. The manifest has a better one. The
-    setting applies to the entire process, so restore it."""
+    """Turn off torch's checksum, which takes as long as writing. The manifest has a better
+    checksum. The setting applies to the entire process, so restore it."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -64,7 +64,7 @@ def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:
 
 
 def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """Return the device mesh of several pipelines, from the view of this replica and stage.
+    """Return the device mesh of several pipelines, as seen by this replica and stage.
     Micro-batches move along "stage", and gradients are summed along "replica".
 
         replica 0    rank 0  rank 1     2 replicas with 2 stages each

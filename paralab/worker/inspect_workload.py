@@ -1,4 +1,4 @@
-"""Do the inspections that require torch: list the machine's devices, or summarize a workload in
+"""Run the inspections that require torch: list the machine's devices, or summarize a workload in
 plain numbers.
 
 python -m paralab.worker.inspect_workload ANSWER.json INSPECTION-AS-JSON
@@ -97,7 +97,7 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> Summary:
-    """Build the workload, run it briefly on a few samples, and return what a plan needs."""
+    """Build the workload, run it briefly on a few samples, and return what a plan needs to know."""
     _keep_the_compiler_out()
     workload = load_workload(inspection.workload)
     gc.freeze()
@@ -136,7 +136,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
 
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
     split_problem = None
-    if inspection.verify:  # last: it changes the model's type
+    if inspection.verify:  # this is last because it changes the model's dtype
         with running("A trial step"):
             split_problem = find_split_problem(workload, model, batch, trial.controls)
 

@@ -62,7 +62,7 @@ def train(
 def _run_steps(
     progress: TrainingProgress, trace: TrainingTrace | None, profile_step: Callable[[], None]
 ) -> None:
-    """Run all steps in the plan, or until the launcher asks to stop."""
+    """Run all steps in the plan, unless the launcher asks to stop earlier."""
     context, strategy, optimizer = progress.context, progress.strategy, progress.optimizer
     probe, precision, model = context.probe, context.precision, strategy.model
     losses: list[torch.Tensor] = []

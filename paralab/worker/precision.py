@@ -28,7 +28,7 @@ class Precision:
         # threads would share graph nodes.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
-        # fp32 means fp32: by default, PyTorch lets cuDNN use tf32 in convolutions.
+        # Do not use tf32 for fp32. By default, PyTorch lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         self.scaler = torch.amp.GradScaler(
@@ -53,7 +53,8 @@ class Precision:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Enter this in each thread that runs the model: autocast state is per thread."""
+        """Return the autocast context. Each thread that runs the model must enter it, because
+        autocast state is per thread."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(
@@ -64,7 +65,8 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Return the scaler's scale on the device: `get_scale()` would make the CPU wait."""
+        """Return the scaler's scale as a tensor on the device. `get_scale()` would make the CPU
+        wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:

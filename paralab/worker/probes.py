@@ -166,7 +166,7 @@ class Probe:
 
 
 def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
-    """Return whether a collective completes on the stream (NCCL) or on the host (gloo)."""
+    """Return whether a collective completes on the stream (NCCL) rather than on the host (gloo)."""
     return tensor.is_cuda and "nccl" in dist.get_backend(group)
 
 

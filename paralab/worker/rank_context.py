@@ -71,7 +71,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Leave the global gradients in the parameters and return this rank's part of the loss."""
+        """Compute the global gradients, store them in the parameters, and return this rank's part
+        of the loss."""
 
     def accumulate(
         self,
@@ -101,7 +102,7 @@ class Strategy(ABC):
         return list(self.model.parameters())
 
     def transient_bytes(self) -> dict[str, int]:
-        """Count the bytes that the strategy needs only during part of a step, by kind."""
+        """Return the bytes, by kind, that the strategy needs only during part of a step."""
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:

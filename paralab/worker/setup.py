@@ -39,7 +39,7 @@ class Extras:
 def set_up_rank(
     workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
 ) -> tuple[RankContext, nn.Module]:
-    """Build this rank's model and context. All ranks use the same seed, so the models are equal."""
+    """Build this rank's model and context. All ranks use the same seed, so their models match."""
     rank = plan.ranks[rank_number]
     devices = [device.torch for device in rank.devices]
     on_gpu = plan.device == "cuda"

@@ -159,7 +159,7 @@ class ShapeCache:
 
     Output shapes depend only on input shapes, and each set of input shapes has its own entries: if
     batches have lengths A, B, and A, the third batch must not get the shapes for B. `is_before()`
-    says whether the stage has yet to begin.
+    returns whether the stage has not begun yet.
     """
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:

@@ -62,8 +62,8 @@ class TrainingState:
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """Return the state without copying it. Only one rank saves each plain tensor, because
-        replicas may have different values (of buffers), and DCP would pick any of them."""
+        """Return the state without copying it. Only one rank saves each plain tensor. If several
+        replicas saved a buffer with different values, DCP would pick any of them."""
         state = {}
         plain: dict[str, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
@@ -98,7 +98,7 @@ class TrainingState:
         """Load the checkpoint, but not its random streams if the topology changed."""
         try:
             self._restore(folder, same_topology)
-        except (Exception, CheckpointException) as error:  # DCP's is a BaseException
+        except (Exception, CheckpointException) as error:  # DCP's error is a BaseException
             # DCP's message has a traceback for each rank. Report only the first rank's error.
             failures = error.failures if isinstance(error, CheckpointException) else {}
             cause = next((each for each, _ in failures.values()), error)
@@ -195,7 +195,7 @@ class TrainingState:
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         torch.set_rng_state(own["torch"])
-        if self.streams and own.get("streams"):  # older checkpoints have none
+        if self.streams and own.get("streams"):  # older checkpoints have no streams
             self.streams.states = own["streams"]
         for device, state in zip(self.gpus, own["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
@@ -219,7 +219,8 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy numbers (a learning rate from `np.cos`) with Python's, which load safely."""
+    """Replace numpy numbers, such as a learning rate from `np.cos`, with Python numbers, which can
+    be loaded safely."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

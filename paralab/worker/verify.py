@@ -109,7 +109,7 @@ def digest(parameters: Tensors) -> str:
     sha = hashlib.sha256()
     for name in sorted(parameters):
         values = parameters[name].contiguous()
-        # Not values.numpy(): torch does not require numpy.
+        # Do not use values.numpy(), because torch does not require numpy.
         sha.update(ctypes.string_at(values.data_ptr(), values.nbytes))
     return sha.hexdigest()[:16]
 

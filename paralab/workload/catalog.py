@@ -65,7 +65,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
 
 
 def built_in_names() -> list[str]:
-    """`mlp`, `mlp:base`, `mlp:tiny`, …"""
+    """Return all built-in names: `mlp`, `mlp:base`, `mlp:tiny`, …"""
     return [
         name
         for family, entry in BUILT_IN.items()

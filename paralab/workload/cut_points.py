@@ -196,7 +196,7 @@ def _run(
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the possible cuts, and what crosses each other marked call."""
+    """Return the possible cuts. For every other marked call, also return what crosses it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -333,7 +333,7 @@ def _measure(cuts: list[int], run: Callable[[], _Trace]) -> list[float]:
         trace.loss.backward()
         back = trace.now()
         forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
-        # If the first parts are frozen, they get no gradient.
+        # If the first parts are frozen, no gradient reaches their markers.
         backward = [back, *(trace.returned.get(cut, back) for cut in cuts), turned]
         both = zip(pairwise(forward), pairwise(backward), strict=True)
         rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])

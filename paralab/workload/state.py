@@ -60,7 +60,7 @@ def put_back(model: nn.Module, state: State) -> None:
             continue  # this buffer belongs to a stage in another process
         new = _copy(value, copies)
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
-            new = copies[id(value)] = new.to(present.device)  # the model may have moved
+            new = copies[id(value)] = new.to(present.device)  # the model may have a new device
         owner[key] = new
 
 

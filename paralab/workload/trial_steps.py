@@ -59,9 +59,8 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     counter = FlopCounterMode(display=False)
     # The counter does not support fused attention on a CPU, but it does count matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
-        with _counting(
-            model, calls
-        ):  # not in backward, where activation checkpointing calls modules again
+        # Do not count in backward, where activation checkpointing calls modules again.
+        with _counting(model, calls):
             loss = compute_loss(two)
         _require_loss(workload, loss)
         loss.backward()

@@ -102,7 +102,7 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
     """Ignore writes to buffers in this block, and restore attributes afterward."""
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    with DisableTorchFunction():  # a mode may run these operations on shapes only
+    with DisableTorchFunction():  # a function mode may run these operations on meta tensors
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
     try:
         with _IgnoreWrites(storages):

@@ -76,7 +76,7 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
 
 
 class VirtualDataParallel(nn.Module):
-    """nn.DataParallel's algorithm over virtual devices. Replica 0 is the module itself."""
+    """nn.DataParallel's algorithm on virtual devices. Replica 0 is the module itself."""
 
     def __init__(self, context: RankContext, module: nn.Module) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class VirtualDataParallel(nn.Module):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
     def reduce(self, used: int) -> None:
-        """Add the gradients of replicas 1 … used-1 to those of replica 0."""
+        """Add the gradients of replicas 1 to used-1 to replica 0's gradients."""
         first = list(self.replicas[0].parameters())
         with self.context.probe.span("reduce", bytes=sum(p.nbytes for p in first) * (used - 1)):
             for replica in self.replicas[1:used]:

@@ -188,7 +188,7 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
     gathered: set[int] = set()
 
     def before(called: nn.Module, _: Any) -> None:
-        # Registered after FSDP's own hook, so the parameters are gathered here.
+        # This hook runs after FSDP's own hook, so the parameters are already gathered.
         if context.meter.enabled:
             whole = [p for p in called.parameters() if not is_sharded(p)]
             gathered.update(addresses(whole))

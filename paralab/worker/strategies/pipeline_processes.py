@@ -164,7 +164,7 @@ class PipelineProcesses(Strategy):
             return
         limit = (plan.bucket_mb or BUCKET_MB) * 2**20
         for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
-            # A parameter may have a gradient on some replicas only, but all replicas must send the
+            # A parameter may have a gradient on only some replicas, but all replicas must send the
             # same number of bytes. So append one flag per parameter. A parameter that no replica
             # uses gets no gradient, because weight decay would change it.
             flags = [parameter.grad is not None for parameter in parameters]
@@ -273,7 +273,7 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
             f"A micro-batch of {real} samples was padded to {width}. The model's output has a "
             f"tensor of shape {tuple(tensor.shape)}, from which the {width - real} copies cannot "
             "be removed.",
-            fix=f"a --batch-size that all micro-batches share equally, or {WITHOUT}",
+            fix=f"a --batch-size that gives equal micro-batches, or {WITHOUT}",
         )
 
     return map_tensors(cut, output)

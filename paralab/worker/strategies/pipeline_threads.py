@@ -45,7 +45,7 @@ class PipelineThreads(Strategy):
             )
 
     def _place(self) -> None:
-        """Move each stage to its device, and hook the modules where a stage begins."""
+        """Move each stage to its device, and add hooks to the modules where stages begin."""
         modules = dict(self.model.named_modules())
         for stage, part in enumerate(self.context.plan.stage_parts):
             for name in part.modules:
@@ -149,7 +149,7 @@ def _move_to(device: torch.device) -> Callable[..., Any]:
 
 
 class Passage:
-    """One micro-batch passing through the stages, forward and back."""
+    """One micro-batch's way through the stages, forward and backward."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The strategies by name."""
+"""All strategies, by name."""
 
 from __future__ import annotations
 
