@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from paralab.analyse.tune import TuneResult
 from paralab.analyse.verify import VerifyResult
 from paralab.cli.checkpoint import CheckpointList
 from paralab.course.class_report import ClassReport
+from paralab.doctor.finding import Failure, Looked, Severity
+from paralab.doctor.registry import Entry, Source
 from paralab.plan.plan import Plan
 from paralab.record.types import Record
 from paralab.show.facts import Catalog, Environment
@@ -28,6 +30,60 @@ class ErrorReport(Record, frozen=True, kw_only=True):
     error: str
     detail: str | None
     fix: str | None
+
+
+class Found(Record, frozen=True, kw_only=True):
+    """One finding of `paralab doctor`."""
+
+    id: str
+    title: str | None
+    severity: Severity
+    why: str
+    fix: str
+    file: str | None
+    line: int | None
+    rank: int | None
+    evidence: list[str]
+    gain: float | None
+    patch: str | None
+
+
+class Silenced(Found, frozen=True, kw_only=True):
+    by: Literal["comment", "per-file-ignores", "baseline"]
+    reason: str
+
+
+class Left(Record, frozen=True, kw_only=True):
+    id: str
+    file: str | None
+    line: int | None
+    reason: str
+
+
+class Fixed(Record, frozen=True, kw_only=True):
+    files: dict[str, str]
+    ids: list[str]
+    left: list[Left]
+
+
+class DoctorReport(Record, frozen=True, kw_only=True):
+    subject: str
+    ways: list[Source]
+    findings: list[Found]
+    ignored: list[Silenced]
+    hidden: dict[str, int]
+    failures: list[Failure]
+    notes: list[str]
+    facts: list[Looked]
+    looked_at: str
+    not_looked_at: str
+    fixed: Fixed | None
+    command_exit_code: int | None
+    exit_code: int
+
+
+class Explanation(Record, frozen=True, kw_only=True):
+    entries: list[Entry]
 
 
 class JobScript(Record, frozen=True, kw_only=True):
@@ -47,6 +103,8 @@ OUTPUTS: dict[str, type] = {
     "practical check": ClassReport,
     "checkpoint list": CheckpointList,
     "checkpoint verify": CheckpointList,
+    "doctor": DoctorReport,
+    "doctor --explain": Explanation,
     "env": Environment,
     "list": Catalog,
     "error": ErrorReport,

@@ -255,7 +255,7 @@ def _validator(output: str) -> Any:
 
 
 def check_schema(arguments: Sequence[str], printed: str) -> None:
-    """Every `--json` output must follow its published schema. (The doctor has its own.)"""
+    """Every `--json` output must follow its published schema."""
     words = " ".join(arguments)
     if words.startswith("practical ") and not words.startswith("practical check"):
         words = "practical"

@@ -17,7 +17,7 @@ from paralab.doctor.logs import reading as log_reading
 from paralab.doctor.script import reading
 from paralab.doctor.scripts import Checked
 from paralab.errors import UsageError
-from tests.conftest import ROOT, run_paralab
+from tests.conftest import ROOT, check_schema, run_paralab
 from tests.doctor.cases import CORPUS
 
 SCRIPT = "loss = f(x)\nloss.backward()\n"
@@ -75,6 +75,8 @@ def typed(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["paralab", "doctor", *words])
         done = CliRunner().invoke(cli.main, ["doctor", *words])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        if "--json" in words and "--" not in words:
+            check_schema(["doctor", *words], done.stdout)
         done.asked = asked
         return done
 
