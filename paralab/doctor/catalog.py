@@ -28,7 +28,7 @@ GROUPS = {
     "M": "Machines",
 }
 # Checks that have not moved into the files of their failures yet.
-_OLDER = ("script_rules", "rank_rules", "run_rules", "machine_rules")
+_OLDER = ("script_rules", "rank_rules", "machine_rules")
 
 
 def _load(package: str) -> list[Any]:

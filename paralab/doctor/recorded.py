@@ -1,21 +1,22 @@
-"""A folder that paralab has made, as the run rules see it: one run, or the runs of a comparison,
-with the numbers of `analyse`."""
+"""A recorded run, or the runs of a comparison, with the numbers of `analyse`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paralab.analyse.compare import FailedRow, Row, comparison_of
 from paralab.analyse.manifest import kind_of
-from paralab.analyse.metric_types import Metrics
+from paralab.analyse.metric_types import Bucket, Metrics
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, result_of
+from paralab.doctor.finding import Finding
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.reader import Failure, read_failures
 
-FEWEST = 4  # measured steps: of fewer, one slow moment makes a straggler
+FEWEST = 4  # measured steps: with fewer, one slow moment makes a straggler
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,26 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """0 where too few steps were measured to judge by: every share of it is then left out."""
+        """0 if too few steps were measured; checks then judge no share of it."""
         times = self.result.step_seconds
         return times.median if times and self.metrics.steps_measured >= FEWEST else 0.0
 
     @property
     def is_crowded(self) -> bool:
-        """More compute threads than cores, on the fullest node."""
+        """Does the fullest node have more compute threads than cores?"""
         nodes = len({rank.node for rank in self.plan.ranks}) or 1
         threads = self.plan.threads_per_device * -(-len(self.result.grid.devices) // nodes)
         return bool(self.plan.device == "cpu" and threads > self.recording.manifest.machine.cores)
+
+    @property
+    def last_buckets(self) -> list[Bucket]:
+        """The buckets of one synchronization: those of the last backward pass."""
+        buckets = [bucket for bucket in self.metrics.buckets if bucket.kind == "all_reduce"]
+        return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
+
+    def report(self, *findings: Finding | None) -> Iterator[Finding]:
+        """Findings about this run, with its folder as their place."""
+        yield from (replace(one, file=str(self.folder)) for one in findings if one is not None)
 
     @property
     def failures(self) -> list[Failure]:
@@ -60,8 +71,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Recorded:
-    """`rows`: the set-ups of a comparison, empty for a run. `runs`: the run, or the first round of
-    every set-up."""
+    """`rows`: the configurations of a comparison, empty for a run. `runs`: the run, or the first
+    round of every configuration."""
 
     folder: Path
     runs: tuple[Run, ...]

@@ -198,7 +198,7 @@ def test_sound_machines_give_nothing():
         (
             machine(disks=(Disk("/data", False, 9 * GIB),)),
             ("M01", "error"),
-            "/data cannot be written",
+            "/data is not writable",
         ),
         (
             machine(disks=(Disk("/data", True, 2**20),)),
@@ -219,7 +219,7 @@ def test_sound_machines_give_nothing():
         (
             machine(link=Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no answer")),
             ("M03", "suspect"),
-            "did not come through",
+            "did not complete an all-reduce",
         ),
         (
             machine(

@@ -180,7 +180,7 @@ def test_laid_out_ranks_that_share_cores_are_no_stragglers(tmp_path):
 def test_a_comparison_tells_low_precision_that_is_slower():
     (finding,) = diagnosed(RUNS / "low_precision")  # three rounds of fp32 and bf16 on a CPU
     assert (finding.id, finding.severity) == ("W04", "warning")
-    assert "bf16 is 0.42 times as fast as fp32 (0.30–0.57)" in finding.why
+    assert "bf16 is 0.42× as fast as fp32 (0.30–0.57)" in finding.why
     assert finding.file == str(RUNS / "low_precision" / "01_single---bf16" / "round1")
 
 

@@ -144,7 +144,7 @@ def wrapped(buckets, transfer=0.03, hidden=0.0, compute=0.05):
 def test_what_ddp_measured_of_itself():
     one = wrapped([24 * 2**20])
     assert [(f.id, f.line, round(f.gain, 3)) for f in one] == [("W01", 10, 0.3), ("W02", 10, 0.225)]
-    assert "1 bucket of together 24.0 MiB" in one[0].why
+    assert "1 bucket (24.0 MiB in total)" in one[0].why
     assert wrapped([6 * 2**20] * 4, transfer=0.03, hidden=0.03) == [], "all of it hidden"
     assert [f.id for f in wrapped([4096], transfer=0.02)] == ["W01"], "too small to be cut"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor import waste
+from paralab.doctor.failures.launch.l09_threads_and_cores import judge_threads
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import check
@@ -14,11 +14,9 @@ from paralab.units import plural, size
 WORKERS = 2  # loader workers of a rank, and batches that each holds ready: what a modest script has
 PREFETCHED = 2
 BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 pictures as floats
-ROOM_BYTES = 2**30
 RANK_BYTES = (
     2**30
 )  # of the host's memory: torch alone takes a third of it, with CUDA more than half
-OPEN_FILES = 1024
 MANY_CORES = 4  # per rank: with one thread, three of them idle
 UNEQUAL = 0.75  # nn.DataParallel's own bar
 
@@ -111,7 +109,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
     share = facts.cores // ranks
     if launch.by == "torchrun" and not asked:
         return  # torchrun itself sets 1 then
-    crowded = waste.crowded(facts.torch.threads, ranks, facts.cores, "rank")
+    crowded = judge_threads(facts.torch.threads, ranks, facts.cores, "rank")
     if crowded and facts.torch.threads > 1:
         yield Finding(
             "L09", "warning", crowded.why, crowded.fix, evidence=facts.seen("threads", "cores")
@@ -218,57 +216,4 @@ def little_memory(facts: Facts) -> Iterator[Finding]:
             why,
             "More memory, smaller batches, fewer loader workers.",
             evidence=facts.seen("memory"),
-        )
-
-
-@check("M01", source="machine")
-def full_disk(facts: Facts) -> Iterator[Finding]:
-    for disk in facts.disks:
-        if not disk.writable:
-            why = f"{disk.path} cannot be written: checkpoints, logs and the files through which processes meet have no place."
-            yield Finding(
-                "M01",
-                "error",
-                why,
-                "Another folder; TMPDIR for temporary files.",
-                evidence=facts.seen(f"disk {disk.path}"),
-            )
-        elif disk.free_bytes < ROOM_BYTES:
-            why = f"{disk.path} has {size(disk.free_bytes)} left. Certain if your checkpoints are larger than that."
-            yield Finding(
-                "M01",
-                "suspect",
-                why,
-                "Make room, or save elsewhere.",
-                evidence=facts.seen(f"disk {disk.path}"),
-            )
-
-
-@check("M02", source="machine")
-def low_limits(facts: Facts) -> Iterator[Finding]:
-    files, locked = facts.limits.open_files, facts.limits.locked_bytes
-    if files is not None and files < OPEN_FILES:
-        why = (
-            f"A process may open {files} files; loader workers pass every tensor as one. Certain if a run says 'Too many open "
-            "files'."
-        )
-        yield Finding(
-            "M02",
-            "suspect",
-            why,
-            "ulimit -n 65536 before the job.",
-            evidence=facts.seen("open files"),
-        )
-    if facts.infiniband and locked is not None:
-        why = (
-            f"A process may lock {size(locked)} of memory, and InfiniBand ({', '.join(facts.infiniband)}) needs its buffers "
-            "locked: NCCL fails, or avoids it."
-        )
-        fix = "ulimit -l unlimited; in Slurm PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1."
-        yield Finding(
-            "M02",
-            "suspect",
-            f"{why} Certain if NCCL_DEBUG=INFO does not show NET/IB.",
-            fix,
-            evidence=facts.seen("locked memory"),
         )

@@ -8,14 +8,9 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import check
 from paralab.doctor.surroundings import is_loopback
-from paralab.units import seconds, size
+from paralab.units import seconds
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
-AGAINST_COPY = (
-    40  # times as long as copying the bytes in memory: gloo on one machine takes 5 to 15 times
-)
-SLOW_MEGABITS = 1000
-SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through the host's memory gives more
 
 
 @check("L01", source="machine")
@@ -148,54 +143,6 @@ def debugging_that_crashes(facts: Facts) -> Iterator[Finding]:
         "" if certain == "error" else " Certain if your backend is gloo and torch is 2.12 or 2.13."
     )
     yield Finding("H19", certain, why + doubt, fix, evidence=facts.seen("TORCH_DISTRIBUTED_DEBUG"))
-
-
-@check("M03", source="machine")
-def slow_link(facts: Facts) -> Iterator[Finding]:
-    link = facts.link
-    if link and link.seconds is None and facts.torch is not None and "gloo" in facts.torch.backends:
-        why = (
-            f"Two ranks on this machine did not come through one all-reduce: {link.problem}. Certain if it happens again on an "
-            "idle machine."
-        )
-        fix = "GLOO_SOCKET_IFNAME=lo; a firewall that blocks the loopback interface; /tmp that can be written."
-        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
-    if (
-        link
-        and link.seconds
-        and link.copy_seconds
-        and link.seconds > AGAINST_COPY * link.copy_seconds
-    ):
-        why = (
-            f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes {seconds(link.seconds)}, "
-            f"{link.seconds / link.copy_seconds:.0f} times as long as copying as much in memory ({seconds(link.copy_seconds)}); 5 "
-            "to 15 times is "
-            "usual. Certain if it is so on an idle machine."
-        )
-        yield Finding(
-            "M03",
-            "suspect",
-            why,
-            "Look what else runs here (top); more cores per rank.",
-            evidence=facts.seen("all-reduce"),
-        )
-    for pair in facts.pairs:
-        if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
-            first, second = pair.direct.ranks
-            why = f"{first} and {second} exchange {size(pair.direct.bytes_per_second)}/s. Certain if it is so on idle GPUs."
-            fix = "nvidia-smi topo -m shows the way between them."
-            yield Finding(
-                "M03", "suspect", why, fix, evidence=facts.seen(f"GPU pair {first}-{second}")
-            )
-    fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
-    if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
-        takes = 25 * 2**20 * 8 / (fastest * 1e6)
-        why = (
-            f"The fastest network of this node is {fastest / 1000:g} Gbit/s: a bucket of 25 MiB takes at least {seconds(takes)} "
-            "on its way."
-        )
-        fix = "A faster network (NCCL_SOCKET_IFNAME names it); else gradient accumulation, or compressed gradients."
-        yield Finding("M03", "warning", why, fix, evidence=facts.seen("network"))
 
 
 @check("H15", source="machine")

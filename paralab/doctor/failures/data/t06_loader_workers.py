@@ -11,8 +11,9 @@ from paralab.doctor.failures.data.uses import Use, uses
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
+from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, check
-from paralab.units import plural
+from paralab.units import plural, seconds
 
 ENTRY = Entry(
     id="T06",
@@ -33,6 +34,8 @@ loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=
 
 ENOUGH_BATCHES = 20  # before the check judges waiting
 LONG_WAIT = 0.3  # of the time between two batches
+DATA_SHARE = 0.10  # of a recorded run's time
+JITTER_SECONDS = 0.002  # of an operating system
 
 
 @check("T06", source="ranks")
@@ -113,3 +116,29 @@ def few_cores(facts: Facts) -> Iterator[Finding]:
     )
     fix = "Ask for more cores (srun --cpus-per-task=8, docker run --cpus=…), then set num_workers to cores per rank - 1."
     yield Finding("T06", "suspect", why, fix, evidence=facts.seen("cores"))
+
+
+def judge_data_wait(waited: float, step: float) -> Finding | None:
+    """`waited`: seconds for the next batch between two steps. `step`: the step without it."""
+    whole = waited + step
+    if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
+        return None
+    share = waited / whole
+    why = (
+        f"Between two steps every rank waits {seconds(waited)} for its next batch, {share:.0%} of the "
+        f"time (a step takes {seconds(step)})."
+    )
+    fix = (
+        "Load while the device computes: DataLoader(num_workers=…, persistent_workers=True), with at "
+        "most as many workers × ranks as cores. Then use cheaper transforms, or prepare the data once."
+    )
+    evidence = (f"waits {seconds(waited)} per step",)
+    return Finding("T06", "warning", why, fix, evidence=evidence, gain=share)
+
+
+@check("T06", source="run")
+def data_wait_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        # Checkpoints and status updates also lie between steps: blame the data only for loading.
+        waited = min(run.metrics.data_wait_seconds or 0.0, run.metrics.data_seconds or 0.0)
+        yield from run.report(judge_data_wait(waited, run.step_seconds))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator, Sequence
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds, size
 
 ENTRY = Entry(
     id="D02",
@@ -20,3 +25,43 @@ loss = model(x, y).mean()
 """,
     limits="Needs GPUs whose memory can be read.",
 )
+IMBALANCE = 1.3  # of device 0 to the mean of the others
+
+
+@check("D02", source="run")
+def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        if run.plan.strategy == "dp":
+            devices = run.metrics.busy if run.metrics.balance else ()
+            busy = [device.seconds or 0.0 for device in devices]
+            peaks = [memory.bytes for memory in run.result.peak_bytes]
+            yield from run.report(judge_replicas(busy, peaks, run.step_seconds))
+
+
+def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> Finding | None:
+    """`busy`: seconds per step of each device; `peaks`: their memory. Device 0 comes first."""
+    time, memory = _against_others(busy), _against_others(peaks)
+    parts = []
+    if time >= IMBALANCE:
+        parts.append(f"computes {seconds(busy[0])} per step, {time:.2f}× as long as the others")
+    if memory >= IMBALANCE:
+        parts.append(f"uses {size(peaks[0])}, {memory:.2f}× as much as the others")
+    if not parts:
+        return None
+    why = (
+        f"DataParallel: device 0 {' and '.join(parts)}. It holds the outputs, the gradients, and the "
+        "optimizer."
+    )
+    fix = (
+        "Use DistributedDataParallel (paralab: ddp), where every rank has its own. With DataParallel, "
+        "compute the loss inside forward."
+    )
+    mean = sum(busy[1:]) / len(busy[1:]) if busy[1:] else 0.0
+    gain = (busy[0] - mean) / step if time >= IMBALANCE and step else None
+    evidence = (f"busy {time:.2f}×, memory {memory:.2f}×",)
+    return Finding("D02", "warning", why, fix, evidence=evidence, gain=gain)
+
+
+def _against_others(values: Sequence[float]) -> float:
+    others = values[1:]
+    return values[0] * len(others) / sum(others) if others and sum(others) else 1.0

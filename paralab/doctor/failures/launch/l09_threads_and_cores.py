@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, Message, check
+from paralab.units import plural
 
 ENTRY = Entry(
     id="L09",
@@ -44,3 +49,38 @@ def worker(rank, ranks):
         ),
     ),
 )
+
+
+def judge_threads(
+    threads: int, processes: int, cores: int, each_is: str = "process"
+) -> Finding | None:
+    """Compare the compute threads of all processes with the cores."""
+    if threads * processes <= cores:
+        return None
+    each = max(1, cores // processes)
+    why = (
+        f"{plural(processes, each_is)} × {plural(threads, 'compute thread')} = {threads * processes} "
+        f"on {plural(cores, 'core')}: the threads take turns, and a rank that waits for its turn "
+        "delays all others."
+    )
+    fix = (
+        f"Set OMP_NUM_THREADS={each} (cores / ranks) before Python starts, or call "
+        f"torch.set_num_threads({each}) in every rank."
+    )
+    if processes > cores:
+        fix = f"No more than {plural(cores, each_is)} on this machine, with OMP_NUM_THREADS=1."
+    evidence = (f"{threads} threads × {processes} > {cores} cores",)
+    return Finding("L09", "warning", why, fix, evidence=evidence)
+
+
+@check("L09", source="run")
+def threads_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        # Without micro-batches, model parallelism uses one device at a time.
+        if run.plan.device == "cpu" and run.plan.strategy != "mp":
+            nodes = len({rank.node for rank in run.plan.ranks}) or 1
+            devices = -(-len(run.result.grid.devices) // nodes)
+            cores = run.recording.manifest.machine.cores
+            yield from run.report(
+                judge_threads(run.plan.threads_per_device, devices, cores, "device")
+            )

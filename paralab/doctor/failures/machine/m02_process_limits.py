@@ -1,15 +1,20 @@
-"""M02: Limits of a process too low."""
+"""M02: Process limits are too low."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, check
+from paralab.units import size
 
 ENTRY = Entry(
     id="M02",
-    title="Limits of a process too low",
+    title="Process limits are too low",
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
-    cause="Every tensor that a worker hands over is an open file; InfiniBand needs memory that is locked.",
-    fix="`ulimit -n 65536`, `ulimit -l unlimited`; in a container --ulimit memlock=-1.",
+    cause="Every tensor that a worker hands over is an open file, and InfiniBand needs locked memory.",
+    fix="Set `ulimit -n 65536` and `ulimit -l unlimited`; in a container, --ulimit memlock=-1.",
     wrong="""\
 subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
 """,
@@ -18,3 +23,28 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
 subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
 """,
 )
+OPEN_FILES = 1024
+
+
+@check("M02", source="machine")
+def low_limits(facts: Facts) -> Iterator[Finding]:
+    """Suspect low limits on open files, and on locked memory if there is InfiniBand."""
+    files, locked = facts.limits.open_files, facts.limits.locked_bytes
+    if files is not None and files < OPEN_FILES:
+        why = (
+            f"A process may open {files} files, and loader workers pass every tensor as one. Certain "
+            "if a run says 'Too many open files'."
+        )
+        fix = "Run ulimit -n 65536 before the job."
+        yield Finding("M02", "suspect", why, fix, evidence=facts.seen("open files"))
+    if facts.infiniband and locked is not None:
+        why = (
+            f"A process may lock {size(locked)} of memory, but InfiniBand ({', '.join(facts.infiniband)}) "
+            "needs locked buffers: NCCL fails or does not use it. Certain if NCCL_DEBUG=INFO does not "
+            "show NET/IB."
+        )
+        fix = (
+            "Run ulimit -l unlimited. In Slurm: PropagateResourceLimitsExcept=MEMLOCK. With docker: "
+            "--ulimit memlock=-1."
+        )
+        yield Finding("M02", "suspect", why, fix, evidence=facts.seen("locked memory"))

@@ -1,15 +1,20 @@
-"""M03: The way between the ranks is slow, or closed."""
+"""M03: The connection between ranks is slow or blocked."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds, size
 
 ENTRY = Entry(
     id="M03",
-    title="The way between the ranks is slow, or closed",
-    symptom="More ranks make it slower; or the first all-reduce never ends.",
-    cause="The wrong network interface, a slow link, a busy machine, a firewall on the loopback interface.",
-    fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); measure again on an idle machine.",
+    title="The connection between ranks is slow or blocked",
+    symptom="More ranks make training slower; or the first all-reduce never ends.",
+    cause="The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.",
+    fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.",
     wrong="""\
 os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 dist.init_process_group("gloo")
@@ -19,3 +24,53 @@ os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
 dist.init_process_group("gloo")
 """,
 )
+AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times
+SLOW_MEGABITS = 1000
+SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
+
+
+@check("M03", source="machine")
+def slow_link(facts: Facts) -> Iterator[Finding]:
+    """Judge an all-reduce between two ranks on this machine, between GPUs, and the network."""
+    yield from _between_ranks(facts)
+    for pair in facts.pairs:
+        if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
+            first, second = pair.direct.ranks
+            speed = size(pair.direct.bytes_per_second)
+            why = f"{first} and {second} exchange {speed}/s. Certain if idle GPUs are as slow."
+            fix = "nvidia-smi topo -m shows how they are connected."
+            evidence = facts.seen(f"GPU pair {first}-{second}")
+            yield Finding("M03", "suspect", why, fix, evidence=evidence)
+    fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
+    if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
+        takes = 25 * 2**20 * 8 / (fastest * 1e6)
+        why = (
+            f"The fastest network of this node has {fastest / 1000:g} Gbit/s: a bucket of 25 MiB takes "
+            f"at least {seconds(takes)}."
+        )
+        fix = (
+            "Use a faster network (NCCL_SOCKET_IFNAME names it), gradient accumulation, or compressed "
+            "gradients."
+        )
+        yield Finding("M03", "warning", why, fix, evidence=facts.seen("network"))
+
+
+def _between_ranks(facts: Facts) -> Iterator[Finding]:
+    link = facts.link
+    if link is None or facts.torch is None:
+        return
+    if link.seconds is None and "gloo" in facts.torch.backends:
+        why = (
+            f"Two ranks on this machine did not complete an all-reduce: {link.problem}. Certain if it "
+            "happens again on an idle machine."
+        )
+        fix = "Set GLOO_SOCKET_IFNAME=lo; check for a firewall on the loopback interface and a writable /tmp."
+        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
+    elif link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
+        why = (
+            f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes "
+            f"{seconds(link.seconds)}, {link.seconds / link.copy_seconds:.0f} times as long as a copy in "
+            f"memory ({seconds(link.copy_seconds)}); 5 to 15 times is usual. Certain on an idle machine."
+        )
+        fix = "Check what else is running (top), and use more cores per rank."
+        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))

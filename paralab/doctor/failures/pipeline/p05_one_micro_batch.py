@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.plan.schedules import ideal_bubble
+from paralab.units import plural
 
 ENTRY = Entry(
     id="P05",
@@ -18,3 +24,44 @@ schedule = ScheduleGPipe(stage, n_microbatches=4 * stage.num_stages, loss_fn=los
 """,
     silent=True,
 )
+IDLE = 0.15  # of the stages' time: less is the price of a pipeline
+ENOUGH = 4  # micro-batches per stage
+
+
+@check("P05", source="run")
+def idle_stages(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        if (bubble := run.metrics.bubble) and not run.is_crowded:
+            plan = run.plan
+            samples = plan.batch_size // (plan.replicas * plan.accumulate)
+            schedule = plan.schedule or "gpipe"
+            yield from run.report(
+                judge_bubble(bubble.measured, plan.stages, plan.micro_batches, schedule, samples)
+            )
+
+
+def judge_bubble(
+    measured: float, stages: int, micro_batches: int, schedule: str, samples: int
+) -> Finding | None:
+    """Too few micro-batches for the stages. `samples`: of one pass, which limits the number."""
+    ideal = ideal_bubble(stages, micro_batches, schedule)
+    enough = min(ENOUGH * stages, samples)
+    better = ideal_bubble(stages, enough, schedule)
+    if enough <= micro_batches or min(ideal, measured) < IDLE:
+        return None
+    passes = plural(micro_batches, "micro-batch")
+    why = (
+        f"{plural(stages, 'stage')} and {passes}: the stages idle {measured:.0%} of the time. "
+        f"{schedule} needs at least {ideal:.0%} with so few."
+    )
+    fix = (
+        f"Use {enough} micro-batches (n_microbatches={enough}; paralab: --micro-batches {enough}): "
+        f"{better:.0%} idle at best."
+    )
+    evidence = (
+        f"idle {measured:.0%}",
+        f"ideal {ideal:.0%}",
+        f"with {enough} micro-batches {better:.0%}",
+    )
+    gain = max(0.0, measured - better)
+    return Finding("P05", "warning", why, fix, evidence=evidence, gain=gain)

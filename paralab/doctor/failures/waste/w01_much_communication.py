@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import statistics
+from collections.abc import Iterator
+
+from paralab.analyse.metrics import RULE
+from paralab.analyse.phrases import collectives_per_step
+from paralab.doctor.events import Collective, Event
+from paralab.doctor.failures.waste.timing import (
+    Window,
+    measured,
+    reductions,
+    report_at,
+    step_seconds,
+)
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.units import plural, seconds, size
 
 ENTRY = Entry(
     id="W01",
     title="Communication takes over a tenth of the step",
-    symptom="More ranks make it hardly faster.",
-    cause="Too little computing between two synchronizations, for the bytes that they send.",
-    fix="A larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that hide more of it.",
+    symptom="More ranks hardly make training faster.",
+    cause="There is too little computing between two synchronizations for the bytes they send.",
+    fix="Use a larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that overlap more.",
     wrong="""\
 loader = DataLoader(data, batch_size=8, sampler=sampler)
 model = DistributedDataParallel(model)
@@ -20,3 +37,79 @@ model = DistributedDataParallel(model)
 model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 """,
 )
+SMALL = 0.02  # of the step: not worth reporting
+
+
+def judge_communication(
+    communication: float, exposed: float, step: float, how: str
+) -> Finding | None:
+    """`how` says what is sent. Communication that overlaps with computing costs nothing."""
+    if not step or communication < RULE * step or exposed < SMALL * step:
+        return None
+    why = (
+        f"Communication takes {seconds(communication)}, {communication / step:.0%} of a step of "
+        f"{seconds(step)} (below {RULE:.0%} is normal): {how}. {seconds(exposed)} of it "
+        f"({exposed / step:.0%} of the step) does not overlap with computing."
+    )
+    fix = (
+        "Compute more per synchronization: a larger batch per rank, or accumulation with no_sync() "
+        "(paralab: --accumulate). Or send fewer bytes: DDP's bf16_compress_hook. Or overlap more: "
+        "smaller buckets (bucket_cap_mb; paralab: --bucket-mb)."
+    )
+    times = {"communication": communication, "exposed": exposed, "step": step}
+    evidence = tuple(f"{name} {seconds(value)}" for name, value in times.items())
+    return Finding("W01", "warning", why, fix, evidence=evidence, gain=exposed / step)
+
+
+@check("W01", source="run")
+def communication_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        if run.plan.strategy == "dp":
+            how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
+        else:
+            sent = size(run.result.bytes_per_step)
+            how = f"{collectives_per_step(run.result)}, {sent} in total, per step and rank"
+        spent = run.metrics.communication_seconds or 0.0
+        exposed = run.metrics.exposed_communication_seconds or 0.0
+        yield from run.report(judge_communication(spent, exposed, run.step_seconds, how))
+
+
+@check("W01", source="ranks")
+def communication_on_ranks(seen: Observation) -> Iterator[Finding]:
+    """Judge the user's own collectives, and what DDP measured of its own."""
+    per_rank = measured(seen)
+    if len(per_rank) < 2:
+        return
+    step = step_seconds(per_rank)
+    windows = [[_collectives(window) for window in rank] for rank in per_rank]
+    if any(windows[0]):
+        spent = statistics.median(
+            sum(
+                min(times)
+                for times in zip(*(map(_seconds, calls) for calls in round_), strict=False)
+            )
+            for round_ in zip(*windows, strict=True)
+        )
+        largest = max((call for calls in windows[0] for call in calls), key=_seconds)
+        count = round(statistics.median(map(len, windows[0])))
+        how = f"{plural(count, 'collective')} per step, most of it at {largest.site}"
+        yield from report_at(largest.site, judge_communication(spent, spent, step, how))
+    if reduced := reductions(seen):
+        how = (
+            f"DDP sends {plural(len(reduced.sizes), 'bucket')} ({size(sum(reduced.sizes))} in total) "
+            f"in every step, {seconds(reduced.transfer)} from the first to the last byte"
+        )
+        # Between two buckets a rank may compute; only the exposed part is certainly communication.
+        finding = judge_communication(reduced.exposed, reduced.exposed, step, how)
+        yield from report_at(reduced.site, finding)
+
+
+def _collectives(window: Window) -> list[Collective]:
+    """The collectives that the user's code waited for, without sends and receives, which wait for
+    the other side's computing."""
+    calls = [event for event in window.events if isinstance(event, Collective)]
+    return [call for call in calls if call.seq and call.seconds and not call.asynchronous]
+
+
+def _seconds(event: Event) -> float:
+    return event.seconds or 0.0

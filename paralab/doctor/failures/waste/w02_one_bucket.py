@@ -1,15 +1,22 @@
-"""W02: One bucket: nothing overlaps."""
+"""W02: One bucket, so nothing overlaps."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator, Sequence
+
+from paralab.doctor.failures.waste.timing import measured, reductions, report_at, step_seconds
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds, size
 
 ENTRY = Entry(
     id="W02",
-    title="One bucket: nothing overlaps",
-    symptom="The gradients are sent after the backward pass, not during it.",
-    cause="DDP sends a bucket when all its gradients are there. One that holds the whole model is full at the very end.",
-    fix="Smaller buckets: about four of them.",
+    title="One bucket, so nothing overlaps",
+    symptom="DDP sends the gradients after the backward pass, not during it.",
+    cause="DDP sends a bucket when all its gradients are ready. A bucket that holds the whole model is ready at the very end.",
+    fix="Use smaller buckets: about four of them.",
     wrong="""\
 model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
 """,
@@ -17,3 +24,74 @@ model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
 model = DistributedDataParallel(model, bucket_cap_mb=6)
 """,
 )
+WORTH = 0.05  # of the step: what a change should gain
+ONE_LARGE = 0.80  # of the bytes in one bucket: the others can hide little
+SPLITTABLE_BYTES = 2**20  # smaller transfers are all latency, and two are slower than one
+PARTS = 4  # buckets to aim for: enough to hide three quarters
+
+
+def exposed_with(buckets: int, transfer: float, backward: float) -> float:
+    """What equal buckets leave exposed at best. They become ready evenly over the backward pass and
+    travel one after the other:
+
+    backward 8, transfer 4, 4 buckets     |-- 2 --|-- 2 --|-- 2 --|-- 2 --|
+                                                  |1|     |1|     |1|     |1|     exposed: the last one, 4 / 4 = 1
+    backward 4, transfer 8, 4 buckets     |1|1|1|1|
+                                            |- 2 -|- 2 -|- 2 -|- 2 -|             exposed: 8 - 4 · 3 / 4 = 5
+    """
+    return max(transfer / buckets, transfer - backward * (buckets - 1) / buckets)
+
+
+def judge_buckets(
+    sizes: Sequence[int], backward: float, transfer: float, exposed: float, step: float
+) -> Finding | None:
+    """`sizes`: bytes of the buckets in one synchronization."""
+    total, largest = sum(sizes), max(sizes, default=0)
+    if not (step and total and backward) or largest < max(SPLITTABLE_BYTES, ONE_LARGE * total):
+        return None
+    gain = (exposed - exposed_with(PARTS, transfer, backward)) / step
+    if gain < WORTH:
+        return None
+    megabytes = max(1, round(total / PARTS / 2**20))
+    share = f"one of {len(sizes)} buckets holds {largest / total:.0%} of the gradients"
+    why = (
+        f"Nothing overlaps: {share if len(sizes) > 1 else 'all gradients are in one bucket'} "
+        f"({size(largest)}), which is ready only at the end of the backward pass "
+        f"({seconds(backward)}). The all-reduce ({seconds(transfer)}) then blocks: "
+        f"{seconds(exposed)}, {exposed / step:.0%} of the step."
+    )
+    fix = (
+        f"DistributedDataParallel(model, bucket_cap_mb={megabytes}) (paralab: --bucket-mb "
+        f"{megabytes}) gives about {PARTS} buckets; all but the last can travel during the backward "
+        f"pass. This saves at most {gain:.0%} of the step."
+    )
+    evidence = (
+        f"buckets: {', '.join(size(each) for each in sizes)}",
+        f"backward {seconds(backward)}",
+        f"all-reduce {seconds(transfer)}",
+        f"exposed {seconds(exposed)}",
+    )
+    return Finding("W02", "warning", why, fix, evidence=evidence, gain=gain)
+
+
+@check("W02", source="run")
+def one_bucket_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        buckets = run.last_buckets
+        if run.plan.strategy != "ddp" or not buckets:
+            continue
+        transfer = sum(bucket.transfer_seconds for bucket in buckets)
+        # With accumulation, only the last backward pass has buckets to overlap with.
+        backward = (run.metrics.backward_seconds or 0.0) / run.plan.accumulate
+        exposed = min(run.metrics.exposed_communication_seconds or 0.0, transfer)
+        sizes = [bucket.bytes for bucket in buckets]
+        yield from run.report(judge_buckets(sizes, backward, transfer, exposed, run.step_seconds))
+
+
+@check("W02", source="ranks")
+def one_bucket_on_ranks(seen: Observation) -> Iterator[Finding]:
+    per_rank, reduced = measured(seen), reductions(seen)
+    if per_rank and reduced:
+        times = (reduced.compute, reduced.transfer, reduced.exposed)
+        finding = judge_buckets(reduced.sizes, *times, step_seconds(per_rank))
+        yield from report_at(reduced.site, finding)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+from paralab.analyse.metrics import LATE_STEPS, RULE
+from paralab.doctor.events import Backward, Collective, Event
+from paralab.doctor.failures.waste.timing import FEWEST, Window, measured, step_seconds
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds
 
 ENTRY = Entry(
     id="W03",
     title="One rank is slower than the others",
-    symptom="All ranks are as slow as the slowest; the others' devices idle in every step.",
-    cause="More or longer samples, logging or saving inside the step, a shared core, a slower or hotter device.",
+    symptom="All ranks are as slow as the slowest; the other devices idle in every step.",
+    cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
     fix="Give every rank the same work; do what only one rank does outside the step.",
     wrong="""\
 for batch in loader:
@@ -23,3 +34,74 @@ if rank == 0:
     write_pictures(model)
 """,
 )
+BY_CHANCE = 0.20  # of the step: a busy machine can delay a rank this much
+SLICE_SECONDS = 0.005  # a time slice of the operating system; a shorter delay is nobody's fault
+ENOUGH_STEPS = 6  # to say that a rank is always last
+ALWAYS = 0.90
+
+
+def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> Finding | None:
+    """A rank that the others wait for, step after step."""
+    if not step or waited < max(RULE * step, SLICE_SECONDS):
+        return None
+    share = waited / step
+    sure = share >= BY_CHANCE and waited >= 2 * SLICE_SECONDS
+    sure = sure and of >= ENOUGH_STEPS and last_in >= ALWAYS * of
+    why = (
+        f"Rank {rank} arrives last in {last_in} of {of} steps; another rank waits "
+        f"{seconds(waited)} of every step ({share:.0%}) for it."
+    )
+    if not sure:
+        why += " A busy machine can do that. Certain if a second, longer run shows the same rank."
+    fix = (
+        f"Find out what rank {rank} does more than the others: longer samples, logging or saving "
+        "inside the step, another program on its cores, a slower or hotter device. If it is the "
+        "data, use batches of equal length."
+    )
+    evidence = (f"last in {last_in} of {of} steps",)
+    severity: Severity = "warning" if sure else "suspect"
+    return Finding("W03", severity, why, fix, rank=rank, evidence=evidence, gain=share)
+
+
+@check("W03", source="run")
+def straggler_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        # Ranks that share cores take turns being last: that is L09.
+        if (late := run.metrics.straggler) and not run.is_crowded:
+            times = (late.waited_seconds, run.step_seconds)
+            yield from run.report(judge_straggler(late.rank, *times, late.last_in, late.of))
+
+
+@check("W03", source="ranks")
+def straggler_on_ranks(seen: Observation) -> Iterator[Finding]:
+    """Judge who arrives last where ranks synchronize. Clocks of several machines do not compare."""
+    per_rank = measured(seen)
+    if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
+        return
+    rounds = [
+        [time for time in round_ if time is not None]
+        for round_ in zip(
+            *([_arrival(window) for window in rank] for rank in per_rank), strict=True
+        )
+        if None not in round_
+    ]
+    if len(rounds) < FEWEST:
+        return
+    last = Counter(round_.index(max(round_)) for round_ in rounds)
+    place, count = last.most_common(1)[0]
+    waits = [round_[place] - min(round_[:place] + round_[place + 1 :]) for round_ in rounds]
+    if count >= LATE_STEPS * len(rounds):
+        times = (statistics.median(waits), step_seconds(per_rank))
+        finding = judge_straggler(seen.ranks[place].rank, *times, count, len(rounds))
+        yield from [finding] if finding else []
+
+
+def _arrival(window: Window) -> float | None:
+    """When a rank reached its first synchronization: DDP's backward, or a collective."""
+    return next((event.t for event in window.events if _synchronizes(event)), None)
+
+
+def _synchronizes(event: Event) -> bool:
+    if isinstance(event, Backward):
+        return event.seq is not None and event.seq[1] >= event.seq[0]
+    return isinstance(event, Collective) and bool(event.seq)

@@ -1,15 +1,20 @@
-"""W05: Stages of unequal length."""
+"""W05: Pipeline stages of unequal length."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator, Sequence
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds
 
 ENTRY = Entry(
     id="W05",
-    title="Stages of unequal length",
-    symptom="The stages of a pipeline idle more than its schedule makes them.",
-    cause="All wait for the longest stage in every slot; equally many layers are not equally much work.",
-    fix="Cut where the times are equal, not the numbers of layers.",
+    title="Pipeline stages of unequal length",
+    symptom="The stages of a pipeline idle more than the schedule requires.",
+    cause="In every slot all stages wait for the longest one. The same number of layers is not the same amount of work.",
+    fix="Cut by time, not by the number of layers.",
     wrong="""\
 stages = [layers[:6], layers[6:]]  # the last one has the large output layer as well
 """,
@@ -17,3 +22,35 @@ stages = [layers[:6], layers[6:]]  # the last one has the large output layer as 
 stages = [layers[:8], layers[8:]]
 """,
 )
+UNEVEN = 0.10  # of the stages' time, beyond what the schedule costs
+
+
+def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
+    """`measured` and `ideal`: the idle share of the stages' time. `busy`: seconds of each stage."""
+    if measured - ideal < UNEVEN:
+        return None
+    why = f"The stages idle {measured:.0%} of the time; these micro-batches need only {ideal:.0%}."
+    if busy:
+        longest = max(range(len(busy)), key=lambda stage: busy[stage])
+        why += (
+            f" Stage {longest} computes longest, {seconds(busy[longest])}; the shortest takes "
+            f"{seconds(min(busy))}."
+        )
+    fix = (
+        "Move layers from the longest stage to the shortest (`paralab plan` shows the time of each), "
+        "or send less between stages."
+    )
+    evidence = (
+        f"idle {measured:.0%}, ideal {ideal:.0%}",
+        f"seconds per stage: {', '.join(seconds(each) for each in busy)}",
+    )
+    return Finding("W05", "warning", why, fix, evidence=evidence, gain=measured - ideal)
+
+
+@check("W05", source="run")
+def uneven_stages(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        # Stages that share cores wait for the cores: that is L09.
+        if (bubble := run.metrics.bubble) and not run.is_crowded:
+            busy = [device.seconds or 0.0 for device in run.metrics.busy][: run.plan.stages]
+            yield from run.report(judge_stages(bubble.measured, bubble.ideal, busy))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator, Sequence
+
+from paralab.doctor.events import Amp, Backward
+from paralab.doctor.failures.waste.timing import report_at
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Entry, check
 
 ENTRY = Entry(
     id="W06",
     title="The loss is not finite",
-    symptom="The loss is NaN or infinite from some step on, and stays so.",
-    cause="One step with gradients that are not finite spoils every weight; nothing after it can be learnt.",
-    fix="Stop there; go back to the last checkpoint, with a lower learning rate, clipping, or the bad sample left out.",
+    symptom="The loss becomes NaN or infinite at some step and stays so.",
+    cause="One step with non-finite gradients spoils every weight. Nothing after it can learn.",
+    fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
     wrong="""\
 loss.backward()
 optimizer.step()
@@ -21,3 +28,64 @@ loss.backward()
 optimizer.step()
 """,
 )
+FALLS = 3  # scales in a row; with fewer, GradScaler only searches for its scale
+FIX = (
+    "Find the first module with a non-finite output: torch.autograd.set_detect_anomaly(True) for the "
+    "backward pass, a forward hook with torch.isfinite for the forward pass. Then lower the learning "
+    "rate, clip, or use fp32 for that module."
+)
+
+
+def judge_losses(
+    losses: Sequence[float | None], scales: Sequence[float], first: int = 0, unit: str = "step"
+) -> Finding | None:
+    """`losses`: None if not finite. `scales`: of GradScaler, one per step; empty without it.
+    `first`: the number of the first step."""
+    bad = next((number for number, loss in enumerate(losses) if loss is None), None)
+    falls = falling(scales)
+    if (bad is None and falls < FALLS) or (bad is not None and losses[-1] is not None):
+        return None  # a loss that recovers was one bad batch
+    lost = sum(loss is None for loss in losses)
+    since = f"The loss is not finite from {unit} {first + (bad or 0)} on ({lost} of {len(losses)} {unit}s)"
+    if not scales:
+        why = f"{since}. By then every weight is spoiled, and each further step is wasted."
+        return Finding("W06", "error", why, FIX, evidence=(since,))
+    skips = "GradScaler skips these steps"
+    if falls:
+        skips = (
+            f"GradScaler's scale fell in each of the last {falls} steps, from {scales[-falls - 1]:g} "
+            f"to {scales[-1]:g}"
+        )
+    shown = (since, skips) if bad is not None else ("The gradients are not finite", skips)
+    why = f"{shown[0]}; {skips}. Nothing is learned anymore."
+    return Finding("A08", "error", why, FIX, evidence=shown if bad is not None else (skips,))
+
+
+def falling(scales: Sequence[float]) -> int:
+    """How many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
+    count = 0
+    while count + 1 < len(scales) and scales[-count - 1] < scales[-count - 2]:
+        count += 1
+    return count
+
+
+@check("W06", "A08", source="run")
+def loss_in_run(recorded: Recorded) -> Iterator[Finding]:
+    for run in recorded.runs:
+        steps = run.recording.named("optimizer", 0)
+        scales = [event.scale for event in steps if event.scale is not None]
+        yield from run.report(judge_losses(run.result.losses, scales, run.result.begun_at_step))
+
+
+@check("W06", source="ranks")
+def loss_on_ranks(seen: Observation) -> Iterator[Finding]:
+    """Judge losses without a GradScaler; with one it is A08."""
+    for rank in seen.ranks if seen.over else ():
+        passes = [event for event in rank.of(Backward) if event.loss is not None]
+        losses = [event.loss if isinstance(event.loss, float | int) else None for event in passes]
+        if len(losses) < 3 or any(event.enabled for event in rank.of(Amp)):
+            continue
+        finding = judge_losses(losses, [], unit="backward pass")
+        if finding is not None:
+            yield from report_at(passes[losses.index(None)].site, finding)
+            return

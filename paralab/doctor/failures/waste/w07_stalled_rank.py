@@ -7,9 +7,9 @@ from paralab.doctor.registry import Entry
 ENTRY = Entry(
     id="W07",
     title="A rank stands still",
-    symptom="No step is finished any more, and nobody says why.",
-    cause="A process is stopped (Ctrl-Z, SIGSTOP, a debugger), waits for a disk, or computes without end.",
-    fix="Look at its state and its stack; continue it, or end the job.",
+    symptom="No step finishes, and no rank says why.",
+    cause="A process is stopped (Ctrl-Z, SIGSTOP, a debugger), waits for a disk, or never leaves a computation.",
+    fix="Check its state and its stack. Continue it, or end the job.",
     wrong="""\
 breakpoint()  # on one rank: all others wait in their next collective
 loss.backward()

@@ -1,0 +1,102 @@
+"""Step times of observed ranks, for the checks that judge waste.
+
+A *window* is what a rank does between the ends of two optimizer steps. The numbers change while a
+command runs, so checks judge them at its end, and only if there are enough windows after the warm-up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from paralab.analyse.recording import WARM_UP
+from paralab.doctor.events import Event, Reduced, Wrap
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.place import Site
+
+FEWEST = 6  # windows after the warm-up
+TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy: nobody waits for what it wastes
+FEWEST_PASSES = 4  # of those that DDP measured
+
+
+@dataclass(frozen=True)
+class Window:
+    begin: float
+    end: float
+    events: tuple[Event, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def windows(rank: RankSeen) -> list[Window]:
+    """The windows of the optimizer with the most steps, without the time before its first step."""
+    made = Counter(step.optimizer for step in rank.steps)
+    main = made.most_common(1)[0][0] if made else None
+    ends = [step.t + (step.seconds or 0.0) for step in rank.steps if step.optimizer == main]
+    times = [event.t for event in rank.events]
+    return [
+        Window(begin, end, rank.events[bisect_left(times, begin) : bisect_left(times, end)])
+        for begin, end in pairwise(ends)
+    ]
+
+
+def measured(seen: Observation) -> list[list[Window]]:
+    """For each rank, the windows after the warm-up that all ranks have; empty if there are too few."""
+    if not seen.over or not seen.ranks:
+        return []
+    per_rank = [windows(rank) for rank in seen.ranks]
+    shortest = min(map(len, per_rank))
+    if shortest - WARM_UP < FEWEST:
+        return []
+    compared = [each[WARM_UP:shortest] for each in per_rank]
+    toy = not seen.ranks[0].start.gpus and step_seconds(compared) < TOY_SECONDS
+    return [] if toy else compared
+
+
+def step_seconds(per_rank: list[list[Window]]) -> float:
+    return statistics.median(window.seconds for window in per_rank[0])
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A typical backward pass of the first DDP model, in seconds, and where it was wrapped."""
+
+    sizes: list[int]
+    compute: float
+    transfer: float
+    exposed: float
+    site: Site | None
+
+
+def reductions(seen: Observation) -> Reduction | None:
+    """What DDP measured. The rank that waits least arrived last and shows what sending takes."""
+    per_rank = [
+        {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
+        for rank in seen.ranks
+    ]
+    common = set.intersection(*map(set, per_rank)) if per_rank else set()
+    if len(common) < FEWEST_PASSES or len(per_rank) < 2:
+        return None
+    passes = [[rank[number] for rank in per_rank] for number in sorted(common)]
+    wrap = next((wrap for wrap in seen.ranks[0].of(Wrap) if wrap.model == 0), None)
+    return Reduction(
+        passes[-1][0].buckets,
+        statistics.median(statistics.mean(e.compute for e in ranks) for ranks in passes),
+        statistics.median(min(e.transfer for e in ranks) for ranks in passes),
+        statistics.median(min(max(0.0, e.transfer - e.hidden) for e in ranks) for ranks in passes),
+        wrap.site if wrap else None,
+    )
+
+
+def report_at(site: Site | None, *findings: Finding | None) -> Iterator[Finding]:
+    """Findings, placed at a line of the script."""
+    for finding in findings:
+        if finding is not None:
+            yield replace(finding, file=site.file, line=site.line) if site else finding
