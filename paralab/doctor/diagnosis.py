@@ -255,11 +255,6 @@ def observe(
     cost = ""
     if observed.cost is not None:
         cost = f" (watching took {observed.cost:.1%} of their time by their own clocks)"
-    if code and not case.findings:
-        case.notes.append(
-            f"The command ended with exit code {code}. Its own output has the reason; "
-            "the doctor knows no failure that matches."
-        )
     return case.close(
         shlex.join(command),
         ("ranks",),

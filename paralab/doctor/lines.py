@@ -1,6 +1,5 @@
-"""Reading the user's source around an observed line: the conditions it stands under, and the
-statements that leave a loop or a function early. Only to name the line of something that was
-observed, never to find it."""
+"""The source around a line that a watched rank reported: the conditions around it, and the statements
+that leave a loop or a function early. It names the line of what was observed and never finds it."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True)
 class Condition:
-    """An `if` that a line stands under, and on which side."""
+    """An `if` around a line, and the side of it."""
 
     file: str
     line: int
@@ -34,7 +33,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A statement that leaves early, with the condition it stands under."""
+    """A statement that leaves early, and the condition around it."""
 
     place: Place
     kind: str  # break, return
@@ -50,7 +49,7 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def conditions(place: Place) -> list[Condition]:
-    """The `if`s around a line, outermost first; of its own function only."""
+    """The `if` statements around a line in its function, outermost first."""
     tree = _tree(place.file)
     return (
         [found for node in _around(tree, place.line) if (found := _side(place, node))]
@@ -60,18 +59,18 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """The same for all frames of a call: a helper called under a condition stands under it."""
+    """The conditions around all frames of a call: those of a caller apply to its helper."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 
 def opposite(one: Site, other: Site) -> bool:
-    """The two calls stand on the two sides of one `if`."""
+    """Are two calls on the two sides of one `if`?"""
     mine = {(c.file, c.line): c.side for c in site_conditions(one)}
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
 
 
 def written(place: Place) -> str:
-    """The statement of a line, without its comment."""
+    """The statement in a line, without its comment."""
     tree = _tree(place.file)
     inner = _around(tree, place.line)[-1] if tree else None
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
@@ -80,9 +79,8 @@ def written(place: Place) -> str:
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
-    """Statements that leave a loop in which a call stands, innermost loop first. `loop_line`: the
-    line of the loop over the data; `only_around`: that loop was not left, so look at those around
-    it."""
+    """Statements that leave a loop around a call, innermost loop first. `loop_line`: the line of the
+    loop over the data; `only_around`: ignore that loop and those inside it."""
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
@@ -96,16 +94,15 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
             if loop.lineno == loop_line and not only_around and found:
-                return found  # what leaves the loops around it would not have left this one
+                return found  # a statement that leaves an outer loop did not leave this one
             beyond = beyond or loop.lineno == loop_line
     return found
 
 
 @lru_cache(maxsize=1024)
 def is_outside(site: Site, loop: Site) -> bool:
-    """The call stands in no turn of the loop that begins there. Of a long way to a call only the
-    innermost frames are known: it is outside if it comes from who called the loop's function, and
-    not through that."""
+    """Is the call outside the loop? Only the innermost frames of a call are known: it is outside if
+    it comes from a caller of the loop's function and not through that function."""
     functions = {(place.file, place.function) for place in site.stack}
     if (loop.file, loop.place.function) not in functions:
         callers = {(place.file, place.function) for place in loop.stack[1:]}
@@ -121,8 +118,7 @@ def is_outside(site: Site, loop: Site) -> bool:
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:
-    """`return`s (and exits) under a condition in the same function, between a line and this
-    place."""
+    """Conditional returns and exits in the same function, between a line and this place."""
     tree = _tree(place.file)
     if tree is None:
         return []
@@ -136,7 +132,7 @@ def returns_before(place: Place, after: int) -> list[Leaving]:
 
 
 def _around(tree: ast.Module | None, line: int) -> list[ast.AST]:
-    """The nodes that hold a line, outermost first, from the innermost function inwards."""
+    """The nodes around a line, outermost first, from the innermost function inwards."""
     chain: list[ast.AST] = []
     node: ast.AST | None = tree
     while node is not None:

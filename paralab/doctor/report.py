@@ -61,7 +61,9 @@ class Diagnosis:
             where = f" in {num_files} files" if num_files > 1 else ""
             lines.append(f"{shown}{where}. Try: paralab doctor --explain {example}")
         else:
-            lines.append(f"Nothing found in {_name(self.subject)}.")
+            failed = f"The command ended with exit code {self.command_exit_code}; "
+            start = f"{failed}nothing" if self.command_exit_code else "Nothing"
+            lines.append(f"{start} found in {_name(self.subject)}.")
             lines.append(f"Checked: {self.looked_at}.")
             lines.append(f"Not checked: {self.not_looked_at}.")
         suspects = self.count("suspect")

@@ -120,7 +120,8 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
     assert done.exit_code == code
     assert "note no GPU here" in done.stdout
     assert "watching took 1.2% of their time by their own clocks" in done.stdout
-    assert ("note The command ended with exit code -15." in done.stdout) is note
+    ended = "The command ended with exit code -15; nothing found in torchrun train.py.\n"
+    assert (ended in done.stdout) is note
 
 
 def test_a_job_that_hangs(typed):

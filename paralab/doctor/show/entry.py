@@ -1,5 +1,5 @@
-"""An entry of the catalogue: in the terminal (`doctor --explain`), and as the page that
-docs/doctor/ and SARIF hold."""
+"""A failure in the catalog: in the terminal (`doctor --explain`), and as a page for docs/doctor/ and
+SARIF."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS: dict[Source, str] = {
     "ranks": "watching the ranks",
     "log": "reading logs",
     "run": "reading a recorded run",
-    "machine": "looking at the machine",
+    "machine": "checking the machine",
 }
 assert WAYS.keys() == set(get_args(Source))
 
@@ -27,7 +27,7 @@ def print_entry(entry: Entry) -> None:
     table = fact_table()
     for name, words in (("symptom", entry.symptom), ("cause", entry.cause), ("fix", entry.fix)):
         table.add_row(name, Text(words))
-    table.add_row("found by", ", ".join(ways) or "no rule yet")
+    table.add_row("found by", ", ".join(ways) or "no check yet")
     if entry.silent:
         table.add_row("", "no other tool reports it on a plain PyTorch script")
     if entry.limits:
@@ -40,7 +40,7 @@ def print_entry(entry: Entry) -> None:
         ("right", entry.right, entry.wrong, "green"),
     ):
         console.print(Text(f"\n{name}", style=f"bold {style}"))
-        for line in code.splitlines():  # what the fix changes is coloured
+        for line in code.splitlines():  # color what the fix changes
             console.print(
                 Text(f"  {line}", style="" if line in other.splitlines() else style), soft_wrap=True
             )
@@ -64,7 +64,7 @@ def _by_group() -> list[tuple[str, list[Entry]]]:
 
 
 def page(entry: Entry) -> str:
-    """Markdown."""
+    """The page of a failure in Markdown."""
     parts = [
         f"# {entry.id} {entry.title}",
         f"**Symptom.** {entry.symptom}",
@@ -75,7 +75,7 @@ def page(entry: Entry) -> str:
     ]
     if entry.silent:
         parts.append(
-            "It is silent: no other tool that we know reports it on a plain PyTorch script."
+            "This failure is silent: we know no other tool that reports it on a plain PyTorch script."
         )
     if entry.limits:
         parts.append(f"**Limits.** {entry.limits}")
@@ -90,15 +90,15 @@ def page(entry: Entry) -> str:
 
 
 def url(source: str) -> str:
-    """`pytorch/pytorch#33148` on GitHub, where a pull request is found under its number too."""
+    """The address of `pytorch/pytorch#33148`; GitHub redirects from an issue to a pull request."""
     repository, number = source.split("#")
     return f"https://github.com/{repository}/issues/{number}"
 
 
 def pages() -> dict[str, str]:
-    """All pages of docs/doctor/ with their file names, the index first."""
+    """The pages of docs/doctor/ by file name, the index first."""
     about = f"{len(ENTRIES)} ways in which parallel training goes wrong. What finds which: [the doctor](../doctor.md)."
-    index = ["# The catalogue", "", about, ""]
+    index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():
         lines = [
             f"- [{entry.id}]({entry.id}.md) {entry.title}{' *(silent)*' if entry.silent else ''}"

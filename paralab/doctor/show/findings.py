@@ -94,8 +94,9 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
 
 
 def _place_and_code(finding: Finding, sources: Sources) -> Text:
-    """`train.py:41  dist.barrier()`; without a line, the reason."""
+    """`train.py:41  dist.barrier()`; the reason for a rank's finding, or without a line."""
     code = (sources.line(finding.file, finding.line) or "").strip()
+    code = code if finding.rank is None else ""
     return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)
 
 

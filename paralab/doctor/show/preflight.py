@@ -1,4 +1,4 @@
-"""The preflight in the terminal: what was looked at, what was seen, and the verdict on each."""
+"""The check of this machine in the terminal: facts and verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan",
 def print_looked(rows: Sequence[Looked]) -> None:
     if not rows:
         return
-    table = plain_table("looked at", "seen", "verdict")
+    table = plain_table("what", "value", "verdict")
     for row in rows:
         table.add_row(
             row.name,
