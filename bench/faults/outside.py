@@ -33,7 +33,7 @@ IN_RANKS = {
     "exception": "ValueError",
     "exit0": "code 0",
     "stop": "SIGSTOP",
-    "gil": "Python interpreter",
+    "gil": "GIL",
     "memory": "memory",
     "nan": "nan",
     "slow": "",
