@@ -62,7 +62,7 @@ class Request:
         metavar="NAME|FILE.py:FUNCTION",
     )
     batch_size: int | None = option(
-        "Samples per optimizer step, summed over all devices.", MODEL, shown="set by the workload"
+        "Samples per optimizer step, in total over all devices.", MODEL, shown="set by the workload"
     )
     samples: int | None = option(
         "Train on only the first N samples; they form one epoch.", MODEL, metavar="N", shown="all"

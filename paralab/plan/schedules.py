@@ -144,9 +144,9 @@ def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> fl
 
     A rank runs v·m forward, input, and weight passes. The last stage waits s - 1 forward passes for
     its first input, and nothing can fill that wait. The first stage waits s - 1 backward passes for
-    its last gradient. If backward passes are not split, that wait is part of the bubble too, so
-    bubble and passes are both measured in forward + backward. If they are split, weight passes fill
-    that wait.
+    its last gradient. If backward passes are not split, that wait is part of the bubble too, so one
+    unit in the formula is a forward pass plus a backward pass. If they are split, weight passes
+    fill that wait.
     """
     passes = PARTS_PER_RANK[schedule] * micro_batches * (3 if schedule == "zero-bubble" else 1)
     return (stages - 1) / (passes + stages - 1)

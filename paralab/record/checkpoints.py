@@ -175,7 +175,7 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Checkpoint(path, step, {}, "half-written: it has no manifest", half_written=True)
+        return Checkpoint(path, step, {}, "it is half-written (no manifest)", half_written=True)
     except (OSError, ValueError, RecursionError) as error:
         return Checkpoint(path, step, {}, f"its manifest cannot be read: {error}")
     if wrong := _malformed(manifest, step):

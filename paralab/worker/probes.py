@@ -196,5 +196,5 @@ class SplitNotes:
 
 
 def _round(seconds: float) -> float:
-    """Round to microseconds. More digits are noise, and a run writes a million of these numbers."""
+    """Round to microseconds. More digits are noise, and a run may write a million such numbers."""
     return round(seconds, 6)

@@ -58,7 +58,7 @@ class TrainingProgress:
         return True
 
     def end_step(self, batch: GlobalBatch) -> None:
-        """Count the step, and save a checkpoint if it is time."""
+        """Count the step, and save a checkpoint if one is due."""
         if self.saver and self.done == self.first:
             self.saver.prepare()
         self.done, self.epoch = batch.step + 1, batch.epoch

@@ -105,7 +105,7 @@ def survive(room, name, *options, **fault):
 
 FAULTS = [
     ("kill", 1, "step", 8, ("Rank 1 ", "step 8", "SIGKILL")),
-    ("gil", 1, "step", 8, ("Rank 1 ", "step 8", "interpreter")),
+    ("gil", 1, "step", 8, ("Rank 1 ", "step 8", "GIL")),
 ]
 
 
