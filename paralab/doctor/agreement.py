@@ -1,5 +1,4 @@
-"""Do ranks agree? Digests of tensors are compared with a tolerance; of three or more ranks the
-majority says who is the odd one."""
+"""Do ranks agree? Compare digests of tensors with a tolerance, and find the one rank that differs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ SUM_TOLERANCE = 1e-3  # of the norm: sums cancel, and round more
 
 
 def equal(one: list[float] | None, other: list[float] | None) -> bool:
-    """Two digests, [norm, sum] each, are of equal tensors as far as one can tell."""
+    """Do two digests, [norm, sum] each, belong to equal tensors, as far as they show?"""
     if one is None or other is None:
         return one is other
     if one[0] < 0 or other[0] < 0:  # NaN, infinity
@@ -29,14 +28,13 @@ def equal(one: list[float] | None, other: list[float] | None) -> bool:
 
 
 def differing(digests: Iterable[Digest]) -> list[int]:
-    """The places at which not all ranks hold equal tensors."""
+    """The positions at which ranks hold different tensors."""
     first, *others = digests
     return [i for i, one in enumerate(first) if any(not equal(one, other[i]) for other in others)]
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """The one rank that differs from a majority of the others, which agree; None for two ranks, of
-    whom either may be wrong."""
+    """The one rank that differs while all others agree. None for two ranks: either may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
@@ -78,16 +76,15 @@ def found(
 
 
 def watched(seen: Observation) -> bool:
-    """All ranks were seen from their beginning to now: what is missing has not happened."""
+    """Was every rank observed from its start? Then what is missing did not happen."""
     return len(seen.ranks) == seen.world and not any(rank.last(Off) for rank in seen.ranks)
 
 
 def wraps(rank: RankSeen) -> list[Wrap]:
-    """Its models under DDP that are there."""
+    """The DDP models of a rank that still exist."""
     return [wrap for wrap in rank.of(Wrap) if wrap.kind == "ddp" and wrap.model is not None]
 
 
 def is_data_parallel(seen: Observation) -> bool:
-    """Every rank has a model under DDP, and there are no smaller groups in which ranks could
-    rightly share their data."""
+    """Does every rank have a DDP model?"""
     return len(seen.ranks) > 1 and all(wraps(rank) for rank in seen.ranks)

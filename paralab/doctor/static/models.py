@@ -59,10 +59,12 @@ def is_without_grad(script: Script, call: Call) -> bool:
 
 
 def is_decided(script: Script, call: Call) -> bool:
-    """Is every test around a call decided (or one that only the rank decides)?"""
+    """Is every test around a call decided? Tests that leave early (`if args.help: return`) do not
+    count: the rest of the function is about the case in which they do not."""
     return all(
         None not in [script.truth(one.test, call.scope, rank) for rank in (0, 1)]
         for one in call.inside(If)
+        if not one.exits
     )
 
 

@@ -117,7 +117,7 @@ _words = {
     "scaler": re.compile(r"(\w*_)?(grad_)?scaler\Z", re.I),
     "loader": re.compile(r"(\w*_)?(data_?)?loaders?(_\w+)?\Z", re.I),
     "sampler": re.compile(r"(\w*_)?sampler(_\w+)?\Z", re.I),
-    "module": re.compile(r"(\w*_)?(model|net|network|backbone)(_\w+)?\Z", re.I),
+    "module": re.compile(r"(\w*_)?(model|u?net|network|backbone)(_\w+)?\Z", re.I),
     "scheduler": re.compile(r"(\w*_)?(scheduler|sched|lr_sched)(_\w+)?\Z", re.I),
     "accelerator": re.compile(r"accelerator\Z", re.I),
 }

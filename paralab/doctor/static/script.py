@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -631,9 +632,9 @@ class Script(Facts):
     ) -> Iterator[tuple[ast.AST, Scope]]:
         """Every expression that a value is computed from, through names and project functions."""
         seen: set[ast.AST] = set()
-        waiting: list[tuple[ast.expr, Scope, int]] = [(node, scope, 0)]
+        waiting: deque[tuple[ast.expr, Scope, int]] = deque([(node, scope, 0)])  # nearest first
         while waiting and len(seen) < 400:
-            value, where, depth = waiting.pop()
+            value, where, depth = waiting.popleft()
             for part in ast.walk(value):
                 if part in seen:
                     continue

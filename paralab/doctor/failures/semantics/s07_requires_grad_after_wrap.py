@@ -46,53 +46,44 @@ class Change:
     to: bool
     filtered: bool
 
+    @property
+    def name(self) -> str:
+        return code(self.target, 200)
+
 
 @check("S07", source="script")
 def requires_grad_after_wrap(script: Script) -> Iterator[Finding]:
     """Report a part of a DDP model that is frozen or unfrozen later in the same function."""
-    changes = list(_changes(script))
     for wrap in wraps(script):
-        near = [one for one in changes if one.scope is wrap.scope]
-        later = [one for one in near if position(one.node) > position(wrap.node)]
+        near = [change for change in _changes(script) if change.scope is wrap.scope]
+        later = [change for change in near if position(change.node) > position(wrap.node)]
+        again = max(position(one.node) for one in wraps(script) if one.scope is wrap.scope)
         for change in later:
-            target = code(change.target, 200)
-            again = any(
-                position(other.node) > position(change.node)
-                for other in wraps(script)
-                if other.scope is wrap.scope
-            )
-            toggles = any(code(o.target, 200) == target and o.to is not change.to for o in later)
-            if again or toggles or not _is_of(script, change, wrap):
+            toggles = any(one.name == change.name and one.to != change.to for one in later)
+            if position(change.node) < again or toggles or not _is_of(script, change, wrap):
                 continue
-            frozen = any(
-                code(o.target, 200) == target
-                and not o.to
-                and position(o.node) < position(wrap.node)
-                for o in near
-            )
-            if not _is_trained_after(script, change):
-                continue
-            yield from _judge(script, change, wrap, frozen)
+            before = [one for one in near if one not in later and one.name == change.name]
+            if _is_trained_after(script, change):
+                yield from _judge(script, change, wrap, any(not one.to for one in before))
 
 
 def _judge(script: Script, change: Change, wrap: Call, frozen: bool) -> Iterator[Finding]:
     where = at(change.node, change.scope)
-    part = not script.is_kind(change.target, change.scope, "ddp") and not _is_inner(change.target)
+    target = change.target
+    whole = script.is_kind(target, change.scope, "ddp") or code(target).endswith(".module")
     if change.to:
         what = (
             "DDP averages only the gradients of parameters that were trainable when it was created. "
             "Every rank now trains these on its own batches, without a message."
         )
-        sure = frozen and not change.filtered
-        doubt = " Certain if they were frozen then."
-    elif part or change.filtered:
-        if option(script, wrap, "find_unused_parameters") is not False:
-            return
-        what = "DDP still waits for these gradients and raises in the second step after this one."
-        sure = not change.filtered
-        doubt = " Certain if other parameters stay trainable."
+        sure, doubt = frozen and not change.filtered, " Certain if they were frozen then."
+    elif whole and not change.filtered:
+        return  # the whole model: DDP waits for no gradient until the first one comes
+    elif option(script, wrap, "find_unused_parameters") is not False:
+        return
     else:
-        return  # all of the model: DDP expects no gradient before the first one comes
+        what = "DDP still waits for these gradients and raises in the second step after this one."
+        sure, doubt = not change.filtered, " Certain if other parameters stay trainable."
     tests = [one for one in script.context(change.node, change.scope.module) if isinstance(one, If)]
     sure = sure and all(script.decide(one, change.scope, None) is not None for one in tests)
     severity: Severity = "error" if sure else "suspect"
@@ -107,40 +98,32 @@ def _changes(script: Script) -> Iterator[Change]:
         value = given.value if isinstance(given, ast.Constant) else given is None
         if call.receiver is not None and isinstance(value, bool):
             yield _change(script, call.node, call.scope, call.receiver, value)
-    for scope in script.scopes:
-        for key, definitions in scope.definitions.items():
-            for one in definitions if key.endswith(".requires_grad") else ():
-                target = one.node.targets[0] if isinstance(one.node, ast.Assign) else None
-                if isinstance(target, ast.Attribute) and isinstance(one.value, ast.Constant):
-                    yield _change(script, one.node, one.scope, target.value, bool(one.value.value))
+    for one in script.attributes["requires_grad"]:
+        target = one.node.targets[0] if isinstance(one.node, ast.Assign) else None
+        if isinstance(target, ast.Attribute) and isinstance(one.value, ast.Constant):
+            yield _change(script, one.node, one.scope, target.value, bool(one.value.value))
 
 
 def _change(script: Script, node: ast.AST, scope: Scope, target: ast.expr, to: bool) -> Change:
     """See through `for p in model.body.parameters():`."""
-    filtered = False
     context = script.context(node, scope.module)
     for place, loop in enumerate(context):
         items = getattr(loop.node, "iter", None) if isinstance(loop, Loop) else None
         if isinstance(items, ast.Call) and isinstance(items.func, ast.Attribute):
-            names = {n.id for n in ast.walk(loop.node.target) if isinstance(n, ast.Name)}  # type: ignore[attr-defined]
-            if items.func.attr in ("parameters", "named_parameters") and code(target) in names:
-                target = items.func.value
+            own = code(target) in code(getattr(loop.node, "target", None)).strip("()").split(", ")
+            if own and items.func.attr in ("parameters", "named_parameters"):
                 filtered = any(isinstance(one, If) for one in context[place:])
-    return Change(node, scope, target, to, filtered)
-
-
-def _is_inner(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "module"
+                return Change(node, scope, items.func.value, to, filtered)
+    return Change(node, scope, target, to, False)
 
 
 def _is_of(script: Script, change: Change, wrap: Call) -> bool:
     """Does the changed part belong to the model that this call wraps?"""
-    given = wrap.argument(0, "module")
-    root: ast.expr = change.target
+    given, root = wrap.argument(0, "module"), change.target
     while True:
         if given is not None and code(root, 200) == code(given, 200):
             return True
-        if script.is_kind(root, change.scope, "ddp") and not _is_inner(root):
+        if script.is_kind(root, change.scope, "ddp"):
             makers = script.makers(root, change.scope)
             return wrap in makers or (not makers and len(wraps(script)) == 1)
         if not isinstance(root, ast.Attribute):
@@ -149,7 +132,8 @@ def _is_of(script: Script, change: Change, wrap: Call) -> bool:
 
 
 def _is_trained_after(script: Script, change: Change) -> bool:
+    place = (change.node, change.scope)
     return any(
-        runs_after(script, (call.node, call.scope), (change.node, change.scope)) & {"after", "loop"}
+        runs_after(script, (call.node, call.scope), place) - {"before"}
         for call in script.methods("backward")
     )

@@ -64,10 +64,11 @@ def same_seed(script: Script) -> Iterator[Finding]:
     drawn = _drawn_in_training(script, seed)
     if drawn is None:
         return
+    what, draws = drawn
     same = all(script.nature(*value) == "same" for value in _given(seed))
-    sure = same and _runs(script, seed)
+    sure = same and draws and _runs(script, seed)
     why = (
-        f"`{code(seed.node)}` gives every rank the same random numbers, so {drawn} the same on every "
+        f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on every "
         "rank: less variety per step than the ranks could give, without a message."
     )
     if not sure:
@@ -95,24 +96,29 @@ def _runs(script: Script, call: Call, depth: int = 4) -> bool:
     return not callers or any(_runs(script, caller, depth - 1) for caller in callers)
 
 
-def _drawn_in_training(script: Script, seed: Call) -> str | None:
-    """What training draws at random, in words: dropout in the model, noise in the data."""
+def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
+    """What training draws at random, in words, and whether it surely does."""
     for wrap in wraps(script):
         for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
             if layer is not None and "Dropout" in layer.target:
-                return f"{layer.last_name} ({line_of(layer, seed)}) drops"
+                given = layer.argument(0, "p")
+                share = 0.5 if given is None else script.evaluate(given, layer.scope, 0)
+                if share != 0:
+                    what = f"{layer.last_name} ({line_of(layer, seed)}) drops"
+                    return what, isinstance(share, float)
     for call in script.calls:
         if call.target.startswith("torchvision.transforms") and call.last_name.startswith(
             _TRANSFORMS
         ):
-            return f"{call.last_name} ({line_of(call, seed)}) changes images"
+            return f"{call.last_name} ({line_of(call, seed)}) changes images", True
         if (
             call.scope.name in ("__getitem__", "__iter__")
             and call.target.startswith(_DRAWS)
+            and (call.target.startswith("torch.") or script.methods("seed"))
             and not call.method.endswith(("seed", "default_rng"))
             and call.argument(99, "generator") is None
         ):
-            return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws"
+            return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws", True
     return None
 
 
