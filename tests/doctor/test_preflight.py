@@ -100,7 +100,7 @@ def test_sound_machines_give_nothing():
             ("L01", "error"),
             "taken by process 4711 (python old.py)",
         ),
-        (machine(port=Port(29500, False, False)), ("L01", "suspect"), "customary port 29500"),
+        (machine(port=Port(29500, False, False)), ("L01", "suspect"), "usual port 29500"),
         (
             machine({"RANK": "1", "WORLD_SIZE": "2"}),
             ("L02", "error"),
@@ -114,7 +114,7 @@ def test_sound_machines_give_nothing():
         (
             machine({**TORCHRUN, "RANK": "2"}),
             ("L02", "error"),
-            "RANK=2 does not exist among WORLD_SIZE=2",
+            "RANK=2 does not exist with WORLD_SIZE=2",
         ),
         (
             machine(TORCHRUN, address=Address("nod01", None, None, "unknown name")),
@@ -145,7 +145,7 @@ def test_sound_machines_give_nothing():
         (
             machine(driver_gpus=(H200,)),
             ("L05", "error"),
-            "has 1 GPU, and torch 2.13.0+cpu is built without CUDA",
+            "has 1 GPU, but torch 2.13.0+cpu is built without CUDA",
         ),
         (
             machine(torch=replace(CPU_TORCH, backends=())),
@@ -165,7 +165,7 @@ def test_sound_machines_give_nothing():
         (
             with_gpus(H200, environment=EIGHT),
             ("L03", "error"),
-            "2 ranks on this machine, and torch sees 1 GPU",
+            "2 ranks on this machine, but torch sees 1 GPU",
         ),
         (
             machine(EIGHT, torch=replace(CPU_TORCH, threads=8)),

@@ -27,9 +27,9 @@ from paralab.doctor.events import (
     Wrap,
     ZeroGrad,
 )
+from paralab.doctor.failures.dataparallel.replicas import pieces
 from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
-from paralab.doctor.rank_rules.dataparallel import chunks
 from paralab.doctor.rank_rules.pipeline import parts
 from paralab.doctor.windows import windows
 
@@ -114,7 +114,7 @@ def test_a_schedule_gives_the_first_parts_one_row_more(batch, number, sizes):
     ("batch", "devices", "count"), [(8, 4, 4), (9, 4, 3), (36, 7, 6), (3, 4, 3), (0, 4, 0)]
 )
 def test_data_parallel_fills_from_the_first_device(batch, devices, count):
-    assert chunks(batch, devices) == count
+    assert pieces(batch, devices) == count
 
 
 def test_digests_are_compared_up_to_rounding():

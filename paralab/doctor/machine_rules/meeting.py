@@ -13,52 +13,6 @@ from paralab.units import seconds
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
 
 
-@check("L01", source="machine")
-def port_taken(facts: Facts) -> Iterator[Finding]:
-    port = facts.port
-    # torchrun serves its own store there; of another rank than 0 the port is on another machine, or
-    # rank 0 has opened it.
-    if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
-        return
-    owner = "another process (of another user: its number is not shown)"
-    if port.owner_pid is not None:
-        owner = f"process {port.owner_pid} ({port.owner or 'its command is not shown'})"
-    end = "" if port.owner_pid is None else f" Or end that process: kill {port.owner_pid}."
-    fix = f"Another port: export MASTER_PORT={port.number + 1}, or torchrun --standalone, which finds a free one.{end}"
-    if port.asked:
-        why = f"MASTER_PORT={port.number} is taken by {owner}: rank 0 cannot listen there, and ends with EADDRINUSE."
-        yield Finding("L01", "error", why, fix, evidence=facts.seen("port"))
-    else:
-        why = f"The customary port {port.number} is taken by {owner}. Certain if your script or launcher asks for that port."
-        yield Finding("L01", "suspect", why, fix, evidence=facts.seen("port"))
-
-
-@check("L02", source="machine")
-def incomplete_launch(facts: Facts) -> Iterator[Finding]:
-    there = facts.launch.variables
-    said = {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in there}
-    missing = [name for name in NEEDED if name not in there]
-    alone = facts.launch.ranks == 1
-    if said and missing and not alone:
-        why = (
-            f"{' and '.join(sorted(said))} {'is' if len(said) == 1 else 'are'} set, but not {' and '.join(missing)}: "
-            "init_process_group "
-        )
-        why += f"stops with 'environment variable {missing[0]} expected, but not set'."
-        fix = "Start with torchrun, which sets all of them; or unset what is left over of another job."
-        yield Finding("L02", "error", why, fix, evidence=facts.seen("launcher"))
-    rank, ranks = facts.launch.rank, facts.launch.ranks
-    if "WORLD_SIZE" in there and rank is not None and ranks is not None and rank >= ranks:
-        why = f"RANK={rank} does not exist among WORLD_SIZE={ranks} ranks: they are numbered from 0 to {ranks - 1}."
-        yield Finding(
-            "L02",
-            "error",
-            why,
-            "RANK from 0 on, one number per process.",
-            evidence=facts.seen("launcher"),
-        )
-
-
 @check("H18", source="machine")
 def no_meeting(facts: Facts) -> Iterator[Finding]:
     address, launch = facts.address, facts.launch

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import check
-from paralab.doctor.script.agreement import is_alone
 from paralab.doctor.script.calls import SPAWNS
 from paralab.doctor.script.environment import settings
 from paralab.doctor.script.naming import DDP
 from paralab.doctor.script.pointing import called, found, line_of, place
-from paralab.doctor.script.questions import is_dotted, number, rank_branch
+from paralab.doctor.script.questions import is_dotted, number
 from paralab.doctor.script.reading import Script
 from paralab.doctor.script.settings import INIT, backends
-from paralab.doctor.script.values import Call, Constant, Entered, Happening, Made, Value, options
+from paralab.doctor.script.values import Call, Constant, Entered, Happening, Made, options
 
 _LEVEL = "torch.distributed.set_debug_level"
 _STORE = "torch.distributed.TCPStore"
@@ -56,39 +55,6 @@ def _is_spawned(init: Call) -> bool:
     return bool(ranks) and all(
         isinstance(r, Made) and r.call.target == "torch.multiprocessing.spawn.rank" for r in ranks
     )
-
-
-@check("L01", source="script")
-def every_rank_serves(script: Script) -> Iterator[Finding]:
-    """A store of the script's own, that each rank wants to be the server of."""
-    if not any(True for _ in script.calls_of(INIT, "torch.distributed.get_rank", *sorted(SPAWNS))):
-        return
-    for store in script.calls_of(_STORE):
-        port, serves = number(store.argument(1, "port")), store.argument(3, "is_master")
-        shared = store.keywords.get("multi_tenant")
-        if (
-            not port
-            or not _is_true(serves)
-            or (shared is not None and not _is_false(shared))
-            or is_alone(store)
-            or rank_branch(store)
-        ):
-            continue
-        why = (
-            f"Every rank that comes here wants to listen on port {port} (`is_master=True`): the first of a machine gets it, the "
-            "others end with EADDRINUSE. Certain if more than one rank runs on a machine."
-        )
-        yield found(
-            script, "L01", "suspect", store, why, "Let one rank be the server: is_master=rank == 0."
-        )
-
-
-def _is_true(value: Value | None) -> bool:
-    return isinstance(value, Constant) and value.value is True
-
-
-def _is_false(value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is False
 
 
 @check("H19", source="script")

@@ -1,18 +1,26 @@
-"""D01: The loss is computed inside, and comes back as a vector."""
+"""D01: the loss comes back as a vector."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.dataparallel.replicas import classes_in, gpus_of, wrapper_of
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.report import code, found, line_of, replace
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="D01",
-    title="The loss is computed inside, and comes back as a vector",
+    title="The loss comes back as a vector",
     symptom=(
         "'Was asked to gather along dimension 0, but all input tensors were scalars', then 'grad can be "
         "implicitly created only …'."
     ),
-    cause="Every GPU returns a loss of its own; DataParallel puts them into a vector, and backward wants one number.",
-    fix="`loss.mean().backward()`.",
+    cause="The model computes the loss, DataParallel returns one per GPU, and backward needs a single number.",
+    fix="Call `loss.mean().backward()`.",
     wrong="""\
 model = nn.DataParallel(net_that_returns_its_loss)
 loss = model(x, y)
@@ -45,3 +53,41 @@ loss.backward()
         ),
     ),
 )
+
+
+@check("D01", source="script")
+def vector_loss(script: Script) -> Iterator[Finding]:
+    """Report a backward on what a DataParallel model returns."""
+    for call in script.methods("backward"):
+        if not isinstance(call.receiver, ast.Name):
+            continue
+        for definition in script.reaching(call.receiver, call.scope):
+            forward = script.call_at.get(definition.value) if definition.value else None
+            if forward is None:
+                continue
+            wrap = wrapper_of(script, forward.node.func, forward.scope)
+            if wrap is None or gpus_of(script, wrap) == 1:
+                continue
+            certain = _returns_loss(script, wrap, definition.index)
+            why = (
+                f"`{code(forward.node)}` ({line_of(forward, call)}) computes the loss inside the model. DataParallel "
+                "returns one loss per GPU, and `backward` needs a single number."
+            )
+            if not certain:
+                why += " Certain if the model returns a loss and there are several GPUs."
+            severity: Severity = "error" if certain else "suspect"
+            edits = replace(script, call.module, call.receiver, f"{call.receiver.id}.mean()")
+            fix = "Average over the GPUs first: `loss.mean().backward()`."
+            yield found(script, "D01", severity, call, why, fix, also=(forward, wrap), edits=edits)
+            break
+
+
+def _returns_loss(script: Script, wrap: Call, index: int | None) -> bool:
+    for owner in classes_in(script, wrap):
+        forward = script.method(owner, "forward")
+        for value in forward.returns if forward is not None else []:
+            if index is not None and isinstance(value, ast.Tuple) and index < len(value.elts):
+                value = value.elts[index]
+            if forward is not None and script.is_kind(value, forward, "loss"):
+                return True
+    return False

@@ -12,9 +12,9 @@ from paralab.units import seconds, size
 ENTRY = Entry(
     id="D02",
     title="GPU 0 fills up first",
-    symptom="Out of memory on GPU 0, with room on the others.",
-    cause="The outputs are gathered there, and the parameters, their gradients and the optimizer live there.",
-    fix="DistributedDataParallel; or compute the loss inside forward, so that only a number is gathered.",
+    symptom="GPU 0 runs out of memory while the others have room.",
+    cause="GPU 0 gathers all outputs and holds the parameters, gradients, and optimizer state.",
+    fix="Use DistributedDataParallel, or compute the loss inside forward so that only one number per GPU is gathered.",
     wrong="""\
 model = nn.DataParallel(net)
 loss = criterion(model(x), y)

@@ -1,15 +1,29 @@
-"""D03: The batch gives fewer pieces than there are GPUs."""
+"""D03: a batch has fewer pieces than there are GPUs."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import math
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Forward, Wrap
+from paralab.doctor.failures.data.loaders import samples_in
+from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import DDP, DP, LOADER
+from paralab.doctor.static.report import add_keyword, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="D03",
-    title="The batch gives fewer pieces than there are GPUs",
-    symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs have nothing to do.",
-    cause="Pieces are rounded up: 9 samples over 4 GPUs make pieces of 3, 3 and 3, and the fourth GPU gets none.",
-    fix="A batch that is a multiple of the number of GPUs, and drop_last=True.",
+    title="A batch has fewer pieces than there are GPUs",
+    symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
+    cause="Pieces are rounded up: 9 samples over 4 GPUs make 3 + 3 + 3, and the fourth GPU gets none.",
+    fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
     wrong="""\
 model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
 loader = DataLoader(data, batch_size=9)
@@ -34,3 +48,69 @@ loader = DataLoader(data, batch_size=8, drop_last=True)
         ),
     ),
 )
+
+
+@check("D03", source="script")
+def idle_gpus(script: Script) -> Iterator[Finding]:
+    """Report a batch size that leaves GPUs of the only DataParallel model idle."""
+    wraps = script.calls_of(DP)
+    gpus = gpus_of(script, wraps[0]) if len(wraps) == 1 else None
+    if gpus is None or gpus < 2 or script.calls_of(DDP):
+        return
+    for loader in script.calls_of(LOADER):
+        given = loader.argument(1, "batch_size")
+        size = script.evaluate(given, loader.scope, 0) if given is not None else 1
+        if not isinstance(size, int) or size < 1:
+            continue
+        last = _last_batch(script, loader, size)
+        batch = next((one for one in (size, last) if one and pieces(one, gpus) < gpus), None)
+        if batch is None:
+            continue
+        which = f"A batch of {batch}" if batch == size else f"The last batch, {batch} samples,"
+        why = (
+            f"{which} makes only {pieces(batch, gpus)} pieces of {math.ceil(batch / gpus)} for {gpus} GPUs "
+            f"({line_of(wraps[0], loader)}). The other GPUs are idle, or fail for lack of an argument."
+        )
+        fix = f"Use a batch size that is a multiple of {gpus}, and `drop_last=True`."
+        edits = add_keyword(script, loader, "drop_last=True") if batch != size else ()
+        yield found(script, "D03", "warning", loader, why, fix, also=(wraps[0],), edits=edits)
+
+
+def _last_batch(script: Script, loader: Call, size: int) -> int | None:
+    """The size of a smaller last batch, if it is known."""
+    samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
+    dropped = loader.argument(8, "drop_last")
+    if samples is None or (
+        dropped is not None and script.truth(dropped, loader.scope, 0) is not False
+    ):
+        return None
+    return samples % size or None
+
+
+@check("D03", source="ranks")
+def idle_devices(seen: Observation) -> Iterator[Finding]:
+    """Report forward passes whose batch does not reach all GPUs."""
+    for rank in seen.ranks:
+        for wrap in rank.of(Wrap):
+            devices = len(wrap.options.get("device_ids", []))
+            if wrap.kind != "data_parallel" or wrap.model is None or devices < 2:
+                continue
+            short = [
+                one
+                for one in rank.of(Forward)
+                if one.model == wrap.model and one.size and pieces(one.size, devices) < devices
+            ]
+            if not short:
+                continue
+            size = short[0].size or 0
+            yield report(
+                "D03",
+                "warning",
+                f"a batch of {size} over {devices} GPUs makes {pieces(size, devices)} pieces of "
+                f"{math.ceil(size / devices)}: {devices - pieces(size, devices)} GPUs get nothing in {len(short)} "
+                "passes, and a forward with only keyword arguments fails on them",
+                f"use a batch size that is a multiple of {devices}, and drop_last=True",
+                place_of(short[0]),
+                [f"batch sizes: {sorted({one.size for one in short if one.size})[:5]}"],
+            )
+            return

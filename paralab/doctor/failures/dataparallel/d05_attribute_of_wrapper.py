@@ -1,15 +1,24 @@
-"""D05: An attribute of the model, asked of the wrapper."""
+"""D05: an attribute of the model, read from the wrapper."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import DDP, DP
+from paralab.doctor.static.project import Module
+from paralab.doctor.static.report import at, code, found, line_of, replace
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="D05",
-    title="An attribute of the model, asked of the wrapper",
+    title="An attribute of the model, read from the wrapper",
     symptom="\"'DataParallel' object has no attribute 'weight'\".",
-    cause="The wrapper is another module; the model is its `.module`.",
-    fix="`model.module.weight`.",
+    cause="The wrapper is another module, and the model is its `.module`.",
+    fix="Read `model.module.weight`.",
     wrong="""\
 model = nn.DataParallel(net)
 print(model.weight.norm())
@@ -26,3 +35,74 @@ print(model.module.weight.norm())
         ),
     ),
 )
+
+
+# Public names of nn.Module, DataParallel, and DistributedDataParallel.
+_MODULE = """
+    add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval extra_repr float forward
+    get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia named_buffers named_children
+    named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook
+    register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty train training
+    type xpu zero_grad
+"""
+_WRAPPERS = """
+    module device_ids output_device dim src_device_obj gather scatter replicate parallel_apply no_sync join join_device
+    join_process_group join_hook register_comm_hook device device_type is_multi_device_module process_group device_mesh
+    broadcast_buffers bucket_cap_mb find_unused_parameters gradient_as_bucket_view static_graph reducer logger
+    require_backward_grad_sync require_forward_param_sync will_sync_module_buffers mixed_precision parameters_to_ignore
+    broadcast_bucket_size bucket_bytes_cap ddp_uneven_inputs_config use_side_stream_for_tensor_copies modules_buffers
+    forward_sync_buffers init_sync_buffers skip_all_reduce_unused_params bucket_bytes_cap_default bucket_bytes_cap_list buffer_hook
+    has_custom_per_bucket_caps named_module_buffers batched_grad_copy to_kwargs compute_bucket_size_limits
+"""
+_OWN = frozenset((*_MODULE.split(), *_WRAPPERS.split()))
+
+
+@check("D05", source="script")
+def attribute_of_wrapper(script: Script) -> Iterator[Finding]:
+    """Report a name of the inner model that is read from the wrapper."""
+    if not script.calls_of(DDP, DP):
+        return
+    for module in script.modules:
+        for node in module.nodes:
+            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+                continue
+            if node.attr in _OWN or node.attr.startswith("_") or node.attr in script.attributes:
+                continue
+            wrap = _wrapper(script, module, node)
+            if wrap is None:
+                continue
+            has = _has(script, wrap, node.attr)
+            kind = wrap.target.rpartition(".")[2]
+            where = at(node, module.scope)
+            why = f"`{node.attr}` belongs to the inner model, not to the wrapper ({line_of(wrap, where)}): "
+            why += f"`AttributeError: '{kind}' object has no attribute '{node.attr}'`."
+            if not has:
+                why += " Certain if it is an attribute of the model."
+            severity: Severity = "error" if has else "suspect"
+            edits = replace(script, module, node.value, f"{code(node.value)}.module")
+            fix = f"Go through the wrapper: `.module.{node.attr}`."
+            yield found(script, "D05", severity, where, why, fix, also=(wrap,), edits=edits)
+
+
+def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None:
+    """The call that wraps what the attribute is read from, if it is certainly wrapped there."""
+    scope = module.scope_of(node)
+    if script.kinds(node.value, scope) not in ({"ddp"}, {"dp"}):
+        return None
+    tests = [one for one in script.context(node, module) if isinstance(one, If)]
+    if any(script.decide(one, scope, 1) is not True for one in tests if "model" in code(one.test)):
+        return None
+    makers = script.makers(node.value, scope)
+    if len(makers) != 1 or makers[0].target not in (DDP, DP):
+        return None
+    return makers[0]
+
+
+def _has(script: Script, wrap: Call, name: str) -> bool:
+    """Does the script show that the inner model has an attribute of this name?"""
+    model = wrap.argument(0, "module")
+    makers = script.makers(model, wrap.scope) if model is not None else []
+    owners = [made.made for made in makers if made.made is not None]
+    return any(script.method(one, name) or script.stored(one, name) for one in owners)

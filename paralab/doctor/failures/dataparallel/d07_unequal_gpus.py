@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, Message, check
+from paralab.units import size
 
 ENTRY = Entry(
     id="D07",
     title="GPUs of different strength",
     symptom="'There is an imbalance between your GPUs. You may want to exclude GPU …'.",
-    cause="Every GPU gets an equal share, so the weakest decides the step time and the possible batch.",
-    fix="Name the equal ones in device_ids.",
+    cause="Every GPU gets an equal share, so the weakest limits step time and batch size.",
+    fix="List only equal GPUs in device_ids.",
     wrong="""\
 model = nn.DataParallel(net)
 """,
     right="""\
 model = nn.DataParallel(net, device_ids=[0, 1])
 """,
-    limits="Needs unequal GPUs; recognized in logs.",
+    limits="Needs unequal GPUs; found in logs and by preflight.",
     messages=(
         Message(
             r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
@@ -27,3 +32,26 @@ model = nn.DataParallel(net, device_ids=[0, 1])
         ),
     ),
 )
+
+
+UNEQUAL = 0.75  # the threshold of nn.DataParallel
+
+
+@check("D07", source="machine")
+def unequal_gpus(facts: Facts) -> Iterator[Finding]:
+    """Report a GPU with much less memory or fewer processors than another."""
+    if len(facts.gpus) < 2:
+        return
+    large = max(facts.gpus, key=lambda gpu: gpu.memory_bytes)
+    small = min(facts.gpus, key=lambda gpu: (gpu.memory_bytes, gpu.processors or 0))
+    units = [gpu.processors for gpu in facts.gpus if gpu.processors]
+    slower = bool(units) and min(units) < UNEQUAL * max(units)
+    if small.memory_bytes >= UNEQUAL * large.memory_bytes and not slower:
+        return
+    number = facts.gpus.index(small)
+    why = (
+        f"GPU {number} ({small.name}, {size(small.memory_bytes)}) is weaker than {large.name} "
+        f"({size(large.memory_bytes)}): the others wait for it."
+    )
+    fix = f"Leave it out (CUDA_VISIBLE_DEVICES without {number}), or give it smaller batches, weighted by size."
+    yield Finding("D07", "warning", why, fix, evidence=facts.seen("GPUs (torch)"))

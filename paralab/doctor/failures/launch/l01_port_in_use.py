@@ -1,24 +1,22 @@
-"""L01: The port is taken."""
+"""L01: the port is in use."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
-
-TAKEN = re.compile(r"EADDRINUSE|ddress already in use")
-PORT = re.compile(r"port: (\d+)|:(\d{4,5})\b")
+from paralab.doctor.static.report import found
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import arrives, ways_to
 
 ENTRY = Entry(
     id="L01",
-    title="The port is taken",
+    title="The port is in use",
     symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
-    cause="Another job, what is left of the last one, or another rank of this one listens on the same port.",
-    fix="End the other job, or take another port; `torchrun --standalone` finds a free one. One rank alone serves a store.",
+    cause="Another job, a leftover process, or another rank of this job listens on the same port.",
+    fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank serve a store.",
     wrong="""\
 os.environ["MASTER_PORT"] = "29500"
 dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -34,7 +32,7 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
         "meta-pytorch/torchtune#1025",
         "vllm-project/vllm#39015",
     ),
-    limits="Whether a port is free is known when it runs: in the script, only ranks against each other are seen.",
+    limits="A script does not show which ports are free, only ranks that compete for one.",
     messages=(
         Message(
             r"(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?(?:EADDRINUSE|ddress already in use)"
@@ -53,22 +51,49 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
 )
 
 
-@check("L01", source="ranks")
-def port_in_use(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        raised = rank.raised
-        if raised is None or not TAKEN.search(raised.message):
+@check("L01", source="script")
+def every_rank_serves(script: Script) -> Iterator[Finding]:
+    """Suspect a TCPStore that every rank wants to serve on one port."""
+    for store in script.calls_of("torch.distributed.TCPStore"):
+        port, serves = store.argument(1, "port"), store.argument(3, "is_master")
+        shared = store.argument(99, "multi_tenant")
+        if port is None or serves is None or store.unpacks:
             continue
-        number = PORT.search(raised.message)
-        port = f"port {number[1] or number[2]}" if number else "this port"
-        yield found(
-            "L01",
-            "error",
-            f"rank {rank.rank} cannot listen on {port}: it is in use by another rank, another job, "
-            "or a process that an earlier job left behind",
-            "let only one rank start the server. torchrun --standalone picks a free port, and "
-            "`ss -ltnp` shows which process uses this one",
-            raised.place,
-            [f"rank {rank.rank}: {raised.type}: {raised.message.splitlines()[0][:160]}"],
+        if shared is not None and script.truth(shared, store.scope, 1) is not False:
+            continue
+        number = script.evaluate(port, store.scope, 1)
+        if not isinstance(number, int) or not number:
+            continue
+        if not all(script.truth(serves, store.scope, rank) for rank in (0, 1)):
+            continue
+        if not any(arrives(script, way, 1).taken for way in ways_to(script, store)):
+            continue
+        why = (
+            f"Every rank listens on port {number} (`is_master=True`). The first rank of a machine gets it, the others "
+            "fail with EADDRINUSE. Certain if several ranks run on one machine."
         )
+        yield found(
+            script, "L01", "suspect", store, why, "Let one rank serve: `is_master=(rank == 0)`."
+        )
+
+
+@check("L01", source="machine")
+def port_taken(facts: Facts) -> Iterator[Finding]:
+    """Report a MASTER_PORT that another process holds."""
+    port = facts.port
+    # torchrun serves its own store there. For other ranks than 0 the port is elsewhere, or rank 0 has it.
+    if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
         return
+    owner = "another user's process"
+    end = ""
+    if port.owner_pid is not None:
+        owner = f"process {port.owner_pid} ({port.owner or 'command unknown'})"
+        end = f" Or end that process: kill {port.owner_pid}."
+    fix = f"Use another port (export MASTER_PORT={port.number + 1}), or torchrun --standalone, which finds a free one.{end}"
+    evidence = facts.seen("port")
+    if port.asked:
+        why = f"MASTER_PORT={port.number} is taken by {owner}: rank 0 cannot listen there and fails with EADDRINUSE."
+        yield Finding("L01", "error", why, fix, evidence=evidence)
+    else:
+        why = f"The usual port {port.number} is taken by {owner}. Certain if your script or launcher uses that port."
+        yield Finding("L01", "suspect", why, fix, evidence=evidence)

@@ -1,14 +1,18 @@
-"""L02: Started with python instead of a launcher."""
+"""L02: started with python instead of a launcher."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="L02",
     title="Started with python instead of a launcher",
     symptom="'environment variable RANK expected, but not set'.",
-    cause="init_process_group reads RANK and WORLD_SIZE from the environment, where torchrun would have put them.",
+    cause="init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.",
     fix="Start it with torchrun.",
     wrong="""\
 subprocess.run(["python", "train.py"])
@@ -25,3 +29,31 @@ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
         ),
     ),
 )
+
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
+
+
+@check("L02", source="machine")
+def incomplete_launch(facts: Facts) -> Iterator[Finding]:
+    """Report a rank without everything that init_process_group needs, or outside the world."""
+    launch, evidence = facts.launch, facts.seen("launcher")
+    given = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(launch.variables))
+    missing = [name for name in NEEDED if name not in launch.variables]
+    if given and missing and launch.ranks != 1:
+        why = (
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set, but not {' and '.join(missing)}: "
+            f"init_process_group stops with 'environment variable {missing[0]} expected, but not set'."
+        )
+        fix = "Start with torchrun, which sets them all, or unset leftovers of another job."
+        yield Finding("L02", "error", why, fix, evidence=evidence)
+    rank, ranks = launch.rank, launch.ranks
+    if (
+        "WORLD_SIZE" in launch.variables
+        and rank is not None
+        and ranks is not None
+        and rank >= ranks
+    ):
+        why = f"RANK={rank} does not exist with WORLD_SIZE={ranks}: ranks go from 0 to {ranks - 1}."
+        fix = "Number the processes from 0, each with its own RANK."
+        yield Finding("L02", "error", why, fix, evidence=evidence)

@@ -1,8 +1,17 @@
-"""L03: Two ranks on one GPU."""
+"""L03: two ranks on one GPU."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.failures.launch.devices import destination, fixed_device, hides_gpus, moves
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.names import DDP, INIT, SET_DEVICE
+from paralab.doctor.static.report import code, found
+from paralab.doctor.static.script import Script
+from paralab.units import plural
 
 ENTRY = Entry(
     id="L03",
@@ -55,3 +64,81 @@ model = DistributedDataParallel(model.to(device))
         ),
     ),
 )
+
+
+_REFUSED = (
+    "NCCL refuses two ranks on one GPU. Certain unless the launcher shows each rank only one GPU."
+)
+
+
+@check("L03", source="script")
+def one_gpu_for_all_ranks(script: Script) -> Iterator[Finding]:
+    """Suspect a script in which every rank uses the same GPU."""
+    starts = script.calls_of(INIT)
+    backends = [start.argument(0, "backend") for start in starts]
+    if not starts or hides_gpus(script) or all("gloo" in code(one) for one in backends):
+        return
+    fix = (
+        'Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the first use of CUDA.'
+    )
+    chosen = script.calls_of(SET_DEVICE)
+    fixed = [
+        device
+        for call in chosen
+        if (device := fixed_device(script, call.argument(0, "device"), call.scope))
+    ]
+    if fixed and len(fixed) == len(chosen):
+        why = f"`{code(chosen[0].node)}` chooses {fixed[0]} on every rank. {_REFUSED}"
+        yield found(script, "L03", "suspect", chosen[0], why, fix)
+    wraps = script.calls_of(DDP)
+    placed = any(one.argument(1, "device_ids") for one in wraps)
+    if chosen or not wraps or placed or any(start.argument(99, "device_id") for start in starts):
+        return
+    every = [
+        (call, destination(script, call))
+        for call in moves(script)
+        if script.is_kind(call.receiver, call.scope, "module")
+    ]
+    if every and all(device is not None for _, device in every):
+        move, device = every[-1]
+        why = f"`{code(move.node)}` puts the model on {device} on every rank, and nothing calls torch.cuda.set_device. {_REFUSED}"
+        yield found(script, "L03", "suspect", move, why, fix, also=(wraps[0],))
+
+
+@check("L03", source="machine")
+def visible_devices(facts: Facts) -> Iterator[Finding]:
+    """Report a CUDA_VISIBLE_DEVICES that does not fit the machine, and more ranks than GPUs."""
+    asked = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = facts.driver_gpus or ()
+    problem = _problem(asked, len(gpus)) if asked is not None else None
+    if problem is not None:
+        severity, why, fix = problem
+        yield Finding("L03", severity, why, fix, evidence=facts.seen("CUDA_VISIBLE_DEVICES"))
+    ranks = facts.launch.local_ranks
+    if ranks and facts.gpus and ranks > len(facts.gpus) and not _one_each(facts):
+        why = f"{ranks} ranks on this machine, but torch sees {plural(len(facts.gpus), 'GPU')}: two ranks would share one, which NCCL refuses."
+        fix = f"Start at most {plural(len(facts.gpus), 'rank')} here (--nproc_per_node), or use backend='gloo'."
+        yield Finding("L03", "error", why, fix, evidence=facts.seen("GPUs (torch)", "launcher"))
+
+
+def _problem(asked: str, gpus: int) -> tuple[Severity, str, str] | None:
+    names = [name.strip() for name in asked.split(",")]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    beyond = [name for name in names if name.isdigit() and gpus and int(name) >= gpus]
+    if twice:
+        why = f"CUDA_VISIBLE_DEVICES={asked} names GPU {', '.join(twice)} twice: CUDA shows none, or two ranks get the same one."
+        return "error", why, "Name each GPU once."
+    if beyond:
+        why = f"CUDA_VISIBLE_DEVICES={asked}, but this machine has {plural(gpus, 'GPU')}: CUDA ignores {beyond[0]} and all after it."
+        return "error", why, f"Use numbers from 0 to {gpus - 1}."
+    if asked.strip() in ("", "-1") and gpus:
+        why = f"CUDA_VISIBLE_DEVICES={asked!r} hides all {plural(gpus, 'GPU')} of this machine: training would run on the CPU."
+        return "warning", why, "Unset CUDA_VISIBLE_DEVICES, unless you want the CPU."
+    return None
+
+
+def _one_each(facts: Facts) -> bool:
+    """Does Slurm show every task only its own GPUs? Then fewer than ranks is right."""
+    on_node = facts.environment.get("SLURM_GPUS_ON_NODE", "")
+    enough = on_node.isdigit() and int(on_node) >= (facts.launch.local_ranks or 0)
+    return enough or "SLURM_GPUS_PER_TASK" in facts.environment

@@ -1,17 +1,25 @@
-"""L04: Every rank also lives on GPU 0."""
+"""L04: every rank also uses GPU 0."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.launch.devices import destination, hides_gpus
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import INIT, SET_DEVICE
+from paralab.doctor.static.project import position
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L04",
-    title="Every rank also lives on GPU 0",
+    title="Every rank also uses GPU 0",
     symptom="nvidia-smi shows all processes on GPU 0, and only that one runs out of memory.",
-    cause=(
-        "`.cuda()` or torch.load came before set_device, or the rank over all machines was used where the local rank is meant."
-    ),
-    fix="Call set_device with LOCAL_RANK before anything touches a GPU.",
+    cause="`.cuda()` or torch.load ran before set_device, or the device number is the global instead of the local rank.",
+    fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
     wrong="""\
 model = Net().cuda()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -21,5 +29,60 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = Net().cuda()
 """,
     sources=("pytorch/pytorch#159262",),
-    limits="Needs several GPUs to be seen in memory; read in the script only.",
+    limits="Memory shows it only with several GPUs, so only the script is checked.",
 )
+
+
+@check("L04", source="script")
+def cuda_before_set_device(script: Script) -> Iterator[Finding]:
+    """Report a use of the current GPU above the only set_device, in the same function."""
+    chosen = script.calls_of(SET_DEVICE)
+    if len(chosen) != 1 or not script.calls_of(INIT) or hides_gpus(script):
+        return
+    choice = chosen[0]
+    for call in script.calls_in(choice.scope):
+        if position(call.node) >= position(choice.node):
+            return
+        if call.method not in ("cuda", "to") or call.receiver is None or not _always(script, call):
+            continue
+        if destination(script, call) != "cuda" or not _always(script, choice):
+            continue
+        why = (
+            f"`{code(call.node)}` uses the current GPU before `{code(choice.node)}` ({line_of(choice, call)}) chooses "
+            "it: every rank puts this on GPU 0 and keeps a few hundred MB there."
+        )
+        fix = f"Call `{code(choice.node)}` before the first use of CUDA."
+        yield found(script, "L04", "error", call, why, fix, also=(choice,))
+        return
+
+
+def _always(script: Script, call: Call) -> bool:
+    return all(script.decide(one, call.scope, 1) for one in call.inside(If))
+
+
+@check("L04", source="script")
+def global_rank_as_device(script: Script) -> Iterator[Finding]:
+    """Suspect a device that is numbered by the rank among all machines."""
+    for call in [*script.calls_of(SET_DEVICE), *script.calls_of("torch.device")]:
+        device = call.node.args[-1] if call.node.args else None
+        if device is None or not _is_global_rank(script, device, call):
+            continue
+        why = (
+            f"`{code(call.node)}` uses the rank among all machines as the number of a GPU on this machine. Certain with "
+            "more than one machine: rank 8 has no GPU 8 there."
+        )
+        fix = 'Use the local rank: `int(os.environ["LOCAL_RANK"])`.'
+        yield found(script, "L04", "suspect", call, why, fix)
+        return
+
+
+def _is_global_rank(script: Script, device: ast.expr, call: Call) -> bool:
+    """Does the number come from RANK or get_rank(), with no local rank and no modulo on the way?"""
+    parts = [part for part, _ in script.ingredients(device, call.scope, hops=4)]
+    text = " ".join(ast.unparse(part) for part in parts if isinstance(part, ast.expr)).lower()
+    if "local" in text or any(isinstance(part, (ast.Mod, ast.IfExp)) for part in parts):
+        return False
+    calls = [script.call_at[part] for part in parts if part in script.call_at]
+    return any(one.target == "torch.distributed.get_rank" for one in calls) or any(
+        isinstance(part, ast.Constant) and part.value in ("RANK", "SLURM_PROCID") for part in parts
+    )

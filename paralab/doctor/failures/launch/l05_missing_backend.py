@@ -1,14 +1,19 @@
-"""L05: This torch has no such backend."""
+"""L05: this torch does not have the backend."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, Message, check
+from paralab.units import plural
 
 ENTRY = Entry(
     id="L05",
-    title="This torch has no such backend",
+    title="This torch does not have the backend",
     symptom="'Distributed package doesn't have NCCL built in'.",
-    cause="A build of torch for CPUs, or for Windows or macOS, has gloo only.",
+    cause="torch for CPUs, Windows, or macOS comes with gloo only.",
     fix="Use gloo where there is no GPU, or install the CUDA build.",
     wrong="""\
 dist.init_process_group("nccl")
@@ -25,3 +30,23 @@ dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         ),
     ),
 )
+
+
+@check("L05", source="machine")
+def missing_backend(facts: Facts) -> Iterator[Finding]:
+    """Report GPUs that torch cannot use with NCCL, or a torch without torch.distributed."""
+    torch = facts.torch
+    if torch is None:
+        return
+    if facts.driver_gpus and "nccl" not in torch.backends:
+        built = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}, without NCCL"
+        why = (
+            f"This machine has {plural(len(facts.driver_gpus), 'GPU')}, but torch {torch.version} is built {built}: "
+            "backend='nccl' fails."
+        )
+        fix = "Install torch for CUDA (pytorch.org, Get Started), or train on the CPU with backend='gloo'."
+        yield Finding("L05", "error", why, fix, evidence=facts.seen("torch", "GPUs (driver)"))
+    elif not torch.backends:
+        why = f"torch {torch.version} is built without torch.distributed: it has neither gloo nor NCCL."
+        fix = "Install an official torch wheel."
+        yield Finding("L05", "error", why, fix, evidence=facts.seen("torch"))

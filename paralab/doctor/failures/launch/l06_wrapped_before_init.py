@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import COLLECTIVES, DDP, INIT, SAMPLER
+from paralab.doctor.static.project import position
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L06",
     title="DDP or the sampler before the process group",
     symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
-    cause="DistributedDataParallel and DistributedSampler ask the group for rank and world size, and it does not exist yet.",
+    cause="DistributedDataParallel and DistributedSampler ask the process group for rank and world size, but it does not exist yet.",
     fix="Call init_process_group first.",
     wrong="""\
 sampler = DistributedSampler(data)
@@ -25,3 +35,51 @@ sampler = DistributedSampler(data)
         ),
     ),
 )
+
+
+_NEED_GROUP = (
+    DDP,
+    SAMPLER,
+    *(f"torch.distributed.{name}" for name in ("get_rank", "get_world_size", *sorted(COLLECTIVES))),
+)
+_ASKS_FOR_GROUP = re.compile(r"init|avail|distributed|ddp|rank", re.I)
+
+
+@check("L06", source="script")
+def before_the_group(script: Script) -> Iterator[Finding]:
+    """Report a call that needs the process group and certainly runs before its only init."""
+    starts = script.calls_of(INIT)
+    if len(starts) != 1:
+        return
+    inits = [starts[0], *script.callers(starts[0].scope)]
+    for call in script.calls_of(*_NEED_GROUP):
+        later = next((one for one in inits if _comes_first(script, call, one)), None)
+        if later is None or _is_guarded(call):
+            continue
+        if call.target == SAMPLER and call.argument(1, "num_replicas") and call.argument(2, "rank"):
+            continue
+        why = (
+            f"`{code(call.node.func)}` needs the process group, but runs before `{code(later.node.func)}` "
+            f"({line_of(later, call)}): 'Default process group has not been initialized'."
+        )
+        fix = f"Call `{code(later.node.func)}` first."
+        yield found(script, "L06", "error", call, why, fix, also=(later,))
+        return
+
+
+def _comes_first(script: Script, call: Call, init: Call) -> bool:
+    """Is it above the init in the same function, or at the top level of an imported module?"""
+    if call.scope is init.scope:
+        return position(call.node) < position(init.node)
+    top = call.scope.parent is None and call.module is not script.modules[0]
+    return top and init.scope.is_function and init.module is script.modules[0]
+
+
+def _is_guarded(call: Call) -> bool:
+    """Is it in a try block, or under a test that may ask for the group?"""
+    node: ast.AST | None = call.node
+    while node is not None and node is not call.scope.node:
+        if isinstance(node, ast.Try):
+            return True
+        node = call.module.parents.get(node)
+    return any(_ASKS_FOR_GROUP.search(code(one.test, 200)) for one in call.inside(If))

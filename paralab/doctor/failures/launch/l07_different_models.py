@@ -1,15 +1,28 @@
-"""L07: Not the same model on every rank."""
+"""L07: not the same model on every rank."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+import math
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as report
+from paralab.doctor.agreement import listed, odd_one_out, place_of
+from paralab.doctor.events import Wrap
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.models import layers, wraps
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L07",
     title="Not the same model on every rank",
     symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' the one of rank 0.",
-    cause="The architecture depends on something that differs: the rank, random numbers, classes found in this rank's files.",
-    fix="Decide it once, on rank 0, and broadcast the decision.",
+    cause="The architecture depends on something that differs between ranks: the rank itself, random numbers, or the classes in a rank's files.",
+    fix="Decide on rank 0 and broadcast the decision.",
     wrong="""\
 classes = sorted({label for _, label in files_of(rank)})
 model = DistributedDataParallel(Net(len(classes)))
@@ -44,3 +57,85 @@ model = DistributedDataParallel(Net(len(classes[0])))
         ),
     ),
 )
+
+
+@check("L07", source="script")
+def size_depends_on_rank(script: Script) -> Iterator[Finding]:
+    """Report a layer of a DDP model with a different size on each rank."""
+    for wrap in wraps(script):
+        if wrap.argument(99, "process_group") is not None:
+            continue
+        for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
+            if layer is None or not _differs(script, layer):
+                continue
+            why = (
+                f"The size of `{code(layer.node)}` depends on the rank, so ranks build different models. DDP "
+                f"({line_of(wrap, layer)}) refuses them."
+            )
+            fix = "Build the model from values that are the same on all ranks; broadcast what one rank finds out."
+            yield found(script, "L07", "error", layer, why, fix, also=(wrap,))
+            break
+
+
+def _differs(script: Script, layer: Call) -> bool:
+    sizes = [*layer.node.args]
+    sizes += [one.value for one in layer.node.keywords if one.arg not in ("device", "dtype", None)]
+    for size in sizes:
+        if isinstance(size, (ast.Name, ast.BinOp, ast.Attribute)):
+            values = [script.evaluate(size, layer.scope, rank) for rank in (0, 1)]
+            if all(isinstance(one, int) for one in values) and values[0] != values[1]:
+                return True
+    return False
+
+
+Model = tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable
+
+
+@check("L07", source="ranks")
+def different_models(seen: Observation) -> Iterator[Finding]:
+    """Compare what the ranks give to DDP, parameter by parameter, in the order of wrapping."""
+    wrapped = [
+        [one for one in (*rank.events, *rank.doing) if isinstance(one, Wrap) and one.kind == "ddp"]
+        for rank in seen.ranks
+    ]
+    for number, first in enumerate(wrapped[0] if len(seen.ranks) > 1 else []):
+        others = [events[number] for events in wrapped if number < len(events)]
+        if len(others) < len(seen.ranks) or (first.ranks and len(first.ranks) < seen.world):
+            return
+        models = {rank.rank: _model(wrap) for rank, wrap in zip(seen.ranks, others, strict=True)}
+        if len(set(models.values())) == 1:
+            continue
+        odd = odd_one_out(models)
+        rank = next(one for one in models if one != odd)
+        other = odd if odd is not None else next(r for r in models if models[r] != models[rank])
+        yield report(
+            "L07",
+            "error",
+            f"ranks {rank} and {other} give different models to DDP: "
+            f"{_difference(models[rank], models[other], rank, other)}. DDP pairs parameters by position",
+            "build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0",
+            place_of(others[[one.rank for one in seen.ranks].index(other)]),
+            [
+                f"rank {r}: {len(model)} parameters, {sum(math.prod(shape) for _, shape, _ in model):,} values"
+                for r, model in models.items()
+            ],
+            odd,
+        )
+        return
+
+
+def _model(wrap: Wrap) -> Model:
+    shapes = map(tuple, wrap.shapes)
+    return tuple(zip(wrap.names, shapes, wrap.trainable, strict=True))
+
+
+def _difference(one: Model, other: Model, rank: int, its: int) -> str:
+    for (name, shape, on), (its_name, its_shape, its_on) in zip(one, other, strict=False):
+        if (name, shape) != (its_name, its_shape):
+            return f"{name} has shape {list(shape)} on rank {rank}, {its_name} has {list(its_shape)} on rank {its}"
+        if on != its_on:
+            trainable, frozen = (rank, its) if on else (its, rank)
+            return f"{name} is trainable on rank {trainable} and frozen on rank {frozen}"
+    longer = one if len(one) > len(other) else other
+    extra = [name for name, _, _ in longer[min(len(one), len(other)) :]]
+    return f"only rank {rank if longer is one else its} has {listed(extra)}"

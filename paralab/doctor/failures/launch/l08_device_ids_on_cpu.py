@@ -1,18 +1,26 @@
-"""L08: device_ids for a model that is on the CPU."""
+"""L08: device_ids for a model on the CPU."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.failures.launch.devices import moves
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.models import wraps
+from paralab.doctor.static.report import code, found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L08",
-    title="device_ids for a model that is on the CPU",
+    title="device_ids for a model on the CPU",
     symptom=(
         "'DistributedDataParallel device_ids and output_device arguments only work with … GPU modules', though "
         "CPU is named too."
     ),
-    cause="The model was not moved to the GPU before it was wrapped, or a script for GPUs runs on CPU ranks.",
-    fix="Move the model first; on CPU ranks leave device_ids out.",
+    cause="The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.",
+    fix="Move the model first; on CPU ranks leave out device_ids.",
     wrong="""\
 model = DistributedDataParallel(Net(), device_ids=[local_rank])
 """,
@@ -27,3 +35,33 @@ model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
         ),
     ),
 )
+
+
+@check("L08", source="script")
+def device_ids_on_cpu(script: Script) -> Iterator[Finding]:
+    """Report device_ids in a project that never moves a model to a device."""
+    defaults = ("torch.set_default_device", "torch.set_default_tensor_type")
+    if moves(script) or script.calls_of(*defaults):
+        return
+    for wrap in wraps(script):
+        devices, model = wrap.argument(1, "device_ids"), wrap.argument(0, "module")
+        if not isinstance(devices, ast.List) or not devices.elts or model is None:
+            continue
+        makers = script.makers(model, wrap.scope)
+        if not makers or any(not _is_on_cpu(script, made.node) for made in makers):
+            continue
+        if not all(made.made is not None or made.target.startswith("torch.nn.") for made in makers):
+            continue
+        why = f"`{code(wrap.node)}` names devices, but the model is on the CPU: nothing moves it. DDP refuses this."
+        fix = "Move the model first (`model.to(device)`), or leave out `device_ids` on the CPU."
+        yield found(script, "L08", "error", wrap, why, fix)
+
+
+def _is_on_cpu(script: Script, made: ast.Call) -> bool:
+    """Is no device given where the model or its layers are made?"""
+    return not any(
+        one.arg == "device"
+        for call in script.calls
+        if call.node is made or call.target.startswith("torch.nn.")
+        for one in call.node.keywords
+    ) and not script.calls_of("torch.device")

@@ -1,20 +1,24 @@
-"""L09: Threads of the ranks and cores of the machine do not match."""
+"""L09: the threads of the ranks do not match the cores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paralab.doctor.agreement import found as report
+from paralab.doctor.events import Threads
 from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.preflight import Facts
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, Message, check
 from paralab.units import plural
 
 ENTRY = Entry(
     id="L09",
-    title="Threads of the ranks and cores of the machine do not match",
-    symptom="CPU work is slow: one thread per rank where there are cores to spare, or every rank uses all cores at once.",
-    cause="torchrun sets OMP_NUM_THREADS=1 if nobody else did; mp.spawn sets nothing, so each rank takes the whole machine.",
-    fix="Threads per rank = cores ÷ ranks.",
+    title="The threads of the ranks do not match the cores",
+    symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
+    cause="torchrun sets OMP_NUM_THREADS=1 unless it is set; mp.spawn sets nothing, so each rank uses all cores.",
+    fix="Use cores ÷ ranks threads per rank.",
     wrong="""\
 def worker(rank, ranks):
     train(rank)
@@ -49,6 +53,61 @@ def worker(rank, ranks):
         ),
     ),
 )
+
+
+MANY_CORES = 4  # per rank: with one thread, three of them idle
+
+
+@check("L09", source="ranks")
+def too_many_threads(seen: Observation) -> Iterator[Finding]:
+    """Report CPU ranks that run more threads than their machine has cores."""
+    for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
+        ranks = [rank for rank in seen.ranks if rank.start.host == host]
+        threads = [_threads(rank) for rank in ranks]
+        cores = max(rank.start.cores for rank in ranks)
+        if len(ranks) < 2 or sum(threads) <= cores or max(threads) == 1:
+            continue
+        if any(rank.start.gpus for rank in ranks):
+            continue
+        share = max(1, cores // len(ranks))
+        yield report(
+            "L09",
+            "warning",
+            f"{len(ranks)} ranks use {threads[0]} threads each on {cores} cores of {host}: {sum(threads)} threads "
+            "take turns, and every parallel loop waits for the slowest",
+            f"call torch.set_num_threads({share}) first in each rank, or set OMP_NUM_THREADS={share} (torchrun sets 1)",
+            None,
+            [
+                f"rank {rank.rank}: {count} threads"
+                for rank, count in zip(ranks, threads, strict=True)
+            ],
+        )
+
+
+def _threads(rank: RankSeen) -> int:
+    last = rank.last(Threads)
+    return last.threads if last else rank.start.threads
+
+
+@check("L09", source="machine")
+def threads(facts: Facts) -> Iterator[Finding]:
+    """Report too many threads per rank, or one thread where many cores are free."""
+    ranks, launch = facts.launch.local_ranks, facts.launch
+    if facts.torch is None or not ranks or ranks < 2:
+        return
+    asked = facts.environment.get("OMP_NUM_THREADS", "")
+    share, evidence = facts.cores // ranks, facts.seen("threads", "cores")
+    if launch.by == "torchrun" and not asked:
+        return  # torchrun sets 1
+    crowded = judge_threads(facts.torch.threads, ranks, facts.cores, "rank")
+    if crowded and facts.torch.threads > 1:
+        yield Finding("L09", "warning", crowded.why, crowded.fix, evidence=evidence)
+    elif asked == "1" and share >= MANY_CORES:
+        why = (
+            f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch uses one thread where {share} are free. "
+            "Certain if the ranks compute on the CPU (transforms, losses, offloaded optimizers)."
+        )
+        yield Finding("L09", "suspect", why, f"OMP_NUM_THREADS={share}.", evidence=evidence)
 
 
 def judge_threads(

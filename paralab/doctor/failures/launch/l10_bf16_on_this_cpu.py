@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
     id="L10",
     title="bf16 on this CPU ends with an illegal instruction",
     symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
-    cause="The CPU says that it has AMX, but in this virtual machine the instructions cannot be used (inferred).",
-    fix="`ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before torch is imported.",
+    cause="The CPU reports AMX, but this virtual machine does not allow its instructions (inferred).",
+    fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
     wrong="""\
 import torch
 
@@ -32,7 +33,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     loss = model(x).mean()
 """,
     silent=True,
-    limits="Needs a CPU that lists AMX and does not carry it out, which tests cannot have: told from logs and by preflight.",
+    limits="Tests cannot provide a CPU that lists AMX but fails on it; found in logs and by preflight.",
     messages=(
         Message(r"was killed by SIGILL"),  # paralab's launcher
     ),
@@ -53,3 +54,18 @@ def illegal_instruction(logs: Logs) -> Iterator[Finding]:
     file, line = (first.at.file, first.at.line) if first.at else (None, None)
     evidence = tuple(text for event in crashed[:3] for text in event.evidence())
     yield Finding("L10", "error", why, ENTRY.fix, file, line, first.rank, evidence)
+
+
+@check("L10", source="machine")
+def trial_died(facts: Facts) -> Iterator[Finding]:
+    """Report a precision whose trial on this CPU died of SIGILL."""
+    for name, probe in facts.precisions.items():
+        if "SIGILL" not in probe.seen:
+            continue
+        severity: Severity = "warning" if facts.gpus else "error"
+        settings = " ".join(f"{variable}={value}" for variable, value in probe.environment.items())
+        why = f"{name} on this CPU: {probe.seen}. The CPU lists instructions (AMX) that this virtual machine does not allow."
+        fix = f"Train in fp32 on this CPU, or use {name} on a GPU."
+        if settings:
+            fix = f"export {settings} before Python starts. We tried it, and it works."
+        yield Finding("L10", severity, why, fix, evidence=facts.seen(f"{name} on CPU"))

@@ -1,4 +1,4 @@
-"""L11: Shared memory is too small for the loader's workers."""
+"""L11: shared memory is too small for loader workers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
+from paralab.units import size
 
 ENTRY = Entry(
     id="L11",
-    title="Shared memory is too small for the loader's workers",
+    title="Shared memory is too small for loader workers",
     symptom="'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.",
-    cause="Workers hand batches over in /dev/shm, and a container has 64 MB of it unless told otherwise.",
+    cause="Workers pass batches through /dev/shm, and a container has only 64 MB of it by default.",
     fix="Start the container with a larger --shm-size or --ipc=host, or use fewer workers.",
     wrong="""\
 subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
@@ -23,7 +25,7 @@ subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "tra
 subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
     sources=("pytorch/pytorch#5040", "pytorch/pytorch#108861", "NVlabs/Deep_Object_Pose#297"),
-    limits="The size of /dev/shm is not in the script: told from logs (one of a real run with 1 MB), runs, and by preflight.",
+    limits="The script does not show the size of /dev/shm; found in logs, runs, and by preflight.",
     messages=(
         Message(r"was killed by SIGBUS"),  # paralab's launcher
         Message(
@@ -53,3 +55,23 @@ def bus_error(logs: Logs) -> Iterator[Finding]:
     )
     why = f"{named([root.rank])} died of SIGBUS{where}. Usually /dev/shm is full; `df` makes it certain."
     yield Finding("L11", "suspect", why, ENTRY.fix, file, line, root.rank, root.evidence())
+
+
+WORKERS, PREFETCHED = 2, 2  # per rank and per worker, in a modest script
+BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 images as floats
+
+
+@check("L11", source="machine")
+def small_shared_memory(facts: Facts) -> Iterator[Finding]:
+    """Suspect a /dev/shm that cannot hold the batches of a modest script."""
+    ranks = facts.ranks_here or 2
+    needed = ranks * WORKERS * PREFETCHED * BATCH_BYTES
+    if facts.shared_bytes is None or facts.shared_bytes >= needed:
+        return
+    why = (
+        f"/dev/shm has {size(facts.shared_bytes)}; {ranks} ranks × {WORKERS} loader workers × {PREFETCHED} batches of "
+        f"{size(BATCH_BYTES)} (32 images) need {size(needed)}. A worker without room dies with a bus error. Certain if "
+        "your own batches need that much."
+    )
+    fix = "docker run --shm-size=8g or --ipc=host; or num_workers=0."
+    yield Finding("L11", "suspect", why, fix, evidence=facts.seen("shared memory"))

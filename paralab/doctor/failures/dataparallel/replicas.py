@@ -1,0 +1,57 @@
+"""The models that DataParallel wraps, and how it splits a batch."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import DP
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.script import Script
+
+
+def pieces(batch: int, devices: int) -> int:
+    """The pieces that scatter makes of a batch: 9 samples over 4 GPUs are 3 + 3 + 3."""
+    return math.ceil(batch / math.ceil(batch / devices)) if batch else 0
+
+
+def classes_in(script: Script, wrap: Call) -> Iterator[Scope]:
+    """The project classes of the model that a wrapper gets."""
+    model = wrap.argument(0, "module")
+    for made in script.makers(model, wrap.scope) if model is not None else []:
+        if made.made is not None:
+            yield made.made
+
+
+def wrapper_of(script: Script, node: ast.expr | None, scope: Scope) -> Call | None:
+    """The DataParallel call behind a value that is certainly wrapped."""
+    if node is None or script.kinds(node, scope) != {"dp"}:
+        return None
+    return next((call for call in script.makers(node, scope) if call.target == DP), None)
+
+
+def gpus_of(script: Script, wrap: Call) -> int | None:
+    """The number of device_ids, if the script shows it: `[0, 1]` or `list(range(4))`."""
+    return _length(script, wrap.argument(1, "device_ids"), wrap.scope)
+
+
+def _length(script: Script, node: ast.expr | None, scope: Scope) -> int | None:
+    match node:
+        case ast.List() | ast.Tuple():
+            return len(node.elts)
+        case ast.Call(ast.Name("list"), [inner]):
+            return _length(script, inner, scope)
+        case ast.Call(ast.Name("range"), [stop]):
+            value = script.evaluate(stop, scope, 0)
+            return value if isinstance(value, int) else None
+        case ast.Name() | ast.Attribute():
+            lengths: set[int | None] = set()
+            for one in script.reaching(node, scope):
+                if one.how == "parameter":
+                    lengths |= {_length(script, *given) for given in script.arguments_for(one)}
+                else:
+                    lengths.add(_length(script, one.value, one.scope))
+            return lengths.pop() if len(lengths) == 1 else None
+    return None

@@ -1,0 +1,55 @@
+"""Which device an expression names, and what moves a model there."""
+
+from __future__ import annotations
+
+import ast
+
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.script import Script
+
+
+def fixed_device(script: Script, node: ast.expr | None, scope: Scope) -> str | None:
+    """`cuda` or `cuda:0` if the device is written out and the same on every rank."""
+    if node is None:
+        return None
+    makers = script.makers(node, scope) or (
+        [script.call_at[node]] if node in script.call_at else []
+    )
+    if makers:
+        made = makers[0]
+        if len(makers) > 1 or made.target != "torch.device" or len(made.node.args) != 1:
+            return None
+        return fixed_device(script, made.node.args[0], made.scope)
+    values = {script.evaluate(node, scope, rank) for rank in (0, 1)}
+    value = values.pop() if len(values) == 1 else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"cuda:{value}"
+    return value if isinstance(value, str) and value.startswith("cuda") else None
+
+
+def moves(script: Script) -> list[Call]:
+    """The calls that may move a model to a device; inputs and tensors are left out."""
+    return [
+        call
+        for call in script.methods("to", "cuda", "xpu", "to_empty")
+        if call.receiver is not None
+        and script.kinds(call.receiver, call.scope).isdisjoint({"batch", "loss", "output"})
+    ]
+
+
+def destination(script: Script, move: Call) -> str | None:
+    """Where a move goes: `cuda` for the current GPU; None if that is not written out."""
+    device = move.argument(0, "device")
+    if device is None:
+        return "cuda" if move.method == "cuda" else None
+    return fixed_device(script, device, move.scope)
+
+
+def hides_gpus(script: Script) -> bool:
+    """Does the script set CUDA_VISIBLE_DEVICES itself?"""
+    return any(
+        isinstance(node, ast.Constant) and node.value == "CUDA_VISIBLE_DEVICES"
+        for module in script.modules
+        for node in module.nodes
+    )
