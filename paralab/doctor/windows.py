@@ -143,3 +143,18 @@ def accumulated(rank: RankSeen) -> Iterator[Window]:
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:
             yield window
+
+
+def is_close(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-3 * max(abs(one), abs(other))
+
+
+def are_weighted_by(passes: list[MicroStep], counts: list[int]) -> bool:
+    """Did the user weight each pass by its count? Also true if nobody knows."""
+    factors = [one.factor for one in passes]
+    shares = [
+        factor / count
+        for factor, count in zip(factors, counts, strict=True)
+        if factor is not None and count
+    ]
+    return len(shares) < len(passes) or all(is_close(share, shares[0]) for share in shares)

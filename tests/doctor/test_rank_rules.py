@@ -162,6 +162,34 @@ def test_a_window_ends_with_a_step_and_forgets_what_was_cleared():
     assert sizes(backward, backward, skipped, backward, backward, step) == [2, 2]
 
 
+# --- accumulation
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "expected"),
+    [
+        ("synchronizes", "in no_sync", "G03"),
+        ("synchronizes", "outside", "G02"),
+        ("in no_sync", "in no_sync", None),
+    ],
+)
+def test_a_step_that_synchronizes_twice_says_why(forward, backward, expected):
+    """G03's check once found nothing, and no test noticed."""
+    events = [wrap()]
+    for number in range(1, 4):
+        for last in (False, True):
+            quiet = forward == "in no_sync" and not last
+            seq = [number, number - 1] if quiet else [number, number]
+            unsynced = backward == "in no_sync" and not last
+            events += [
+                Forward(site=site(20), model=0, sync=not quiet, size=8),
+                Backward(site=site(21), loss=1.0, seq=seq, unsynced=unsynced),
+            ]
+        events.append(Step(site=site(22), number=number, names=["w", "b"]))
+    ids = {(id, line) for id, _, line, _ in found(seen(events, events)) if id in ("G02", "G03")}
+    assert ids == ({(expected, 21)} if expected else set())
+
+
 # --- more ranks than two
 # -------------------------------------------------------------------------------------------------------
 

@@ -187,6 +187,8 @@ class Script(Facts):
             return self._environment(node.args[0], rank)
         if target in _TRUE:
             return True
+        if target == "builtins.len":
+            return env.get("len()", UNKNOWN)
         if target in ("builtins.int", "builtins.bool", "builtins.str") and len(node.args) == 1:
             value = self.evaluate(node.args[0], scope, rank, env)
             if isinstance(value, Special):
@@ -219,7 +221,7 @@ class Script(Facts):
         names = [one.arg for one in function.parameters]
         if function.owner is not None and names[:1] in (["self"], ["cls"]):
             names = names[1:]
-        bound: Env = {}
+        bound: Env = {key: value for key, value in (env or {}).items() if "." in key or "(" in key}
         for place, name in enumerate(names):
             value = call.argument(place, name)
             if value is not None:
@@ -273,8 +275,9 @@ class Script(Facts):
     def _evaluate_name(
         self, node: ast.Name | ast.Attribute, scope: Scope, rank: int, env: Env
     ) -> Any:
-        if isinstance(node, ast.Name) and node.id in env:
-            return env[node.id]
+        key = dotted_key(node)
+        if key in env:
+            return env[key]
         if isinstance(node, ast.Name) and node.id == "__name__":
             return "__main__" if scope.module is self.modules[0] else scope.module.name
         if isinstance(node, ast.Attribute) and isinstance(self.resolve(node, scope), Scope):

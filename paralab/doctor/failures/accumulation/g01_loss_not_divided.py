@@ -1,15 +1,31 @@
-"""G01: The loss is not divided by the accumulation steps."""
+"""G01: the loss is not divided by the accumulation steps."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as observed
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Step
+from paralab.doctor.failures.accumulation.windows import Window, windows
+from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import SAME_VALUE, Call
+from paralab.doctor.static.names import kind_of_made
+from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.report import code, found, line_of, replace
+from paralab.doctor.static.script import Script
+from paralab.doctor.windows import Window as Observed
+from paralab.doctor.windows import accumulated, is_close
 
 ENTRY = Entry(
     id="G01",
     title="The loss is not divided by the accumulation steps",
-    symptom="No message. The gradient is as many times too large as passes are accumulated.",
-    cause="backward adds up; the sum of N means is N times the mean of the large batch.",
-    fix="Divide the loss by N before backward.",
+    symptom="No message. The gradient is N times too large for N accumulated passes.",
+    cause="Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.",
+    fix="Divide the loss by N before `backward`.",
     wrong="""\
 loss = criterion(model(x), y)
 loss.backward()
@@ -27,3 +43,209 @@ if (i + 1) % N == 0:
     sources=("verl-project/verl#3332",),
     silent=True,
 )
+
+
+_SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")
+
+
+@check("G01", source="script")
+def undivided_loss(script: Script) -> Iterator[Finding]:
+    """A step adds up several mean losses, and nothing divides them or the gradients."""
+    if _changes_gradients(script):
+        return
+    for window in windows(script):
+        call = window.backward.call
+        loss = _loss_of(script, call)
+        if window.number == 1 or loss is None:
+            continue
+        reductions, factors = _trace(script, loss, call.scope)
+        if "sum" in reductions or not reductions or _is_divided(window, factors, call):
+            continue
+        many = str(window.number or f"`{window.size_text}`") if window.size else "all"
+        why = (
+            f"`{code(window.step.call.node)}` ({line_of(window.step.call, call)}) uses the sum of the gradients of "
+            f"{many} backward passes, but the loss is not divided by that number."
+        )
+        sure = reductions == {"mean"} and not window.is_optional
+        if not sure:
+            why += " Certain if each loss is a mean over its micro-batch."
+        fix = f"Divide the loss: `({code(loss)} / {window.size_text}).backward()`."
+        severity: Severity = "error" if sure else "suspect"
+        edits = _division(script, window, loss)
+        also = (window.step.call,)
+        yield found(script, "G01", severity, call, why, fix, also=also, edits=edits)
+
+
+def _loss_of(script: Script, backward: Call) -> ast.expr | None:
+    """The loss behind `loss.backward()` or `scaler.scale(loss).backward()`."""
+    call = script.call_at.get(backward.receiver) if backward.receiver is not None else None
+    return call.argument(0, "outputs") if call and call.method == "scale" else backward.receiver
+
+
+def _trace(
+    script: Script, loss: ast.expr, scope: Scope
+) -> tuple[set[str], list[tuple[ast.expr, Scope]]]:
+    """How a loss was reduced ("mean", "sum", or "" if unknown), and what it was multiplied by."""
+    reductions: set[str] = set()
+    factors: list[tuple[ast.expr, Scope]] = []
+    waiting = [(loss, scope)]
+    seen: set[ast.AST] = set()
+    while waiting and len(seen) < 100:
+        node, where = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        match node:
+            case ast.BinOp(left, ast.Div(), right):
+                factors.append((right, where))
+                waiting.append((left, where))
+            case ast.BinOp(left, ast.Mult(), right):
+                numbers = [one for one in (left, right) if not _has_call(script, one, where)]
+                factors += [(one, where) for one in numbers]
+                waiting += [(one, where) for one in (left, right) if one not in numbers]
+            case ast.BinOp(left, _, right):
+                waiting += [
+                    (one, where) for one in (left, right) if not isinstance(one, ast.Constant)
+                ]
+            case ast.Name() | ast.Attribute() if script.reaching(node, where):
+                for one in script.reaching(node, where):
+                    if one.how == "parameter":
+                        waiting += list(script.arguments_for(one)) or [(ast.Constant(""), where)]
+                    elif one.how in ("assign", "augmented") and one.value is not None:
+                        waiting.append((one.value, one.scope))
+                    else:
+                        reductions.add("")
+            case ast.Call() if node in script.call_at:
+                reductions |= _follow(script, script.call_at[node], waiting, factors)
+            case _:
+                reductions.add("")
+    return reductions, factors
+
+
+def _follow(
+    script: Script,
+    call: Call,
+    waiting: list[tuple[ast.expr, Scope]],
+    factors: list[tuple[ast.expr, Scope]],
+) -> set[str]:
+    """Trace a loss through a call."""
+    makers = script.makers(call.node.func, call.scope) if not call.target else []
+    is_loss = any(kind_of_made(one.target) == "loss function" for one in makers)
+    if is_loss or kind_of_made(call.target) == "loss":
+        given = (makers[0] if is_loss else call).argument(99, "reduction")
+        return {"mean"} if given is None else {str(getattr(given, "value", ""))} - {"none"}
+    if call.method == "mean" and call.receiver is not None:
+        return {"mean"}
+    if call.receiver is not None and call.method in (*_SCALINGS, *SAME_VALUE, "squeeze"):
+        waiting.append((call.receiver, call.scope))
+        factors += [(one, call.scope) for one in call.node.args if call.method in _SCALINGS]
+        return set()
+    if call.function is not None and call.made is None and call.function.returns:
+        waiting += [(one, call.function) for one in call.function.returns]
+        return set()
+    return {"sum"} if call.method == "sum" else {""}
+
+
+def _has_call(script: Script, node: ast.expr, scope: Scope) -> bool:
+    """Is a factor part of the loss, and not a number?"""
+    if isinstance(node, ast.Call) and script.call_at[node].target.startswith("builtins."):
+        return False
+    calls = script.contributors(node, scope)
+    return any(not call.target.startswith("builtins.") for call in calls)
+
+
+def _is_divided(window: Window, factors: list[tuple[ast.expr, Scope]], backward: Call) -> bool:
+    script, number = window.script, window.number
+    for node, scope in factors:
+        value = script.evaluate(node, scope, 0)
+        if not isinstance(value, (int, float)):
+            return True  # by something that is computed: it may well be right
+        if value not in (0, 1) and (
+            number is None or is_close(value, number) or is_close(value, 1 / number)
+        ):
+            return True
+    key = dotted_key(backward.receiver) if backward.receiver is not None else None
+    inplace = script.methods("div_", "mul_")
+    return any(key and one.receiver and dotted_key(one.receiver) == key for one in inplace)
+
+
+def _changes_gradients(script: Script) -> bool:
+    """`p.grad /= n`, `p.grad.div_(n)`: the sum is divided afterwards."""
+    stored = (
+        definition
+        for scope in script.scopes
+        for key, definitions in scope.definitions.items()
+        if key.endswith(".grad")
+        for definition in definitions
+    )
+    if any(getattr(one.value, "value", "") is not None for one in stored):
+        return True
+    scaled = [*script.methods(*_SCALINGS), *script.methods("_foreach_div_", "_foreach_mul_")]
+    return any("grad" in code(call.node, 200) for call in scaled)
+
+
+def _division(script: Script, window: Window, loss: ast.expr) -> tuple[Edit, ...]:
+    call, size = window.backward.call, window.size
+    if size is None or window.is_apart or not isinstance(loss, ast.Name):
+        return ()
+    if size[1] is not call.scope and not isinstance(size[0], ast.Constant):
+        return ()
+    text = f"{loss.id} / {window.size_text}"
+    return replace(script, call.module, loss, f"({text})" if loss is call.receiver else text)
+
+
+@check("G01", source="ranks")
+def undivided(seen: Observation) -> Iterator[Finding]:
+    """The loss went into backward as its function returned it, several times for one step."""
+    for rank in seen.ranks:
+        every = list(accumulated(rank))
+        plain = [window for window in every if _is_plain_sum(window)]
+        if not plain:
+            continue
+        checked = [_gradient_was_rescaled(window) for window in plain]
+        if any(checked):
+            return
+        passes = plain[0].micro_steps
+        count = len(passes)
+        certain = all(one.batches for one in passes) and False in checked
+        why = (
+            f"One optimizer step adds up {count} backward passes, each from a mean loss that is not divided by {count}. "
+            f"The gradient is {count} times as large as that of one batch."
+        )
+        if not certain:
+            why += f" Certain if the {count} losses are parts of one batch and nothing divides the gradients later."
+        fix = f"Write `(loss / {count}).backward()`, with the number of micro-batches instead of {count}."
+        losses = "; ".join(
+            f"{one.loss_value:.4g} -> backward of {one.backward.loss:.4g}" for one in passes[:4]
+        )
+        evidence = [
+            f"{len(plain)} of {len(every)} windows of rank {rank.rank}",
+            f"losses: {losses}",
+        ]
+        severity: Severity = "error" if certain else "suspect"
+        yield observed("G01", severity, why, fix, place_of(passes[0].backward), evidence)
+        return
+
+
+def _is_plain_sum(window: Observed) -> bool:
+    return all(
+        one.factor is not None
+        and is_close(one.factor, 1.0)
+        and {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
+        for one in window.micro_steps
+    )
+
+
+def _gradient_was_rescaled(window: Observed) -> bool | None:
+    """Were gradients divided between the last backward and the step? None if unknown."""
+    last = window.micro_steps[-1]
+    after = window.clips[0].norm if window.clips else _norm(window.step)
+    if last.backward.grad_norm is None or after is None or not last.scale:
+        return None
+    before = last.backward.grad_norm
+    return not any(is_close(before / scale, after) for scale in (1.0, last.scale))
+
+
+def _norm(step: Step | None) -> float | None:
+    norms = [value[0] for value in (step.gradients if step and step.gradients else []) if value]
+    return sum(norm * norm for norm in norms) ** 0.5 if norms and min(norms) >= 0 else None

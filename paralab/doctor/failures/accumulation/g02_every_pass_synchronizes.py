@@ -1,15 +1,25 @@
-"""G02: Every accumulated pass synchronizes."""
+"""G02: every accumulated pass synchronizes."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found as observed
+from paralab.doctor.agreement import place_of
+from paralab.doctor.failures.accumulation.synchronizing import forwards_of, reduces, wasteful
+from paralab.doctor.failures.accumulation.windows import quiet, windows
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="G02",
-    title="Every accumulated pass synchronizes",
-    symptom="Right results, slow steps: N all-reduces of all gradients where one would do.",
-    cause="DDP synchronizes in every backward unless it runs under no_sync().",
-    fix="Run all passes but the last of a step under `model.no_sync()`.",
+    title="Every accumulated pass synchronizes gradients",
+    symptom="Correct results, slow steps: N all-reduces of all gradients instead of one.",
+    cause="DDP synchronizes in every backward pass unless it runs under `no_sync()`.",
+    fix="Run all passes of a step but the last under `model.no_sync()`.",
     wrong="""\
 for i, (x, y) in enumerate(loader):
     (criterion(model(x), y) / N).backward()
@@ -32,3 +42,51 @@ for i, (x, y) in enumerate(loader):
     ),
     silent=True,
 )
+
+
+@check("G02", source="script")
+def synchronizes_in_every_turn(script: Script) -> Iterator[Finding]:
+    """Several backward passes per step through a DDP model, and `no_sync` nowhere."""
+    if script.methods("no_sync") or script.attributes.get("require_backward_grad_sync"):
+        return
+    for window in windows(script):
+        call = window.backward.call
+        forwards = forwards_of(script, window.backward)
+        blocks = [
+            quiet(script, *one) for event in (window.backward, *forwards) for one in event.blocks()
+        ]
+        if window.number == 1 or not forwards or None in blocks:
+            continue
+        many = str(window.number or f"`{window.size_text}`")
+        model = code(forwards[0].call.node.func)
+        why = (
+            f"`{code(window.step.call.node)}` ({line_of(window.step.call, call)}) needs the sum over {many} backward "
+            f"passes, but each of them all-reduces the gradients of `{model}`. One all-reduce would do."
+        )
+        fix = (
+            f"Run all but the last forward and backward before a step in `with {model}.no_sync():`."
+        )
+        severity: Severity = "suspect" if window.is_optional else "warning"
+        yield found(script, "G02", severity, call, why, fix, also=(window.step.call,))
+
+
+@check("G02", source="ranks")
+def synchronized_every_time(seen: Observation) -> Iterator[Finding]:
+    """Every micro-batch all-reduces the gradients."""
+    for rank, window, inside in wasteful(seen):
+        if inside:
+            return  # G03
+        count = len(window.micro_steps)
+        early = window.micro_steps[:-1]
+        seconds = sum(one.backward.seconds or 0.0 for one in early if reduces(one))
+        why = (
+            f"One optimizer step has {count} micro-batches, and each of them all-reduces all gradients. "
+            f"The last one is enough: {count - 1} of {count} all-reduces are wasted."
+        )
+        fix = "Put `with model.no_sync():` around forward and backward of all micro-batches but the last."
+        evidence = [
+            f"rank {rank.rank}: {sum(map(reduces, window.micro_steps))} of {count} backward passes of a step all-reduce",
+            f"backward passes that need not: {seconds * 1000:.1f} ms per step",
+        ]
+        yield observed("G02", "warning", why, fix, place_of(early[0].backward), evidence)
+        return

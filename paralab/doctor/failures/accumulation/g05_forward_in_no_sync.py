@@ -1,4 +1,4 @@
-"""G05: Forward inside no_sync, backward outside."""
+"""G05: forward inside no_sync, backward outside. G04's check reports it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from paralab.doctor.registry import Entry
 ENTRY = Entry(
     id="G05",
     title="Forward inside no_sync, backward outside",
-    symptom="No message. This backward does not synchronize, although it stands outside of the block.",
-    cause="DDP decides in forward, and forward ran under no_sync().",
-    fix="Both inside or both outside.",
+    symptom="No message. This backward does not synchronize, although it runs outside the block.",
+    cause="DDP decides in forward, and forward ran under `no_sync()`.",
+    fix="Keep both inside or both outside.",
     wrong="""\
 with model.no_sync():
     loss = criterion(model(x), y)

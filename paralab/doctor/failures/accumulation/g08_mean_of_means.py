@@ -1,15 +1,23 @@
-"""G08: Sequences of different length: a mean of means over tokens."""
+"""G08: a mean of means over sequences of different length."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of, watched
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
 ENTRY = Entry(
     id="G08",
     title="Sequences of different length: a mean of means over tokens",
-    symptom="No message. Tokens of short sequences weigh more; the direction of the gradient can be quite another.",
-    cause="Cross-entropy takes the mean over the tokens of one micro-batch, DDP the mean over ranks; neither knows the counts.",
-    fix="Sum the loss, divide by the number of tokens of the whole step over all ranks, times the world size.",
+    symptom="No message. Tokens of short sequences count more, and the gradient may point elsewhere.",
+    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither knows the counts.",
+    fix="Sum the loss, then divide by the number of tokens of the whole step on all ranks, times the world size.",
     wrong="""\
 for tokens, targets in micro_batches:
     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD)
@@ -32,3 +40,59 @@ for tokens, targets in micro_batches:
     ),
     silent=True,
 )
+
+
+SPREAD = 1.5  # report from this ratio of most to fewest tokens on
+
+
+@check("G08", source="ranks")
+def unequal_tokens(seen: Observation) -> Iterator[Finding]:
+    """Means over different numbers of targets are averaged as if the numbers were equal."""
+    if len(seen.ranks) < seen.world or not watched(seen):
+        return
+    steps: dict[int, list[tuple[int, MicroStep]]] = defaultdict(list)
+    for rank in seen.ranks:
+        for window in windows(rank):
+            if window.step:
+                steps[window.step.number] += [(rank.rank, one) for one in window.micro_steps]
+    for number, ones in sorted(steps.items()):
+        passes = [one for _, one in ones]
+        counts = [count for one in passes if (count := _counted(one)) is not None]
+        if (
+            len(ones) < 2
+            or len({rank for rank, _ in ones}) < len(seen.ranks)
+            or len(counts) < len(ones)
+        ):
+            continue
+        fewest, most = min(counts), max(counts)
+        if not fewest or most < SPREAD * fewest or not any(map(_is_padded, passes)):
+            continue
+        if are_weighted_by(passes, counts):
+            continue
+        why = (
+            f"Step {number} averages {len(ones)} mean losses over {fewest} to {most} targets (without ignore_index) as "
+            f"if they had equal sizes. A token in the smallest counts {most / fewest:.0f} times as much as one in the largest."
+        )
+        fix = (
+            "Use reduction='sum', divide by the all-reduced number of targets of the step, and multiply by the world size "
+            "(DDP divides by it)."
+        )
+        by_rank = {
+            rank: [count for (other, _), count in zip(ones, counts, strict=True) if other == rank]
+            for rank, _ in ones
+        }
+        shown = "; ".join(f"rank {rank}: {many}" for rank, many in by_rank.items())
+        evidence = f"targets in step {number}: {shown}"
+        yield found("G08", "warning", why, fix, place_of(passes[0].backward), [evidence])
+        return
+
+
+def _counted(one: MicroStep) -> int | None:
+    """The targets that a mean loss counts; None if there is more than one loss, or none."""
+    losses = [loss for loss in one.losses if loss.grad]
+    return losses[0].valid if len(losses) == 1 and losses[0].reduction == "mean" else None
+
+
+def _is_padded(one: MicroStep) -> bool:
+    total = math.prod(one.losses[-1].target_shape)
+    return (_counted(one) or total) < total

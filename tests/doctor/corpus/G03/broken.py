@@ -1,4 +1,4 @@
-# ways: script
+# ways: script, ranks
 import contextlib
 
 import torch

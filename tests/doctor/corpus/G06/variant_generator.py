@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 # start: python
 import torch
 from torch import nn

@@ -1,0 +1,55 @@
+"""Which backward passes of a step synchronize gradients: in a script, and on watched ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import wraps
+from paralab.doctor.failures.accumulation.windows import timelines
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.sequences import passes_ddp
+from paralab.doctor.static.timeline import Event, excludes
+from paralab.doctor.windows import MicroStep, Window, accumulated
+
+
+def forwards_of(script: Script, backward: Event) -> list[Event]:
+    """The forward passes of DDP models whose outputs a backward pass starts from."""
+    if not passes_ddp(script, backward.call.receiver, backward.call.scope):
+        return []
+    for events in timelines(script):
+        if backward in events:
+            before = [one for one in events[: events.index(backward)] if one.role in _ENDS]
+            found: list[Event] = []
+            for event in reversed(before):
+                if excludes(event, backward):
+                    continue
+                if event.role != "forward":
+                    break
+                found.insert(0, event)
+            return found
+    return []
+
+
+_ENDS = ("forward", "backward", "step")
+
+
+def wasteful(seen: Observation) -> Iterator[tuple[RankSeen, Window, list[MicroStep]]]:
+    """A step that synchronizes more than once, and its passes with `no_sync` around backward only."""
+    for rank in seen.ranks if seen.world > 1 else []:
+        every = list(accumulated(rank)) if wraps(rank) else []
+        many = [window for window in every if sum(map(reduces, window.micro_steps)) > 1]
+        if not many or 2 * len(many) < len(every):
+            continue
+        window = many[-1]  # in the first pass DDP also sends its buckets
+        inside = [
+            one
+            for one in window.micro_steps[:-1]
+            if one.backward.unsynced and any(forward.sync for forward in one.forwards)
+        ]
+        yield rank, window, inside
+
+
+def reduces(one: MicroStep) -> bool:
+    """Did this pass all-reduce gradients?"""
+    return bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0])
