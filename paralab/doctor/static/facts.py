@@ -10,6 +10,7 @@ for x, y in loader:                 Loop
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from paralab.doctor.static.project import (
     find_module,
     position,
     search_path,
+    walk,
 )
 
 # Methods that return what they are called on.
@@ -185,6 +187,8 @@ class Facts:
         self._found_modules: dict[str, Module | None] = {}
         self._names: dict[tuple[str, Scope], str | Scope | None] = {}
         self._within: dict[ast.expr, list[Call]] = {}
+        self._parts: dict[ast.AST, list[ast.AST]] = {}
+        self._matching: dict[re.Pattern[str], list[Call]] = {}
         self._depth = 0
 
     # --- facts
@@ -201,10 +205,23 @@ class Facts:
     def calls_within(self, node: ast.expr, scope: Scope) -> list[Call]:
         """The calls of a scope in an expression, inner ones first."""
         if node not in self._within:
-            every = [self.call_at.get(one) for one in ast.walk(node) if isinstance(one, ast.Call)]
+            every = [self.call_at.get(one) for one in self.parts(node) if isinstance(one, ast.Call)]
             found = [call for call in every if call is not None and call.scope is scope]
             self._within[node] = sorted(found, key=lambda call: end(call.node))
         return self._within[node]
+
+    def parts(self, node: ast.AST) -> list[ast.AST]:
+        """An expression and everything in it, nearest first."""
+        if node not in self._parts:
+            self._parts[node] = list(walk(node))
+        return self._parts[node]
+
+    def calls_matching(self, pattern: re.Pattern[str]) -> list[Call]:
+        """The calls whose last name contains the pattern."""
+        if pattern not in self._matching:
+            names = [name for name in self._by_last_name if pattern.search(name)]
+            self._matching[pattern] = self.methods(*names)
+        return self._matching[pattern]
 
     @cached_property
     def _by_last_name(self) -> dict[str, list[Call]]:
@@ -551,12 +568,19 @@ class Facts:
     # --- classes
 
     def class_around(self, scope: Scope) -> Scope | None:
-        here: Scope | None = scope
-        while here is not None:
-            if here.is_class:
-                return here
-            here = here.parent
-        return None
+        return scope.class_around
+
+    def calls_in_class(self, owner: Scope) -> list[Call]:
+        """The calls in a class and its methods."""
+        return self._calls_by_class.get(owner, [])
+
+    @cached_property
+    def _calls_by_class(self) -> dict[Scope, list[Call]]:
+        found: dict[Scope, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if call.scope.class_around is not None:
+                found[call.scope.class_around].append(call)
+        return found
 
     def bases(self, owner: Scope) -> list[Scope | str]:
         assert isinstance(owner.node, ast.ClassDef)
@@ -599,19 +623,9 @@ class Facts:
         for one in self.ancestors(owner):
             if isinstance(one, Scope) and one.is_class:
                 found.extend(one.definitions.get(attribute, []))
-                for scope in self._methods_of(one):
+                for scope in one.module.scopes_by_class[one]:
                     found.extend(scope.definitions.get(f"self.{attribute}", []))
         return found
-
-    def _methods_of(self, owner: Scope) -> list[Scope]:
-        return [scope for scope in owner.module.scopes.values() if self._owner(scope) is owner]
-
-    @staticmethod
-    def _owner(scope: Scope) -> Scope | None:
-        here: Scope | None = scope
-        while here is not None and not here.is_class:
-            here = here.parent
-        return here
 
     # --- where a value comes from
 
@@ -638,7 +652,7 @@ class Facts:
         """`self.name = …` by name, where a single class has it."""
         found: dict[str, dict[Scope, list[Definition]]] = defaultdict(lambda: defaultdict(list))
         for scope in self.scopes:
-            owner = self._owner(scope)
+            owner = scope.class_around
             for key, definitions in scope.definitions.items():
                 if owner is not None and key.startswith("self.") and key.count(".") == 1:
                     found[key.removeprefix("self.")][owner].extend(definitions)

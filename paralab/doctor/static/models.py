@@ -77,7 +77,7 @@ def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
         owner = waiting.pop()
         if owner not in found:
             found.add(owner)
-            inside = [one for one in script.calls if script.class_around(one.scope) is owner]
+            inside = script.calls_in_class(owner)
             waiting.extend(one.made for one in inside if one.made is not None)
     return found
 
@@ -119,9 +119,7 @@ def _layers_of_class(script: Script, owner: Scope, depth: int) -> Iterator[Call 
             if not one.startswith("torch.nn.") and one != "builtins.object":
                 yield None
             continue
-        for call in script.calls:
-            if script.class_around(call.scope) is not one:
-                continue
+        for call in script.calls_in_class(one):
             last = call.target.rpartition(".")[2]
             layer = call.target.startswith("torch.nn.") and last[:1].isupper()
             if layer or call.method == "register_buffer":
@@ -142,9 +140,7 @@ def _builds_module(script: Script, call: Call) -> bool:
 
 def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
     """`self.encoder = encoder`: parts that come from elsewhere."""
-    for scope in owner.module.scopes.values():
-        if script.class_around(scope) is not owner:
-            continue
+    for scope in owner.module.scopes_by_class[owner]:
         for key, definitions in scope.definitions.items():
             for definition in definitions if key.startswith("self.") else []:
                 value = definition.value

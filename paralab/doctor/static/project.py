@@ -67,6 +67,11 @@ class Scope:
         return self.parent if self.is_function and self.parent and self.parent.is_class else None
 
     @cached_property
+    def class_around(self) -> Scope | None:
+        """The class itself, or the class that a method or a function in it belongs to."""
+        return self if self.is_class else self.parent and self.parent.class_around
+
+    @cached_property
     def parameters(self) -> list[ast.arg]:
         if not isinstance(self.node, FUNCTIONS):
             return []
@@ -99,7 +104,14 @@ class Module:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(self.tree))
+        return list(walk(self.tree))
+
+    @cached_property
+    def scopes_by_class(self) -> dict[Scope | None, list[Scope]]:
+        found: dict[Scope | None, list[Scope]] = defaultdict(list)
+        for scope in self.scopes.values():
+            found[scope.class_around].append(scope)
+        return found
 
     @property
     def scope(self) -> Scope:
@@ -276,6 +288,14 @@ def children(node: ast.AST) -> list[ast.AST]:
         elif isinstance(value, ast.AST):
             found.append(value)
     return found
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and everything below it, nearest first: ast.walk without contexts and operators."""
+    level = [node]
+    while level:
+        yield from level
+        level = [child for one in level for child in children(one)]
 
 
 def _link(module: Module) -> None:

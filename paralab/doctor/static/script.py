@@ -638,7 +638,7 @@ class Script(Facts):
         waiting: deque[tuple[ast.expr, Scope, int]] = deque([(node, scope, 0)])  # nearest first
         while waiting and len(seen) < 400:
             value, where, depth = waiting.popleft()
-            for part in ast.walk(value):
+            for part in self.parts(value):
                 if part in seen:
                     continue
                 seen.add(part)

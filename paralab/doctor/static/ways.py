@@ -80,13 +80,10 @@ def _is_started(script: Script, function: Scope) -> bool:
     """Is the function handed to something that starts it: `launch(main, args)`, `fire.Fire(main)`?"""
     name = function.name
     return any(
-        _STARTS.search(call.last_name)
-        and any(
-            isinstance(one, ast.Name) and one.id == name and script.resolve(one, call.scope) is function
-            for one in [*call.node.args, *(each.value for each in call.node.keywords)]
-        )
-        for call in script.calls
-    )  # fmt: skip
+        isinstance(one, ast.Name) and one.id == name and script.resolve(one, call.scope) is function
+        for call in script.calls_matching(_STARTS)
+        for one in [*call.node.args, *(each.value for each in call.node.keywords)]
+    )
 
 
 def arrives(script: Script, way: Way, rank: int) -> Arrival:
