@@ -38,10 +38,8 @@ def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
-    (_, most), (rare, least) = counts.most_common(2)
-    return (
-        next(rank for rank, value in values.items() if value == rare) if least == 1 < most else None
-    )
+    odd = [rank for rank, value in values.items() if counts[value] == 1]
+    return odd[0] if odd else None
 
 
 def listed(names: list[str], most: int = 4) -> str:
@@ -62,17 +60,8 @@ def found(
     rank: int | None = None,
     gain: float | None = None,
 ) -> Finding:
-    return Finding(
-        id,
-        severity,
-        why,
-        fix,
-        place.file if place else None,
-        place.line if place else None,
-        rank,
-        tuple(evidence),
-        gain,
-    )
+    file, line = (place.file, place.line) if place else (None, None)
+    return Finding(id, severity, why, fix, file, line, rank, tuple(evidence), gain)
 
 
 def watched(seen: Observation) -> bool:

@@ -21,8 +21,9 @@ from typing import Any
 
 import psutil
 
-from paralab.analyse.collective_matching import LIBRARIES, CollectiveCall, find_mismatches
-from paralab.analyse.stack_dumps import STOPPED
+from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
+from paralab.analyse.stack_dumps import STOPPED, Frame
+from paralab.doctor.agreement import found
 from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Reader
@@ -59,13 +60,6 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class Frame:
-    file: str
-    line: int
-    function: str
-
-
-@dataclass(frozen=True)
 class RankNow:
     """What one rank is doing.
 
@@ -84,21 +78,17 @@ class RankNow:
     @property
     def place(self) -> Place | None:
         """The user's innermost line; if there is none, the innermost line."""
-        own = [
-            f
-            for f in self.stack or []
-            if not any(part in f.file for part in LIBRARIES) and not f.file.startswith("<")
-        ]
-        frame = (own or self.stack or [None])[-1]  # type: ignore[list-item]
-        return Place(frame.file, frame.line, frame.function) if frame else None
+        stack = self.stack or []
+        own = [frame for frame in stack if not frame.is_library and not frame.file.startswith("<")]
+        places = [Place(f.file, f.line or 0, f.function) for f in (own or stack)[-1:]]
+        return places[0] if places else None
 
     @property
     def collective(self) -> str | None:
         """The collective that the stack is in."""
         for frame in reversed(self.stack or []):
-            if frame.file.endswith("distributed_c10d.py") and not frame.function.startswith(
-                ("_", "wrapper")
-            ):
+            is_public = not frame.function.startswith(("_", "wrapper"))
+            if frame.file.endswith("distributed_c10d.py") and is_public:
                 return frame.function
             if frame.function in WAITING:
                 return WAITING[frame.function]
@@ -134,14 +124,10 @@ def attach(pid: int) -> Attached:
         ranks.append(RankNow(rank, each, state, stack, unread, busy or stack_before != stack))
 
     notes = [rank.describe() for rank in ranks]
-    notes += [
-        f"the stack of rank {rank.rank} could not be read: {rank.unread}"
-        for rank in ranks
-        if rank.unread
-    ]
-    notes.append(
-        "earlier collectives are unknown: the job was not started by `paralab doctor -- …`"
-    )
+    for rank_now in ranks:
+        if rank_now.unread:
+            notes.append(f"cannot read the stack of rank {rank_now.rank}: {rank_now.unread}")
+    notes.append("earlier collectives are unknown without `paralab doctor -- COMMAND`")
     return Attached(judge(ranks, _expected(family, environments)), tuple(notes))
 
 
@@ -150,14 +136,10 @@ def _ask_observed(folder: Path) -> Attached:
     reader.read(over=False)
     reader.ask(2.0)
     seen = reader.read(over=False, stalled_seconds=LOOK_AGAIN_SECONDS)
-    said = [
-        f"rank {rank.rank}: {rank.said.where if rank.said else 'did not answer'}"
-        for rank in seen.ranks
-    ]
-    return Attached(
-        apply("ranks", seen),
-        (f"paralab already observes this job ({folder}), so its ranks answered", *said),
-    )
+    notes = [f"paralab already watches this job ({folder}), so its ranks answered"]
+    for rank in seen.ranks:
+        notes.append(f"rank {rank.rank}: {rank.said.where if rank.said else 'did not answer'}")
+    return Attached(apply("ranks", seen), tuple(notes))
 
 
 def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
@@ -187,16 +169,12 @@ def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
     return [_together(waiting[0], ranks)] if len(waiting) == len(ranks) > 1 else []
 
 
-def _finding(
-    id: str, severity: Any, why: str, fix: str, at: Place | None, rank: int | None, all_: Ranks
-) -> Finding:
-    file, line = (at.file, at.line) if at else (None, None)
-    evidence = tuple(each.describe() for each in all_)
-    return Finding(id, severity, why, fix, file, line, rank, evidence)
+def _evidence(ranks: Ranks) -> list[str]:
+    return [rank.describe() for rank in ranks]
 
 
 def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
-    return _finding(
+    return found(
         "H02",
         "error",
         f"the process of rank {missing} is gone, and rank {first.rank} waits in "
@@ -204,25 +182,26 @@ def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
         "launcher would have ended the other ranks",
         "let all ranks leave together; `paralab doctor -- COMMAND` shows what that rank did before",
         first.place,
+        _evidence(ranks),
         missing,
-        ranks,
     )
 
 
 def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
     waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
+    evidence = _evidence(ranks)
     if late.state in STOPPED:
         why = f"rank {late.rank} {STOPPED[late.state]}, {waits}"
-        fix = "kill -CONT PID lets a stopped process go on"
-        return _finding("H10", "error", why, fix, late.place, late.rank, ranks)
+        fix = "kill -CONT PID continues a stopped process"
+        return found("H10", "error", why, fix, late.place, evidence, late.rank)
     doing = "busy" if late.moves else "stuck"
     why = f"rank {late.rank} is {doing} at {late.place}, {waits}; attach again to see if it moves"
     fix = "find out what that rank does at this line"
-    return _finding("H13", "suspect", why, fix, late.place, late.rank, ranks)
+    return found("H13", "suspect", why, fix, late.place, evidence, late.rank)
 
 
 def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
-    return _finding(
+    return found(
         "H04",
         "suspect",
         f"rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} "
@@ -230,22 +209,20 @@ def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
         "`paralab doctor -- COMMAND` shows which rank is wrong",
         "call the same collectives in the same order on every rank",
         first.place,
-        None,
-        ranks,
+        _evidence(ranks),
     )
 
 
 def _together(first: RankNow, ranks: Ranks) -> Finding:
-    return _finding(
+    return found(
         "H10",
         "suspect",
         f"all {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
-        "Either the network does not answer, or an earlier collective was called by some ranks "
-        "only, and this call is paired with another one",
+        "Either the network does not respond, or only some ranks called an earlier collective, and "
+        "this call is paired with another one",
         "`paralab doctor --stall 60 -- COMMAND` records every collective with its line",
         first.place,
-        None,
-        ranks,
+        _evidence(ranks),
     )
 
 
@@ -341,6 +318,6 @@ def _main_frames(threads: list[dict[str, Any]], pid: int) -> list[Frame]:
     frames = (main or threads)[0]["frames"] if threads else []
     return [
         # py-spy says `Class.method`, tracebacks say `method`.
-        Frame(frame["filename"], frame["line"], frame["name"].rpartition(".")[2])
+        Frame(file=frame["filename"], line=frame["line"], function=frame["name"].rpartition(".")[2])
         for frame in reversed(frames)
     ]

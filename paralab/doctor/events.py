@@ -1,14 +1,13 @@
-"""The events that observed ranks write, as the rules read them: this file is the schema of
-`paralab.observe`, field by field.
+"""The events that watched ranks write: the schema of `paralab.observe`, field by field.
 
-Every event has `t` (Unix seconds when it began), `step` (the optimizer steps that this rank had
-made by then), `site` (the place in the user's code, None where there is none) and, where it took
-time, `seconds`. An operation that raised has `error`. Of long runs whole steps are kept (the first
-64, then one in 8 or rarer, see `observe.budget`): all events between two kept `Step`s belong to the
-second. Digests are of sampled steps only (1 2 3 4 8 16 32 64 128 192 …, of those that are kept) and
-give [norm, sum] per tensor, None for a tensor that is not there; a norm of -1 stands for NaN, -2
-for infinity. Equal tensors give equal digests up to rounding: compare with a tolerance of 1e-5 of
-the norm.
+Every event has `t` (Unix seconds when it began), `step` (the optimizer steps that the rank had
+finished), `site` (the line in the user's code, or None), and `seconds` if it took time. An operation
+that raised has `error`. Long runs keep whole steps (see `observe.budget`): all events between two
+kept `Step`s belong to the second.
+
+"Sampled" fields exist only in steps 1 2 3 4 8 16 32 64 128 192 … (if kept). A digest is [norm, sum]
+per tensor, None if there is no tensor; a norm of -1 is NaN, and -2 infinity. Equal tensors have equal
+digests up to rounding: compare with a tolerance of 1e-5 of the norm.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class Event:
     t: float = 0.0
     step: int = 0
     site: Site | None = None
-    seconds: float | None = None  # None: it took no time worth noting, or it is not over
-    error: str | None = None  # "RuntimeError: …": it raised
+    seconds: float | None = None  # None if it is not timed, or not over
+    error: str | None = None  # "RuntimeError: …"
 
 
 @dataclass(frozen=True)
 class Start(Event):
-    """The rank is known. `world`: as the launcher says. `cores`: that this process may use.
-    `trial_steps`: of `--try`."""
+    """The process knows its rank. `world`: from the launcher. `cores`: that it may use.
+    `trial_steps`: from `--try`."""
 
     rank: int = 0
     world: int = 1
@@ -51,9 +50,9 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Init(Event):
-    """init_process_group; the last two are known once it has returned. `address`: where it meets
-    the others, if the environment says so. `agent`: where torchrun's agent keeps the meeting, if it
-    does."""
+    """init_process_group; `group` and `ranks` are known once it returns. `address`: the rendezvous,
+    if it comes from the environment. `agent`: the address of torchrun's agent, if that runs the
+    rendezvous."""
 
     backend: str | None = None
     world: int | None = None
@@ -67,7 +66,7 @@ class Init(Event):
 
 @dataclass(frozen=True)
 class Group(Event):
-    """new_group. `group` is None on ranks that are not of it."""
+    """new_group. `group` is None on ranks outside it."""
 
     group: str | None = None
     backend: str | None = None
@@ -83,11 +82,10 @@ class Destroy(Event):
 
 @dataclass(frozen=True)
 class Wrap(Event):
-    """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping (None if wrapping
-    raised). Lists are in the order of named_parameters(); `digest` is of the parameters before the
-    wrapper has touched them (DDP copies those of rank 0 over them). `seq`: the first and last
-    number of the collectives it made in the default group. `ranks`: between which DDP reduces; not
-    what is `ignored`, by its name."""
+    """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping; None if it raised.
+    Lists are in the order of named_parameters(). `digest`: of the parameters before wrapping (DDP
+    overwrites them with those of rank 0). `seq`: the first and last number of its collectives in the
+    default group. `ranks`: that DDP reduces over. `ignored`: names that it does not reduce."""
 
     ranks: list[int] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -104,18 +102,16 @@ class Wrap(Event):
     batch_norms: int = 0
     sync_batch_norms: int = 0
     dropouts: int = 0  # with p > 0
-    options: dict[str, Any] = field(
-        default_factory=dict
-    )  # find_unused_parameters, static_graph, broadcast_buffers, device_ids …
+    options: dict[str, Any] = field(default_factory=dict)  # static_graph, device_ids, …
     seq: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class Forward(Event):
-    """A forward of a wrapped model. `through`: "wrapper", or "module": past the wrapper, by
-    `model.module(…)`. `sync`: DDP will reduce the gradients of this pass (False inside no_sync).
-    `size`: the first dimension of the first tensor. `random`: a checksum of the random stream at
-    this moment (sampled). `seq`: collectives made meanwhile (buffers), [n, n-1] for none."""
+    """A forward of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
+    `sync`: DDP will reduce these gradients (False inside no_sync). `size`: the first dimension of
+    the first tensor. `random`: a checksum of the random state (sampled). `seq`: its collectives (for
+    buffers), [n, n-1] for none."""
 
     model: int | None = None
     training: bool = True
@@ -130,14 +126,18 @@ class Forward(Event):
 
 @dataclass(frozen=True)
 class Backward(Event):
-    """`loss`: the value it started from, if it is one number (on CPU in all steps that are kept, on
-    a GPU sampled). `lacking`: trainable parameters of each wrapped model (its number, as text) that
-    have no gradient after it (sampled; None: not looked). `unused_bytes`: what DDP itself has found
-    unused in the pass before, of each model with find_unused_parameters (sampled). `laid`: [name,
-    shape, strides of the gradient, of DDP's bucket] where the two differ, of each model (sampled).
-    `unsynced`: models that are inside no_sync() at this moment. `reduced`: a tensor that a
-    collective has overwritten lies on the way back. `weight`: what backward(gradient=…) multiplies
-    it with. `grad_norm`: of all gradients together after it (sampled). `seq`: as in Forward."""
+    """A backward pass. Dictionaries have the number of a model, as text, as their key.
+
+    loss          the value it started from, if it is one number (sampled on a GPU)
+    lacking       trainable parameters without a gradient after it (sampled)
+    unused_bytes  what DDP with find_unused_parameters found unused in the previous pass (sampled)
+    laid          [name, shape, strides of the gradient, of DDP's bucket] where they differ (sampled)
+    unsynced      models inside no_sync()
+    reduced       it passes through a tensor that a collective overwrote
+    weight        the factor from backward(gradient=…)
+    grad_norm     of all gradients after it (sampled)
+    seq           as in Forward
+    """
 
     loss: float | str | None = None  # "nan", "inf" as text
     autocast: str | None = None
@@ -152,19 +152,16 @@ class Backward(Event):
 
     @property
     def without_grad(self) -> list[str] | None:
-        """Of all wrapped models together."""
-        return (
-            None
-            if self.lacking is None
-            else [name for names in self.lacking.values() for name in names]
-        )
+        """Parameters without a gradient in all wrapped models; None if unknown."""
+        if self.lacking is None:
+            return None
+        return [name for names in self.lacking.values() for name in names]
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """An optimizer's step; `number` counts that optimizer's, from 1, and `step` of this event
-    includes it. `gradients`: digest before it, `parameters`: after it, both of the parameters
-    `names` (sampled)."""
+    """An optimizer step. `number` counts this optimizer's steps from 1, and `step` includes it.
+    `gradients` before it and `parameters` after it: digests of the parameters `names` (sampled)."""
 
     optimizer: int = 0
     optimizer_class: str = ""
@@ -177,14 +174,14 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class ZeroGrad(Event):
-    """`optimizer`: None where a module's gradients were cleared."""
+    """zero_grad. `optimizer`: None for a module's."""
 
     optimizer: int | None = None
 
 
 @dataclass(frozen=True)
 class Scheduled(Event):
-    """A learning-rate scheduler's step; `lr` after it."""
+    """A step of a learning-rate scheduler; `lr` after it."""
 
     scheduler_class: str = ""
     optimizer: int | None = None
@@ -193,7 +190,7 @@ class Scheduled(Event):
 
 @dataclass(frozen=True)
 class Clip(Event):
-    """clip_grad_norm_ or clip_grad_value_. `most`: what was asked for, `norm`: what was found."""
+    """clip_grad_norm_ or clip_grad_value_. `most`: the limit. `norm`: before clipping."""
 
     most: float | None = None
     norm: float | None = None
@@ -201,7 +198,7 @@ class Clip(Event):
 
 @dataclass(frozen=True)
 class Autocast(Event):
-    """A `with autocast(…)` is entered."""
+    """The start of `with autocast(…)`."""
 
     device: str = ""
     dtype: str = ""
@@ -210,8 +207,8 @@ class Autocast(Event):
 
 @dataclass(frozen=True)
 class Amp(Event):
-    """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: this step was left out
-    (infinities). `scale`: after an update, or that a loss is multiplied with."""
+    """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: it skipped this step
+    because of infinities. `scale`: after an update, or the factor of a loss."""
 
     op: str = ""
     enabled: bool = True
@@ -222,10 +219,10 @@ class Amp(Event):
 
 @dataclass(frozen=True)
 class Loader(Event):
-    """A pass over a DataLoader begins; `epoch` counts the passes over this loader, from 1.
-    `batches`: len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`,
-    `replica`, `sampler_epoch`: of a DistributedSampler. `made`: the user's frames where the loader
-    was made, innermost first."""
+    """The start of a pass over a DataLoader; `epoch` counts its passes from 1. `batches`:
+    len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`,
+    `sampler_epoch`: of a DistributedSampler. `made`: the user's frames that created the loader,
+    innermost first."""
 
     loader: int = 0
     epoch: int = 1
@@ -253,8 +250,8 @@ class Loader(Event):
 
 @dataclass(frozen=True)
 class Batch(Event):
-    """A batch was taken. `rows`: a checksum of each of its first 64 rows (sampled; None where not
-    looked; of a tensor on the host only). `wait`: seconds until it was there."""
+    """A batch. `rows`: a checksum of each of its first 64 rows (sampled; only in CPU memory; None
+    if unknown). `wait`: seconds until it arrived."""
 
     loader: int = 0
     epoch: int = 1
@@ -267,7 +264,7 @@ class Batch(Event):
 
 @dataclass(frozen=True)
 class Epoch(Event):
-    """A pass over a DataLoader has come to its end (not written when the loop was left early)."""
+    """The end of a pass over a DataLoader. A loop that is left early has none."""
 
     loader: int = 0
     epoch: int = 1
@@ -284,7 +281,7 @@ class SetEpoch(Event):
 
 @dataclass(frozen=True)
 class Join(Event):
-    """A `with model.join()` is entered: unequal numbers of batches are provided for."""
+    """The start of `with model.join()`, which allows unequal numbers of batches."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +300,7 @@ class Threads(Event):
 
 @dataclass(frozen=True)
 class Trainable(Event):
-    """A parameter of a wrapped model was frozen or unfrozen after wrapping."""
+    """A parameter was frozen or unfrozen after wrapping."""
 
     name: str = ""
     trainable: bool = True
@@ -311,8 +308,8 @@ class Trainable(Event):
 
 @dataclass(frozen=True)
 class Moved(Event):
-    """A wrapped model was moved or cast (.to, .cpu, .half …); `before` and `after`: device and
-    dtype of its first parameter."""
+    """A wrapped model was moved or cast (.to, .cpu, .half, …). `before`, `after`: device and dtype
+    of its first parameter."""
 
     model: int | None = None
     before: str = ""
@@ -321,11 +318,10 @@ class Moved(Event):
 
 @dataclass(frozen=True)
 class Collective(Event):
-    """A collective, or a send or receive, that the user's code called. `seq`: [first, last] of its
-    numbers in its group (an object is sent in several); None for sends and receives. `shape`,
-    `dtype`: of the (first) tensor. `root`: src or dst. `in_graph`: the tensor is a result that
-    autograd will go back through. `value`: what this rank gave, where it is one number on the
-    host."""
+    """A collective, send, or receive that the user's code called. `seq`: [first, last] number in
+    its group (an object needs several); None for sends and receives. `shape`, `dtype`: of the first
+    tensor. `root`: src or dst. `in_graph`: autograd will go through the tensor. `value`: this rank's
+    contribution, if it is one number in CPU memory."""
 
     op: str = ""
     group: str | None = None
@@ -342,9 +338,8 @@ class Collective(Event):
 
 @dataclass(frozen=True)
 class Loss(Event):
-    """A loss function. `valid`: targets that are not `ignore_index`, and `value`: its result, if it
-    is one number (both on CPU in all steps that are kept, on a GPU sampled; None where not
-    looked)."""
+    """A loss function. `valid`: the number of targets that are not `ignore_index`. `value`: its
+    result, if it is one number. Both are sampled on a GPU, and None if unknown."""
 
     function: str = ""
     reduction: str = "mean"
@@ -358,8 +353,7 @@ class Loss(Event):
 
 @dataclass(frozen=True)
 class Save(Event):
-    """torch.save. `prefixed`: how many of its `count` tensors have names that begin with
-    "module."."""
+    """torch.save of `count` tensors; the names of `prefixed` of them begin with "module."."""
 
     path: str | None = None
     keys: list[str] = field(default_factory=list)
@@ -377,7 +371,7 @@ class Load(Event):
 
 @dataclass(frozen=True)
 class LoadState(Event):
-    """Module.load_state_dict. `matched` of `total` names of the module were given."""
+    """Module.load_state_dict with `matched` of the module's `total` names."""
 
     model_class: str = ""
     model: int | None = None
@@ -390,9 +384,9 @@ class LoadState(Event):
 
 @dataclass(frozen=True)
 class Reduced(Event):
-    """What DDP measured of one of its first passes. `compute`, `transfer`: seconds of the backward
-    pass, and from its first bucket on its way to the last one's arrival, waiting for other ranks
-    included; `hidden`: both at once. `buckets`: bytes, in the order of sending."""
+    """What DDP measured in one of its first passes, in seconds. `compute`: the backward pass.
+    `transfer`: from the start of the first bucket to the end of the last one, including waiting for
+    other ranks. `hidden`: their overlap. `buckets`: bytes, in order."""
 
     model: int | None = None
     iteration: int = 0
@@ -404,9 +398,9 @@ class Reduced(Event):
 
 @dataclass(frozen=True)
 class Pipeline(Event):
-    """One step of a torch.distributed.pipelining schedule. `size`: the batch, where this rank was
-    given one. `target_size`, `output_size`: the same of its target and of its output, where it has
-    them. `made`: where the schedule was made."""
+    """One step of a torch.distributed.pipelining schedule. `size`, `target_size`, `output_size`:
+    the rows of the batch, target, and output, if this rank has them. `made`: where the schedule was
+    created."""
 
     schedule: str = ""
     microbatches: int = 0
@@ -424,8 +418,8 @@ class Pipeline(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """An exception that nobody caught. `stack`: the user's frames, innermost first. `text`: as
-    Python prints it."""
+    """An uncaught exception. `stack`: the user's frames, innermost first. `text`: as Python prints
+    it."""
 
     type: str = ""
     message: str = ""
@@ -447,19 +441,19 @@ class Exit(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The program came to its end, in order (after an exception, too)."""
+    """The program ended by itself, possibly after an exception."""
 
     how: str = "finished"
 
 
 @dataclass(frozen=True)
 class Held(Event):
-    """A trial: the rank has made its steps and waits to be ended."""
+    """A trial: the rank has finished its steps and waits for the others."""
 
 
 @dataclass(frozen=True)
 class Replaced(Event):
-    """A trial without a GPU: something was replaced so that it could run."""
+    """A trial: something was replaced, for example a missing GPU."""
 
     what: str = ""
     by: str = ""
@@ -467,8 +461,8 @@ class Replaced(Event):
 
 @dataclass(frozen=True)
 class Cost(Event):
-    """What observing this rank has taken of its time since the first step, by its own measurement;
-    from here on one step in `every` is kept."""
+    """The share of this rank's time that watching took since the first step, by its own clock. From
+    now on, one step in `every` is kept."""
 
     share: float = 0.0
     every: int = 8
@@ -476,8 +470,7 @@ class Cost(Event):
 
 @dataclass(frozen=True)
 class Off(Event):
-    """The observation has switched itself off after an error of its own; nothing is known from here
-    on."""
+    """Watching stopped after an error in paralab: nothing is known from here on."""
 
 
 KINDS: dict[str, type[Event]] = {
@@ -493,7 +486,7 @@ _FIELDS = {kind: {f.name for f in fields(kind)} for kind in KINDS.values()}
 
 
 def typed(event: dict[str, Any], sites: dict[int, Site]) -> Event | None:
-    """An event as it was read, in its type; None for one that a newer paralab has written."""
+    """Convert an event; None if a newer paralab wrote it."""
     kind = KINDS.get(event.get("event", ""))
     if kind is None:
         return None

@@ -1,19 +1,21 @@
-"""What observed ranks wrote down, as the rules read it.
+"""What watched ranks wrote, as the checks read it.
 
-An observation is a folder. Every rank writes `rank<N>.jsonl` (`rank<N>.<attempt>.jsonl` after a
-restart by torchrun; the last attempt counts), one event per line (`doctor.events` is the schema),
-and `rank<N>.now`: the operations that are open at this moment, which stay readable when the rank
-hangs or was killed. Of long runs whole steps are kept (the first 64, then one in 8 or rarer, as
-each rank can afford it: here they are those that all ranks kept); `rank<N>.recent` holds the last
-512 operations of the other, light steps, and those that are open, as numbers of calls that the
-first file explains. When asked, a rank also writes `rank<N>.json`: its stacks and its last
-collectives.
+An observation is a folder. Every rank writes these files (after a restart by torchrun,
+`rank<N>.<attempt>` instead of `rank<N>`; the last attempt counts):
+
+    rank<N>.jsonl    one event per line (`doctor.events` is the schema). A long run keeps whole steps:
+                     the first 64, then one in 8 or fewer, as each rank can afford it. Checks only get
+                     the steps that all ranks kept.
+    rank<N>.now      the operations that are open; still readable if the rank hangs or was killed
+    rank<N>.recent   the last 512 operations of the other, light steps, and those that are open, as
+                     numbers of calls that the first file explains
+    rank<N>.json     stacks and last collectives, when asked
 
     observation = Observation.read(folder)
     for rank in observation.ranks:
-        for step in rank.of(Step): ...            # typed, in the order in which they began
-        rank.events                               # all kinds, in that order
-        rank.doing                                # what it is in now, or was in when it was last heard of; outermost first
+        for step in rank.of(Step): ...   # typed, in the order in which they began
+        rank.events                      # all kinds, in that order
+        rank.doing                       # open operations, outermost first
 """
 
 from __future__ import annotations
@@ -28,30 +30,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paralab.analyse.stack_dumps import StackDump
+from paralab.doctor import events as kinds
 from paralab.doctor.events import (
-    Amp,
-    Autocast,
     Backward,
-    Batch,
-    Clip,
     Collective,
-    Destroy,
     End,
     Event,
     Exit,
     Forward,
-    Group,
-    Init,
-    Loss,
     Off,
-    Pipeline,
     Raised,
-    Scheduled,
-    Seed,
     Start,
     Step,
     Wrap,
-    ZeroGrad,
     typed,
 )
 from paralab.doctor.place import Place, Site
@@ -61,61 +52,46 @@ from paralab.record.reader import WatchedTail
 from paralab.record.ring_log import OPEN, ROWS, Row, read_ring_log
 
 Kind = TypeVar("Kind", bound=Event)
-Numbered = (
-    Collective | Forward | Backward | Wrap
-)  # operations that make collectives, with their numbers in `seq`
-REPEATED = (
-    Batch,
-    Forward,
-    Loss,
-    ZeroGrad,
-    Backward,
-    Step,
-    Collective,
-    Amp,
-    Autocast,
-    Clip,
-    Scheduled,
-    Seed,
-    Pipeline,
-)
+# Operations that make collectives; `seq` has the numbers.
+Numbered = Collective | Forward | Backward | Wrap
+# Operations that need the other ranks.
 WAITING = (
-    Collective,
-    Forward,
-    Backward,
-    Wrap,
-    Init,
-    Group,
-    Destroy,
-    Pipeline,
-)  # operations that need the other ranks
+    *(Collective, Forward, Backward, Wrap),
+    *(kinds.Init, kinds.Group, kinds.Destroy, kinds.Pipeline),
+)
+# Events that every step repeats.
+REPEATED = (
+    *(kinds.Batch, Forward, kinds.Loss, kinds.ZeroGrad, Backward, Step, Collective, kinds.Amp),
+    *(kinds.Autocast, kinds.Clip, kinds.Scheduled, kinds.Seed, kinds.Pipeline),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class RankSeen:
-    """One rank. `doing`: operations that had begun and were not over when the folder was read,
-    outermost first. `lives`: its process is there (None: it runs on another machine). `progress`:
-    grows with every event and every operation begun."""
+    """One watched rank.
+
+    doing     operations that had begun and not ended when the folder was read, outermost first
+    lives     its process exists; None if it runs on another machine
+    state     of its process, as one letter of `ps`; None if it is gone or on another machine
+    progress  grows with every event and every operation that begins
+    recent    the last light steps, without minor events
+    settled   it has stopped where `doing` says: it hangs or has ended
+    said      its stacks and collectives, if asked
+    """
 
     rank: int
     start: Start
     events: tuple[Event, ...]
     doing: tuple[Event, ...]
     lives: bool | None
-    state: (
-        str | None
-    )  # of its process, one letter as `ps` shows it; None: gone, or not of this machine
+    state: str | None
     progress: int
-    recent: tuple[
-        Event, ...
-    ] = ()  # of the last steps that are not among `events`: without what is minor
-    settled: bool = (
-        True  # it has stopped where `doing` says (it hangs, or is over); False: it is on its way
-    )
-    said: StackDump | None = None  # its stacks and collectives, once asked
+    recent: tuple[Event, ...] = ()
+    settled: bool = True
+    said: StackDump | None = None
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """Looked for once: rules ask again and again."""
+        """The events of one kind. Checks ask often, so the answer is kept."""
         if kind not in self._by_kind:
             self._by_kind[kind] = [event for event in self.events if isinstance(event, kind)]
         return self._by_kind[kind]
@@ -129,13 +105,11 @@ class RankSeen:
 
     @cached_property
     def story(self) -> list[Event]:
-        """`events` and `recent`: for hangs, which need what came last. Rules that look at whole
-        steps take `events`."""
-        return (
-            sorted([*self.events, *self.recent], key=lambda event: event.t)
-            if self.recent
-            else list(self.events)
-        )
+        """`events` and `recent`: for hangs, which need what came last. Checks of whole steps use
+        `events`."""
+        if not self.recent:
+            return list(self.events)
+        return sorted([*self.events, *self.recent], key=lambda event: event.t)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -143,7 +117,7 @@ class RankSeen:
 
     @property
     def made(self) -> int:
-        """Optimizer steps made."""
+        """The number of optimizer steps."""
         return max((event.step for event in (*self.story, *self.doing)), default=0)
 
     @property
@@ -153,12 +127,11 @@ class RankSeen:
 
     @property
     def ended(self) -> bool:
-        """It has come to its end, or its process is gone."""
-        return self.last(End) is not None or self.left is not None or self.lives is False
+        return self.came_to_its_end or self.lives is False
 
     @property
     def came_to_its_end(self) -> bool:
-        """By itself: to the end of the program, or by an exit."""
+        """It reached the end of the program, or called an exit."""
         return self.last(End) is not None or self.left is not None
 
     @property
@@ -167,41 +140,47 @@ class RankSeen:
 
     @property
     def is_blind(self) -> bool:
-        """The observation of this rank failed: what is missing from its events has not necessarily
-        not happened."""
+        """Watching this rank failed, so a missing event may have happened."""
         return self.last(Off) is not None
 
     @property
     def last_place(self) -> Place | None:
-        """The user's line where it was last heard of."""
-        for event in reversed((*self.story, *self.doing)):
-            if event.site:
-                return event.site.place
-        return None
+        """The last line of the user's code that is known."""
+        events = reversed((*self.story, *self.doing))
+        return next((event.site.place for event in events if event.site), None)
+
+    @property
+    def waits_since(self) -> float | None:
+        """When (Unix seconds) it entered an operation that needs the others; None if it is in none,
+        or its process is gone."""
+        inner = self.doing[-1] if self.doing else None
+        return inner.t if self.lives is not False and isinstance(inner, WAITING) else None
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """group -> number -> the operation that made that collective, the innermost; where a rank
-        has stopped, also those that are open, with the number they wait in."""
+        """group -> number -> the innermost operation that made this collective. Open operations
+        count if the rank has stopped."""
         found: dict[str, dict[int, Numbered]] = {}
-        for event in sorted(
-            (*self.story, *(self.doing if self.settled else ())), key=lambda event: event.t
-        ):
-            if not isinstance(event, Numbered) or not event.seq:
-                continue
-            group = event.group if isinstance(event, Collective) else "0"
-            first, last = event.seq
-            for number in range(first, last + 1):
-                found.setdefault(group or "0", {})[number] = event
+        open_ = self.doing if self.settled else ()
+        for event in sorted((*self.story, *open_), key=lambda event: event.t):
+            if isinstance(event, Numbered) and event.seq:
+                group = event.group if isinstance(event, Collective) else None
+                numbers = range(event.seq[0], event.seq[1] + 1)
+                found.setdefault(group or "0", {}).update(dict.fromkeys(numbers, event))
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """`world`: how many ranks there should be. `over`: the command has ended, with `exit_code`.
-    Rules are also asked while it runs: then one that argues from something missing (never called,
-    too few) must wait until `over`. `stalled_seconds`: for how long no rank had made progress when
-    the rules were asked, None where that is not the question."""
+    """All watched ranks.
+
+    world            how many ranks there should be
+    over             the command has ended, with `exit_code`. Checks also run before: one that argues
+                     from something missing (never called, too few) must wait until `over`
+    stalled_seconds  how long no rank has made progress; None if that is not the question
+    ended_by_us      a trial was over, or the job hung for good
+    notes            what kept a process from being watched
+    """
 
     folder: Path
     ranks: list[RankSeen]
@@ -209,12 +188,12 @@ class Observation:
     over: bool = True
     exit_code: int | None = None
     stalled_seconds: float | None = None
-    ended_by_us: bool = False  # a trial was over, or it hung for good
-    notes: tuple[str, ...] = ()  # what kept a process from being observed
+    ended_by_us: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
-        """Nothing more is to come soon: it is over, or hangs."""
+        """Nothing more will come soon: the job has ended or hangs."""
         return self.over or self.stalled_seconds is not None
 
     @classmethod
@@ -223,10 +202,6 @@ class Observation:
 
     def rank(self, number: int) -> RankSeen | None:
         return next((rank for rank in self.ranks if rank.rank == number), None)
-
-    def pairs(self, kind: type[Kind]) -> list[tuple[RankSeen, list[Kind]]]:
-        """Every rank with its events of one kind."""
-        return [(rank, rank.of(kind)) for rank in self.ranks]
 
 
 @dataclass
@@ -252,9 +227,9 @@ class _File:
             elif raw["event"] == "call":
                 self.calls[raw["id"]] = raw
             elif raw["event"] == "failed":
-                self.failed += self._typed(
-                    Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN), {}, raw
-                )
+                row = Row(0, raw["call"], raw["t"], raw["step"], raw["first"], OPEN)
+                more = {"seconds": raw["seconds"], "error": raw["error"]}
+                self.failed += self._typed(row, {}, more)
             elif event := typed(raw, self.sites):
                 self.events.append(event)
                 if isinstance(event, Step):
@@ -262,15 +237,30 @@ class _File:
         if new:
             self.events.sort(key=lambda event: event.t)
 
-    def light(self, is_open: bool) -> list[Event]:
-        """The last operations of light steps: those that are over, or those that the rank is in."""
-        rows = [row for row in self.rows if (row.seconds == OPEN if is_open else row.seconds >= 0)]
-        made = {} if is_open else self._collectives_made()
-        return [event for row in rows for event in self._typed(row, made)]
+    @property
+    def start(self) -> Start:
+        return next((event for event in self.events if isinstance(event, Start)), Start())
+
+    @property
+    def made(self) -> int:
+        """The number of optimizer steps."""
+        steps = [event.step for event in self.events] + [row.step for row in self.rows[-1:]]
+        return max(steps, default=0)
+
+    def open_now(self) -> list[Event]:
+        """Operations of light steps that the rank is in."""
+        return [e for row in self.rows if row.seconds == OPEN for e in self._typed(row, {})]
+
+    def recent(self) -> list[Event]:
+        """Finished operations of the last light steps, from the beginning of a step."""
+        cut = self.rows[0].step if len(self.rows) == ROWS else -1
+        made = self._collectives_made()
+        found = [e for row in self.rows if row.seconds >= 0 for e in self._typed(row, made)]
+        return [event for event in found if event.step > cut]
 
     def _collectives_made(self) -> dict[int, int]:
-        """row -> how many collectives it made: up to the next one's first; where none follows soon,
-        as many as the last time."""
+        """row -> how many collectives it made: up to the first one of the next row. If none follows
+        soon, as many as the last time."""
         made: dict[int, int] = {}
         usual: dict[int, int] = {}  # call -> how many
         following: dict[str, Row] = {}  # group -> the next row that counts in it
@@ -290,47 +280,26 @@ class _File:
     ) -> list[Event]:
         call = self.calls.get(row.call)
         if call is None:
-            return []  # a file that was cut off
-        over = row.seconds >= 0
-        raw = {
-            **call,
-            "event": call["of"],
-            "t": row.t,
-            "step": row.step,
-            "seconds": row.seconds if over else None,
-        }
+            return []  # the file was cut off
+        seconds = row.seconds if row.seconds >= 0 else None
+        raw = {**call, "event": call["of"], "t": row.t, "step": row.step, "seconds": seconds}
         if call["of"] == "batch":
             raw.update(batch=row.first, wait=row.seconds, seconds=None)
         elif row.first:
-            raw["seq"] = [
-                row.first,
-                row.first - 1 + made.get(row.number, call["of"] == "collective"),
-            ]
-        event = typed(
-            {**raw, **({"seconds": more["seconds"], "error": more["error"]} if more else {})},
-            self.sites,
-        )
+            count = made.get(row.number, call["of"] == "collective")
+            raw["seq"] = [row.first, row.first - 1 + count]
+        event = typed({**raw, **(more or {})}, self.sites)
         return [] if event is None else [event]
-
-    @property
-    def made(self) -> int:
-        return max(
-            [0, *(event.step for event in self.events), *(row.step for row in self.rows[-1:])]
-        )
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
-    """Steps that one rank has kept and another one, which has made them, has not."""
+    """Steps that one rank kept and another one made but did not keep."""
     kept = [file for file in files if file.kept]
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()
-    made = [(file, file.made) for file in kept]
-    return {
-        step
-        for file in kept
-        for step in file.kept
-        if any(step not in other.kept and step <= last for other, last in made)
-    }
+    made = [(file.kept, file.made) for file in kept]
+    steps = {step for file in kept for step in file.kept}
+    return {s for s in steps if any(s not in own and s <= last for own, last in made)}
 
 
 class Reader:
@@ -350,35 +319,25 @@ class Reader:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
             self._files.setdefault(path, _File(path, WatchedTail(path)))
         latest: dict[int, _File] = {}
-        for path in sorted(self._files, key=_numbered):
+        for path in sorted(self._files, key=_rank_and_attempt):
             self._files[path].grow()
             if self._files[path].events:
-                latest[_numbered(path)[0]] = self._files[path]
+                latest[_rank_and_attempt(path)[0]] = self._files[path]
         settled, apart = over or stalled_seconds is not None, _not_shared(latest.values())
         ranks = [_seen(number, file, settled, apart) for number, file in sorted(latest.items())]
-        world = max((rank.start.world for rank in ranks), default=0)
+        world = max([len(ranks), *(rank.start.world for rank in ranks)])
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
         return Observation(
-            self.folder,
-            ranks,
-            max(world, len(ranks)),
-            over,
-            exit_code,
-            stalled_seconds,
-            ended_by_us,
-            notes,
+            self.folder, ranks, world, over, exit_code, stalled_seconds, ended_by_us, notes
         )
 
     def ask(self, seconds: float = 1.0) -> None:
-        """Let every rank that lives say where it is, and wait a moment for the answers."""
+        """Ask every living rank where it is, and wait a moment for the answers."""
         asked = time.time()
         (self.folder / "ask").touch()
         os.utime(self.folder / "ask", (asked, asked))
-        living = [
-            path
-            for path, file in self._files.items()
-            if file.events and _life(_start(file))[0] is not False
-        ]
+        files = [file for file in self._files.values() if file.events]
+        living = [file.path for file in files if _life(file.start)[0] is not False]
         until = time.monotonic() + seconds
         while time.monotonic() < until and not all(_answered(path, asked) for path in living):
             time.sleep(0.05)
@@ -390,84 +349,44 @@ def _answered(path: Path, asked: float) -> bool:
 
 
 def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
+    """One rank; `apart` lists steps that other ranks did not keep."""
     count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
-    open_ += [event for event in file.light(is_open=True) if isinstance(event, WAITING)]
-    said = (
-        StackDump.read(file.path.parent, number)
-        if file.path.with_suffix(".json").exists()
-        else None
-    )
-    events = [event for event in file.events if not _is_of(event, apart)] if apart else file.events
-    late = (
-        [
-            *_recent(file),
-            *file.failed,
-            *(event for event in file.events if apart and _is_of(event, apart)),
-        ]
-        if settled
-        else []
-    )
-    start, progress = (
-        _start(file),
-        count + len(file.events) + sum(row.number for row in file.rows[-1:]),
-    )
-    open_.sort(key=lambda event: event.t)
-    lives, state = _life(start)
+    open_ += [event for event in file.open_now() if isinstance(event, WAITING)]
+    events, others = file.events, []
+    if apart:
+        events = [event for event in file.events if not _is_of(event, apart)]
+        others = [event for event in file.events if _is_of(event, apart)]
+    has_answered = file.path.with_suffix(".json").exists()
+    lives, state = _life(file.start)
     return RankSeen(
         number,
-        start,
+        file.start,
         tuple(events),
-        tuple(open_),
+        tuple(sorted(open_, key=lambda event: event.t)),
         lives,
         state,
-        progress,
-        tuple(late),
+        count + len(file.events) + sum(row.number for row in file.rows[-1:]),
+        (*file.recent(), *file.failed, *others) if settled else (),
         settled,
-        said,
+        StackDump.read(file.path.parent, number) if has_answered else None,
     )
 
 
 def _is_of(event: Event, steps: set[int]) -> bool:
-    """It is one that every step repeats, of one of these steps."""
+    """It belongs to one of these steps, and every step repeats it."""
     return isinstance(event, REPEATED) and event.step + (not isinstance(event, Step)) in steps
 
 
-def _recent(file: _File) -> list[Event]:
-    """Of light steps: the last ones, from the beginning of a step."""
-    cut = file.rows[0].step if len(file.rows) == ROWS else -1
-    return [event for event in file.light(is_open=False) if event.step > cut]
-
-
-def _start(file: _File) -> Start:
-    return next((event for event in file.events if isinstance(event, Start)), Start())
-
-
 def _life(start: Start) -> tuple[bool | None, str | None]:
-    """(whether its process is there, its state); None if it runs on another machine."""
+    """(whether its process exists, its state); None if it runs on another machine."""
     if start.host != socket.gethostname():
         return None, None
     state = state_of(start.pid)
     return state not in (None, "Z", "X"), state
 
 
-def _numbered(path: Path) -> tuple[int, int]:
-    """(rank, attempt): rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+def _rank_and_attempt(path: Path) -> tuple[int, int]:
+    """rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0)
-
-
-def as_json(event: Event) -> dict[str, Any]:
-    """For the evidence of a finding."""
-    return {name: value for name, value in vars(event).items() if value not in (None, [], {})}
-
-
-def waits_since(rank: RankSeen) -> float | None:
-    """Since when (Unix seconds) a rank that lives is inside something that needs the others; None:
-    it is not."""
-    inner = rank.doing[-1] if rank.doing else None
-    return (
-        inner.t
-        if inner is not None and rank.lives is not False and isinstance(inner, WAITING)
-        else None
-    )

@@ -1,9 +1,8 @@
-"""Running a command as it is, its ranks observed, and saying what is wrong with it while it runs
-and at the end.
+"""Run a command, watch its ranks, and report what is wrong while it runs and at the end.
 
-The command keeps its standard input, output, working folder and exit code. Added to its environment
-is one folder on PYTHONPATH (paralab.observe.entrance), through which the observation enters every
-Python process that it starts.
+The command keeps its standard input, output, working folder, and exit code. paralab only adds one
+folder to PYTHONPATH (paralab.observe.entrance), through which watching enters every Python process
+that the command starts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from paralab.doctor.events import Cost, Held, Off, Replaced
 from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
 from paralab.doctor.failures.hangs.hung_ranks import IDS as HANGS
 from paralab.doctor.finding import Finding, ordered
-from paralab.doctor.observation import Observation, Reader, waits_since
+from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.words_of_ranks import with_exceptions_explained
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of
@@ -34,8 +33,8 @@ from paralab.machine.signals import STOPS, hear
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-LIVE_SECONDS = 2.0  # between two looks at all that is known so far
-SHARE = 0.002  # of a core, which the ranks may need: for reading, and again for the rules
+LIVE_SECONDS = 2.0  # between two runs of the checks
+SHARE = 0.002  # of a core, which the ranks may need: for reading, and again for the checks
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
@@ -43,10 +42,14 @@ STALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Observed:
-    """`exit_code`: the command's own; negative: a signal ended it; None with `stopped`: we ended
-    it, because a trial was over or it hung for good. `notes`: what a reader must know that is not a
-    mistake of the script. `cost`: the share of the ranks' time that observing them took, as they
-    measured it; None for less than 64 steps."""
+    """The result of a watched command.
+
+    exit_code  its own; negative if a signal ended it; None if we ended it (`stopped`), because a
+               trial was over or it hung for good
+    notes      remarks that are not mistakes of the script
+    cost       the share of the ranks' time that watching took, as they measured it; None for fewer
+               than 64 steps
+    """
 
     findings: list[Finding]
     exit_code: int | None
@@ -65,19 +68,15 @@ def observe(
     say: Callable[[Finding], None] = lambda finding: None,
     end_when_hung: bool | None = None,
 ) -> Observed:
-    """Run the command; what its ranks do is written down in the folder. `steps`: a trial that is
-    ended when every rank has made so many optimizer steps; without a GPU its ranks run on the CPU.
-    `say` is called with each finding as soon as it is certain. `end_when_hung` (default: in a trial
-    only): ranks that can never go on are ended once the hang has been named."""
+    """Run the command; its ranks write events into the folder.
+
+    `steps` makes it a trial, which ends when every rank has made this many optimizer steps; without
+    a GPU its ranks run on the CPU. `say` gets each finding as soon as it is certain.
+    `end_when_hung` (default: only in a trial) ends ranks that can never continue."""
     folder.mkdir(parents=True, exist_ok=True)
     job = _start(command, _environment(folder, steps))
-    watch = Watch(
-        job,
-        Reader(folder),
-        stall_seconds or STALL_SECONDS,
-        say,
-        steps is not None if end_when_hung is None else end_when_hung,
-    )
+    ends = steps is not None if end_when_hung is None else end_when_hung
+    watch = Watch(job, Reader(folder), stall_seconds or STALL_SECONDS, say, ends)
     with _passing_signals_on(job):
         try:
             watch.until_the_end()
@@ -90,14 +89,8 @@ def observe(
     for finding in findings:
         watch.tell(finding)
     costs = [cost.share for rank in final.ranks if (cost := rank.last(Cost)) is not None]
-    return Observed(
-        findings,
-        None if watch.stopped else code,
-        folder,
-        watch.stopped,
-        notes_of(final),
-        max(costs, default=None),
-    )
+    exit_code, share = None if watch.stopped else code, max(costs, default=None)
+    return Observed(findings, exit_code, folder, watch.stopped, notes_of(final), share)
 
 
 class Watch:
@@ -109,17 +102,12 @@ class Watch:
         say: Callable[[Finding], None],
         ends: bool,
     ) -> None:
-        self.job, self.reader, self.stall_seconds, self.say, self.ends = (
-            job,
-            reader,
-            stall_seconds,
-            say,
-            ends,
-        )
+        self.job, self.reader, self.stall_seconds = job, reader, stall_seconds
+        self.say, self.ends = say, ends
         self.said: list[Finding] = []
         self.stopped = False
-        self._found: set[tuple[object, ...]] = set()  # errors of the last look
-        self._named: set[tuple[int, float]] = set()  # stalls that were looked into
+        self._found: set[tuple[object, ...]] = set()  # errors of the last run of the checks
+        self._named: set[tuple[int, float]] = set()  # stalls that were reported
         self._progress: tuple[int, ...] = ()
         self._began = self._moved = time.monotonic()
         self._next_look = 0.0
@@ -138,8 +126,8 @@ class Watch:
             self._wait(read / SHARE)
 
     def _wait(self, seconds: float) -> None:
-        """Until the next poll, or the end of the job. The longer it runs, the rarer it is read, if
-        reading costs."""
+        """Wait for the next poll or the end of the job. A long run is read less often if reading
+        takes time."""
         longest = min(POLL_SECONDS + (time.monotonic() - self._began) / 50, LONGEST_SECONDS)
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(min(max(POLL_SECONDS, seconds), longest))
@@ -153,8 +141,8 @@ class Watch:
             self.say(finding)
 
     def look(self, seen: Observation) -> None:
-        """What is certain already: found twice, because the first time a rank may be just before
-        what explains it (an exception, a reduction). The longer it takes, the rarer it is done."""
+        """Report errors that the checks find twice in a row: the first time, the event that explains
+        it (an exception, a reduction) may be about to come. Slow checks run less often."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
             errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
@@ -165,41 +153,31 @@ class Watch:
             self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / SHARE
 
     def _trial_is_over(self, seen: Observation) -> bool:
-        held = [
-            rank
-            for rank in seen.ranks
-            if rank.lives is not False and isinstance(rank.doing[-1:] and rank.doing[-1], Held)
-        ]
-        return (
-            bool(held)
-            and len(seen.ranks) >= seen.world
-            and all(rank in held or rank.ended for rank in seen.ranks)
-        )
+        living = [rank for rank in seen.ranks if rank.lives is not False and rank.doing]
+        held = [rank for rank in living if isinstance(rank.doing[-1], Held)]
+        all_done = all(rank in held or rank.ended for rank in seen.ranks)
+        return bool(held) and len(seen.ranks) >= seen.world and all_done
 
     def _let_go(self) -> None:
-        """The ranks wait for this file; then they leave with success, and their launcher with
-        them."""
+        """Create the file that the ranks wait for. They exit with success, and so does their
+        launcher."""
         self.stopped = True
         (self.reader.folder / "stop").touch()
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(GRACE_SECONDS)
 
     def _is_hung(self, seen: Observation) -> bool:
-        """A rank waits for longer than the patience, or none has moved for so long: ask them all,
-        name it, once for each stall."""
+        """If a rank waits too long, or no rank makes progress, ask all ranks and report it, once per
+        stall. Return whether to end the job."""
         progress = tuple(rank.progress for rank in seen.ranks)
         if progress != self._progress:
             self._progress, self._moved = progress, time.monotonic()
-        waiting = {
-            (rank.rank, since) for rank in seen.ranks if (since := waits_since(rank)) is not None
-        }
-        late = {
-            (rank, since) for rank, since in waiting if time.time() - since > self.stall_seconds
-        } - self._named
+        before = time.time() - self.stall_seconds
+        waiting = {(rank.rank, since) for rank in seen.ranks if (since := rank.waits_since)}
+        late = {(rank, since) for rank, since in waiting if since < before} - self._named
         still = time.monotonic() - self._moved
-        if not late and not (
-            seen.ranks and still > self.stall_seconds and (-1, self._moved) not in self._named
-        ):
+        is_new = (-1, self._moved) not in self._named
+        if not late and not (seen.ranks and still > self.stall_seconds and is_new):
             return False
         self._named |= late | {(-1, self._moved)}
         self.reader.ask()
@@ -212,7 +190,7 @@ class Watch:
 
 
 def _same(finding: Finding) -> tuple[object, ...]:
-    """What makes two findings one, although the numbers in them have grown meanwhile."""
+    """Two findings with this key are the same, even if their numbers have grown."""
     return finding.id, finding.file, finding.line, finding.rank
 
 
@@ -223,23 +201,18 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
         for event in rank.of(Replaced)
     ]
     found += [
-        f"rank {rank.rank}: the observation switched itself off: {e.error}"
+        f"rank {rank.rank}: watching stopped after an error in paralab: {e.error}"
         for rank in seen.ranks
         for e in rank.of(Off)
     ]
     needs = [rank.raised for rank in seen.ranks if rank.raised and is_for_want_of_a_gpu(rank)]
-    found += (
-        [
-            f"this script cannot be tried without a GPU: {needs[0].type}: {needs[0].message.splitlines()[0]}"
-        ]
-        if needs
-        else []
-    )
-    found += [f"a process could not be observed: {note}" for note in seen.notes]
+    found += [
+        f"this script needs a GPU: {raised.type}: {raised.message.splitlines()[0]}"
+        for raised in needs[:1]
+    ]
+    found += [f"a process could not be watched: {note}" for note in seen.notes]
     if not seen.ranks:
-        found.append(
-            "no rank was seen: the command started no Python program that trains with torch"
-        )
+        found.append("no ranks: the command started no Python program that trains with torch")
     return tuple(dict.fromkeys(found))
 
 
@@ -250,11 +223,10 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: what is typed at the terminal goes to us, and we pass it on. If we
-    are killed, it ends too."""
-    beside = (
-        Path(sys.executable).parent / command[0]
-    )  # torchrun of the environment that paralab is in, which need not be active
+    """Start the command in its own session: we get Ctrl-C and pass it on. If we are killed, the
+    command ends too."""
+    # torchrun from paralab's environment, which may not be active
+    beside = Path(sys.executable).parent / command[0]
     if shutil.which(command[0]) is None and beside.is_file():
         command = [str(beside), *command[1:]]
     try:
@@ -295,7 +267,7 @@ def _passing_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
-    """Ask the command to end, which ends its ranks; then insist, also with ranks that live in
+    """Ask the command to end, which ends its ranks. Then kill what is left, including ranks in
     sessions of their own."""
     family = {job.pid, *descendants_of(job.pid), *ranks}
     if job.poll() is None:

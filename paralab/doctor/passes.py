@@ -1,5 +1,4 @@
-"""How far each rank went in each pass over a DataLoader, and where it met the others for the last
-time in it."""
+"""How far each rank got in each pass over a DataLoader, and its last collective in it."""
 
 from __future__ import annotations
 
@@ -12,9 +11,13 @@ from paralab.doctor.observation import Numbered, RankSeen
 
 @dataclass
 class Pass:
-    """`batches`: taken. `met_in`: the number of the last batch in which this rank met the others.
-    `exhausted`: the loader came to its end. `over`: the rank went on to something else
-    (`exhausted`, or it left early)."""
+    """One pass.
+
+    batches    how many it read
+    met_in     the last batch in which it was in a collective
+    exhausted  the loader ended
+    over       the rank went on to something else, because the loader ended or it left early
+    """
 
     loader: Loader
     batches: int = 0
@@ -26,7 +29,7 @@ class Pass:
 
 
 def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
-    """(loader, epoch) -> what this rank did in it."""
+    """(loader, epoch) -> what this rank did in this pass."""
     found: dict[tuple[int, int], Pass] = {}
     current: Pass | None = None
     for event in (*rank.story, *rank.doing):
@@ -40,15 +43,12 @@ def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
         elif isinstance(event, Epoch) and (event.loader, event.epoch) in found:
             ended = found[event.loader, event.epoch]
             ended.exhausted, ended.over = event, True
-        elif (
-            current is not None
-            and not current.over
-            and isinstance(event, Numbered)
-            and _meets(event)
-        ):
+        elif current is None or current.over:
+            continue
+        elif isinstance(event, Numbered) and _meets(event):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
-                continue  # what is open may come to its end in the next moment
+                continue  # an open operation may end in the next moment
             current.met_in, current.last_meeting = current.batches, event
             current.meetings.append(event)
     if rank.came_to_its_end:
@@ -58,7 +58,7 @@ def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
 
 
 def _is_left(current: Pass, event: Numbered) -> bool:
-    """The ranks met inside the loop over the loader, and this meeting is outside."""
+    """The first collective was inside the loop over the loader, and this one is outside."""
     loop = current.loader.site
     inside = current.meetings[0].site if current.meetings else None
     if loop is None or inside is None or event.site is None or event.site is inside:
@@ -67,11 +67,8 @@ def _is_left(current: Pass, event: Numbered) -> bool:
 
 
 def _meets(event: Numbered) -> bool:
-    """It made collectives, or is inside one, or failed there."""
+    """It made collectives, is inside one, or failed there."""
     if not isinstance(event, (Backward, Forward, Collective)) or not event.seq:
         return False
-    return (
-        event.seq[1] >= event.seq[0]
-        or (isinstance(event, Backward) and event.seconds is None)
-        or event.error is not None
-    )
+    is_open = isinstance(event, Backward) and event.seconds is None
+    return event.seq[1] >= event.seq[0] or is_open or event.error is not None

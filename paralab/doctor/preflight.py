@@ -1,8 +1,8 @@
-"""Preflight: this machine and its allocation, before anything is trained. `look` gathers facts; the
-machine rules judge them.
+"""Preflight: this machine and its allocation, before training. `look` gathers facts; the machine
+checks judge them.
 
-What could not be looked at is None, and `unknown` says why. This process never imports torch: what
-torch knows, children tell.
+A fact that could not be found out is None, and `unknown` says why. This process never imports torch;
+child processes do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    environment: Mapping[str, str]  # what of it concerns a training
+    environment: Mapping[str, str]  # the variables that concern training
     launch: Launch
     cores: int  # usable by this process
     machine_cores: int
@@ -73,22 +73,20 @@ class Facts:
     precisions: Mapping[str, Probe] = field(default_factory=dict)
     link: Link | None = None
     pairs: tuple[Pair, ...] = ()
-    unknown: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name of a row -> why it was not looked at
+    unknown: Mapping[str, str] = field(default_factory=dict)  # name of a row -> why
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """That torch may use."""
+        """The GPUs that torch can use."""
         return self.torch.gpus if self.torch else ()
 
     @property
     def ranks_here(self) -> int | None:
-        """On this machine, as the launcher says; a customary one per GPU where nobody says."""
+        """The ranks on this machine: as the launcher says, or else one per GPU."""
         return self.launch.local_ranks or len(self.gpus) or None
 
     def seen(self, *names: str) -> tuple[str, ...]:
-        """Rows as evidence of a finding; by them the table knows its verdicts."""
+        """Rows as evidence for a finding; the table derives its verdicts from them."""
         values = dict(rows(self))
         return tuple(
             f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names
@@ -96,61 +94,44 @@ class Facts:
 
 
 CONCERNS = (
-    "CUDA_",
-    "NCCL_",
-    "GLOO_",
-    "TORCH_",
-    "TORCHELASTIC_",
-    "OMP_",
-    "MKL_",
-    "ONEDNN_",
-    "SLURM_",
-    "TP_",
+    *("CUDA_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_"),
+    *("OMP_", "MKL_", "ONEDNN_", "SLURM_", "TP_"),
 )
 
 
 def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Look at everything. Trials that load the cores come one after the other, and the timed one
-    alone at the end."""
+    """Gather all facts. Tests that load the cores run one after the other, the timed one alone."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        tried = pool.map(lambda name: (name, probe_cpu(name, PRECISION_SECONDS)), PRECISIONS)
-        precisions = dict(tried)
-    for name in [
-        name for name, probe in precisions.items() if "did not finish" in probe.seen
-    ]:  # the machine is busy: not known
-        unknown[f"{name} on CPU"] = precisions.pop(name).seen
+        probes = pool.map(lambda name: probe_cpu(name, PRECISION_SECONDS), PRECISIONS)
+        precisions = dict(zip(PRECISIONS, probes, strict=True))
+    for name in PRECISIONS:
+        if "did not finish" in precisions[name].seen:  # the machine is busy
+            unknown[f"{name} on CPU"] = precisions.pop(name).seen
     torch, link = two_ranks("gloo")
     if torch is None:
-        unknown["torch"] = f"it could not be imported: {link.problem}"
+        unknown["torch"] = f"cannot import it: {link.problem}"
     gpus = torch.gpus if torch else ()
     seen_gpus = driver_gpus()
     if seen_gpus is None:
-        unknown["GPUs (driver)"] = "nvidia-smi is not there, or does not answer"
+        unknown["GPUs (driver)"] = "nvidia-smi is missing or does not respond"
     pairs = gpu_pairs(len(gpus)) if len(gpus) > 1 and torch and "nccl" in torch.backends else ()
     if not pairs:
-        unknown["GPU pairs"] = (
-            f"that needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
-        )
-    interfaces, infiniband = (
-        look_at_interfaces(),
-        tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))),
-    )
+        unknown["GPU pairs"] = f"needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
+    interfaces = look_at_interfaces()
+    infiniband = tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*")))
     if not infiniband and not any(each.megabits and each.up for each in interfaces):
-        unknown["network"] = "no interface that is up tells its speed"
+        unknown["network"] = "no active interface reports its speed"
     host = platform.node()
     host_address, unresolved = resolve(host)
     if host_address is None:
         unknown["host name"] = f"{host} does not resolve: {unresolved}"
     shared = _shared(unknown)
-    concerns = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(CONCERNS) or name in launch.variables
-    }
+    folders = dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))
+    names = [name for name in environment if name.startswith(CONCERNS) or name in launch.variables]
     return Facts(
-        environment=concerns,
+        environment={name: environment[name] for name in names},
         launch=launch,
         cores=usable_cores(),
         machine_cores=os.cpu_count() or 1,
@@ -164,10 +145,7 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         host=host,
         host_address=host_address,
         shared_bytes=shared,
-        disks=tuple(
-            look_at_disk(path)
-            for path in dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))
-        ),
+        disks=tuple(map(look_at_disk, folders)),
         limits=_limits(),
         interfaces=interfaces,
         infiniband=infiniband,
@@ -188,7 +166,7 @@ def _shared(unknown: dict[str, str]) -> int | None:
 def _limits() -> Limits:
     try:
         import resource
-    except ImportError:  # Windows has no such limits
+    except ImportError:  # on Windows
         return Limits(None, None)
 
     def soft(which: int) -> int | None:
@@ -199,7 +177,7 @@ def _limits() -> Limits:
 
 
 def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
-    """(what was looked at, what was seen); None: it was not, or is not set."""
+    """(name, value) of each fact; None if it is unknown or not set."""
     yield "cores", f"{facts.cores} of {facts.machine_cores} usable ({facts.cpu})"
     yield "memory", _memory(facts)
     yield "torch", _torch(facts.torch) if facts.torch else None
@@ -207,34 +185,21 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     yield "GPUs (torch)", _named(facts.gpus) if facts.torch else None
     yield "CUDA_VISIBLE_DEVICES", facts.environment.get("CUDA_VISIBLE_DEVICES")
     yield "launcher", _launcher(facts.launch)
-    yield (
-        "threads",
-        f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None,
+    threads = (
+        f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None
     )
+    yield "threads", threads
     yield "port", _port(facts.port) if facts.port else None
     yield "MASTER_ADDR", _address(facts.address) if facts.address else None
     yield "host name", f"{facts.host} is {facts.host_address}" if facts.host_address else None
-    yield (
-        "shared memory",
-        None
-        if facts.shared_bytes is None
-        else f"{size(facts.shared_bytes)} free in {SHARED_MEMORY}",
-    )
+    shared = facts.shared_bytes
+    yield "shared memory", None if shared is None else f"{size(shared)} free in {SHARED_MEMORY}"
     for disk in facts.disks:
-        yield (
-            f"disk {disk.path}",
-            f"{size(disk.free_bytes)} free{'' if disk.writable else ', not writable'}",
-        )
-    yield (
-        "open files",
-        "unlimited" if facts.limits.open_files is None else f"at most {facts.limits.open_files}",
-    )
-    yield (
-        "locked memory",
-        "unlimited"
-        if facts.limits.locked_bytes is None
-        else f"at most {size(facts.limits.locked_bytes)}",
-    )
+        writable = "" if disk.writable else ", not writable"
+        yield f"disk {disk.path}", f"{size(disk.free_bytes)} free{writable}"
+    files, locked = facts.limits.open_files, facts.limits.locked_bytes
+    yield "open files", "unlimited" if files is None else f"at most {files}"
+    yield "locked memory", "unlimited" if locked is None else f"at most {size(locked)}"
     yield "network", _network(facts)
     for name in PRECISIONS:
         yield f"{name} on CPU", facts.precisions[name].seen if name in facts.precisions else None
@@ -247,43 +212,29 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
 
 
 def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
-    """What was looked at, with its verdict."""
+    """Every fact with its verdict."""
     found = []
     for name, value in rows(facts):
-        about = [
-            finding
-            for finding in findings
-            if any(line.startswith(f"{name}: ") for line in finding.evidence)
-        ]
+        about = [f for f in findings if any(e.startswith(f"{name}: ") for e in f.evidence)]
+        shown, verdict = value, "good"
+        if value is None:
+            shown = facts.unknown.get(name)
+            verdict = "not looked at" if name in facts.unknown else "not set"
         if about:
-            verdict = ", ".join(
-                dict.fromkeys(f"{finding.severity} {finding.id}" for finding in about)
-            )
-        else:
-            verdict = (
-                "good"
-                if value is not None
-                else "not looked at"
-                if name in facts.unknown
-                else "not set"
-            )
-        shown = value if value is not None else facts.unknown.get(name)
-        found.append(Looked(name, shown, verdict, tuple(finding.id for finding in about)))
+            verdict = ", ".join(dict.fromkeys(f"{f.severity} {f.id}" for f in about))
+        found.append(Looked(name, shown, verdict, tuple(f.id for f in about)))
     return found
 
 
 def _memory(facts: Facts) -> str | None:
-    limit = (
-        f", {size(facts.cgroup.limit_bytes)} allowed"
-        if facts.cgroup and facts.cgroup.limit_bytes
-        else ""
-    )
+    if facts.memory_bytes is None:
+        return None
+    group = facts.cgroup or Memory()
+    limit = f", {size(group.limit_bytes)} allowed" if group.limit_bytes else ""
     killed = (
-        f", {plural(facts.cgroup.killed, 'process')} killed for want of it"
-        if facts.cgroup and facts.cgroup.killed
-        else ""
+        f", {plural(group.killed, 'process')} killed for lack of memory" if group.killed else ""
     )
-    return None if facts.memory_bytes is None else f"{size(facts.memory_bytes)}{limit}{killed}"
+    return f"{size(facts.memory_bytes)}{limit}{killed}"
 
 
 def _torch(torch: Torch) -> str:
@@ -300,27 +251,21 @@ def _launcher(launch: Launch) -> str | None:
 
 
 def _port(port: Port) -> str:
-    which = f"MASTER_PORT={port.number}" if port.asked else f"{port.number}, the customary one,"
+    which = f"MASTER_PORT={port.number}" if port.asked else f"{port.number} (the default)"
     owner = "" if port.owner_pid is None else f" by process {port.owner_pid} ({port.owner})"
-    return f"{which} is {'free' if port.free else 'taken' + owner}"
+    return f"{which} is {'free' if port.free else 'in use' + owner}"
 
 
 def _address(address: Address) -> str:
-    where = (
-        f"{address.name} is {address.resolved}"
-        if address.resolved
-        else f"{address.name} does not resolve"
-    )
-    answers = {None: "", True: ", and answers", False: f", but does not answer: {address.problem}"}
+    resolves = f"is {address.resolved}" if address.resolved else "does not resolve"
+    where = f"{address.name} {resolves}"
+    answers = {None: "", True: ", and responds", False: f", but fails: {address.problem}"}
     return where + answers[address.connects]
 
 
 def _network(facts: Facts) -> str | None:
-    cards = [
-        f"{each.name} {each.megabits / 1000:g} Gbit/s"
-        for each in facts.interfaces
-        if each.megabits and each.up
-    ]
+    up = [(each.name, each.megabits) for each in facts.interfaces if each.megabits and each.up]
+    cards = [f"{name} {megabits / 1000:g} Gbit/s" for name, megabits in up]
     return ", ".join([*cards, *(f"InfiniBand {name}" for name in facts.infiniband)]) or None
 
 
@@ -328,5 +273,5 @@ def _link(link: Link) -> str:
     between = f"{size(link.bytes)} between {' and '.join(link.ranks)} over {link.backend}"
     if link.seconds is None:
         return f"{between}: {link.problem}"
-    beside = f"; copied in memory {seconds(link.copy_seconds)}" if link.copy_seconds else ""
+    beside = f"; a copy in memory takes {seconds(link.copy_seconds)}" if link.copy_seconds else ""
     return f"{between}: {seconds(link.seconds)}, {size(link.bytes_per_second)}/s{beside}"

@@ -21,7 +21,7 @@ FEWEST = 4  # measured steps: with fewer, one slow moment makes a straggler
 
 @dataclass(frozen=True)
 class Run:
-    """One training: its events, and `result` as `paralab run --json` prints it."""
+    """One run: its events, and `result` as `paralab run --json` prints it."""
 
     name: str
     folder: Path

@@ -1,8 +1,6 @@
-"""What a job finds around it, looked at without torch: its launcher, its allocation, the port,
-names, shared memory, disks, limits.
+"""The environment of a job, without torch: launcher, allocation, port, names, memory, disks.
 
-Every function takes what it reads (an environment, a folder of the system), so that a test can lay
-it out.
+Every function takes what it reads (an environment, a system folder), so that tests can supply it.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ ANSWER_SECONDS = 3.0  # for a name server, or the other end of a connection
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says about the job: `by` whom it was launched, how many ranks in all and
-    on this machine."""
+    """What the environment says about the job: its launcher, its ranks, and those on this
+    machine."""
 
     variables: Mapping[str, str]
     by: str | None = None
@@ -43,8 +41,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """torchrun's variables, and Slurm's inside a job; a script of an sbatch job that has no step
-    yet counts as the job."""
+    """Read the variables of torchrun and Slurm. In an sbatch script without a step yet, use the
+    job's."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -52,23 +50,19 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else by
     if "SLURM_JOB_ID" in environment:
         by = by or "Slurm"
-        nodes = (
-            _number(environment, "SLURM_NNODES") or _number(environment, "SLURM_JOB_NUM_NODES") or 1
-        )
-        tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
+        nodes = _first(environment, "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
+        tasks = _first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
         ranks = ranks or tasks
-        per_node = _number(environment, "SLURM_NTASKS_PER_NODE") or (
-            -(-tasks // nodes) if tasks else None
-        )
+        evenly = -(-tasks // nodes) if tasks else None
+        per_node = _number(environment, "SLURM_NTASKS_PER_NODE") or evenly
         local = local or (per_node if by != "torchrun" else None)
-    if (
-        local is None
-        and ranks is not None
-        and "MASTER_ADDR" in known
-        and is_loopback(known["MASTER_ADDR"])
-    ):
+    if local is None and ranks is not None and is_loopback(known.get("MASTER_ADDR", "")):
         local = ranks
     return Launch(known, by, ranks, local, nodes)
+
+
+def _first(variables: Mapping[str, str], *names: str) -> int | None:
+    return next((number for name in names if (number := _number(variables, name))), None)
 
 
 def is_loopback(address: str) -> bool:
@@ -82,8 +76,8 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Port:
-    """`asked`: it is MASTER_PORT, not only the customary one. `owner`: who listens there, where it
-    may be known."""
+    """`asked`: it is MASTER_PORT, not just the default. `owner`: the command that listens there, if
+    known."""
 
     number: int
     asked: bool
@@ -97,9 +91,8 @@ def look_at_port(environment: Mapping[str, str]) -> Port:
     number = asked or DEFAULT_PORT
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as torch's store does: what is closing is no hindrance
+            # As torch's store does: a port that is closing counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", number))
             probe.listen(1)
     except OSError:
@@ -109,8 +102,8 @@ def look_at_port(environment: Mapping[str, str]) -> Port:
 
 
 def owner_of(port: int) -> tuple[int | None, str | None]:
-    """(the process that listens on a port, its command); None if it is another user's, or the
-    system does not say."""
+    """(the process that listens on a port, its command); None if unknown, as for another user's
+    process."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status != psutil.CONN_LISTEN or not connection.laddr:
@@ -123,7 +116,7 @@ def owner_of(port: int) -> tuple[int | None, str | None]:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the ranks are to meet. `connects`: None where it was not tried."""
+    """The rendezvous address. `connects`: None if not tried."""
 
     name: str
     resolved: str | None
@@ -132,7 +125,7 @@ class Address:
 
 
 def look_at_address(environment: Mapping[str, str]) -> Address | None:
-    """MASTER_ADDR, resolved; and connected to, where another process should be listening by now."""
+    """Resolve MASTER_ADDR, and connect to it if another process should be listening."""
     name = environment.get("MASTER_ADDR")
     if not name:
         return None
@@ -148,7 +141,7 @@ def look_at_address(environment: Mapping[str, str]) -> Address | None:
 
 
 def resolve(name: str) -> tuple[str | None, str | None]:
-    """(address, None), or (None, why not). A name server that does not answer is given up."""
+    """(address, None), or (None, why not). Give up if the name server does not respond."""
 
     def ask() -> str:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -156,14 +149,14 @@ def resolve(name: str) -> tuple[str | None, str | None]:
     try:
         return within(ANSWER_SECONDS, ask), None
     except TimeoutError:
-        return None, f"no answer from the name server within {ANSWER_SECONDS:g} s"
+        return None, f"the name server did not respond within {ANSWER_SECONDS:g} s"
     except (OSError, UnicodeError) as error:
         return None, getattr(error, "strerror", None) or str(error)
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
-    """The answer, or TimeoutError. The question cannot be taken back; its thread must not keep this
-    process from ending."""
+    """Return the answer, or raise TimeoutError. The call cannot be canceled, so it runs in a daemon
+    thread."""
     answers: list[T] = []
     errors: list[Exception] = []
 
@@ -185,8 +178,8 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the container or job: its limit and use, and how many of its processes were killed for
-    want of memory."""
+    """The memory limit and use of the container or job. `killed`: processes that ran out of
+    memory."""
 
     limit_bytes: int | None = None
     used_bytes: int | None = None
@@ -194,24 +187,20 @@ class Memory:
 
 
 def look_at_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
-    """cgroup 2 as a container sees it; cgroup 1 where that is all there is."""
+    """Read cgroup 2 as a container sees it, or else cgroup 1."""
+    first = ("limit_in_bytes", "usage_in_bytes", "oom_control")
     for limit, used, events in (
         ("memory.max", "memory.current", "memory.events"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.oom_control",
-        ),
+        tuple(f"memory/memory.{name}" for name in first),
     ):
         if (root / limit).is_file():
             killed = re.search(r"^oom_kill (\d+)", _text(root / events), re.MULTILINE)
-            most = _text(root / limit).strip()
-            bytes_ = (
-                int(most) if most.isdigit() and int(most) < 2**60 else None
-            )  # a huge number is "no limit", too
-            now = _text(root / used).strip()
+            most, now = _text(root / limit).strip(), _text(root / used).strip()
+            is_limited = most.isdigit() and int(most) < 2**60  # a huge number means no limit
             return Memory(
-                bytes_, int(now) if now.isdigit() else None, int(killed[1]) if killed else None
+                int(most) if is_limited else None,
+                int(now) if now.isdigit() else None,
+                int(killed[1]) if killed else None,
             )
     return None
 
@@ -249,11 +238,7 @@ class Interface:
 def look_at_interfaces(root: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
     found = []
     for path in sorted(root.glob("*")) if root.is_dir() else []:
-        speed = _text(path / "speed").strip()
-        state = _text(path / "operstate").strip()
-        found.append(
-            Interface(
-                path.name, state == "up", int(speed) if speed.isdigit() and int(speed) > 0 else None
-            )
-        )
+        speed, state = _text(path / "speed").strip(), _text(path / "operstate").strip()
+        megabits = int(speed) if speed.isdigit() and int(speed) > 0 else None
+        found.append(Interface(path.name, state == "up", megabits))
     return tuple(interface for interface in found if interface.name != "lo")

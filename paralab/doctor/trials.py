@@ -1,5 +1,5 @@
-"""What only another process can find out: what torch has, and whether two ranks reach each other.
-Each trial has a deadline."""
+"""Tests that need other processes: what torch can do, and whether two ranks reach each other. Each
+test has a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paralab.machine.child import command
 from paralab.machine.host import loopback
 
 BYTES = 25 * 2**20  # a bucket of DDP
-SECONDS = 20.0  # for one trial: importing torch, meeting, a few all-reduces
+SECONDS = 20.0  # for one test: import torch, connect, a few all-reduces
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Torch:
-    """What the installed torch says of itself. `threads`: compute threads of a process, in this
-    environment."""
+    """The installed torch. `threads`: compute threads per process in this environment."""
 
     version: str
     cuda: str | None
@@ -42,8 +41,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce between two ranks. `copy_seconds`: as many bytes copied in memory. `problem`:
-    why there is no number."""
+    """An all-reduce between two ranks. `copy_seconds`: to copy as many bytes in memory. `problem`:
+    why there is no time."""
 
     backend: str
     ranks: tuple[str, str]
@@ -59,8 +58,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs over NCCL, as they are, and where that failed once more through the host's
-    memory."""
+    """Two GPUs over NCCL; if that fails, once more through CPU memory."""
 
     direct: Link
     through_host: Link | None
@@ -71,8 +69,8 @@ def two_ranks(
     devices: tuple[int | None, int | None] = (None, None),
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Two processes that meet through a file, so that no port is needed, and reduce a bucket. None
-    of them outlives the call."""
+    """Let two processes all-reduce a bucket. They rendezvous through a file, so they need no port,
+    and end before this returns."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )
@@ -90,12 +88,9 @@ def two_ranks(
 def _run(
     folder: Path, backend: str, devices: Sequence[int | None], environment: dict[str, str]
 ) -> tuple[list[int | None], list[list[dict[str, Any]]], list[str]]:
-    """(exit codes, None where the deadline came first; what each printed; what each complained
-    of)."""
-    quiet = {
-        "TORCH_DISTRIBUTED_DEBUG": "OFF",
-        "PYTHONUNBUFFERED": "1",
-    }  # a trial must not fall into the trap it looks for (H19)
+    """(exit codes, None after the deadline; the JSON that each printed; its stderr)."""
+    # DETAIL may crash torch (H19).
+    quiet = {"TORCH_DISTRIBUTED_DEBUG": "OFF", "PYTHONUNBUFFERED": "1"}
     near = {"GLOO_SOCKET_IFNAME": name} if (name := loopback()) and backend == "gloo" else {}
     children = []
     try:
@@ -149,36 +144,22 @@ def _objects(text: str) -> Iterable[dict[str, Any]]:
 
 
 def _problem(ends: list[int | None], errors: list[str]) -> str:
-    said = next(
-        (
-            text.strip().splitlines()[-1]
-            for text, end in zip(errors, ends, strict=True)
-            if end and text.strip()
-        ),
-        None,
-    )
-    if said:
-        return said[:200]
-    return (
-        f"no answer within {SECONDS:.0f} s"
-        if None in ends
-        else f"the ranks ended with codes {ends}"
-    )
+    for text, end in zip(errors, ends, strict=True):
+        if end and text.strip():
+            return text.strip().splitlines()[-1][:200]
+    if None in ends:
+        return f"no response within {SECONDS:.0f} s"
+    return f"the ranks ended with codes {ends}"
 
 
 def _torch(told: dict[str, Any]) -> Torch:
-    return Torch(
-        **{
-            **told,
-            "backends": tuple(told["backends"]),
-            "gpus": tuple(Gpu(**gpu) for gpu in told["gpus"]),
-        }
-    )
+    gpus = tuple(Gpu(**gpu) for gpu in told["gpus"])
+    return Torch(**{**told, "backends": tuple(told["backends"]), "gpus": gpus})
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
-    """Neighbours in the ring of all GPUs, those that share no GPU at the same time: 0-1 and 2-3,
-    then 1-2 and 3-0."""
+    """Test neighbors in the ring of all GPUs, disjoint pairs at the same time: 0-1 and 2-3, then
+    1-2 and 3-0."""
     ring = [(first, first + 1) for first in range(gpus - 1)] + ([(gpus - 1, 0)] if gpus > 2 else [])
     rounds = [ring[::2], ring[1::2]] if gpus % 2 == 0 else [ring[:-1:2], ring[1:-1:2], ring[-1:]]
     with ThreadPoolExecutor(max_workers=max(1, gpus // 2)) as pool:
@@ -193,20 +174,15 @@ def _pair(devices: tuple[int, int]) -> Pair:
 
 
 def driver_gpus() -> tuple[Gpu, ...] | None:
-    """What the driver sees, whatever torch may use; None without a driver, or without an answer."""
+    """The GPUs that the driver sees, whatever torch can use; None if it does not respond."""
     question = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            question,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-            stdin=subprocess.DEVNULL,
+        text = subprocess.check_output(
+            question, text=True, timeout=5, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    cells = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
+    cells = [line.rpartition(",") for line in text.splitlines() if "," in line]
     return tuple(
         Gpu(name.strip(), int(memory) * 2**20)
         for name, _, memory in cells

@@ -1,7 +1,6 @@
-"""A side thread that answers a question from outside: where is this rank, and what were its last
-collectives?
+"""A side thread that answers where this rank is, and what its last collectives were.
 
-The question is a file, `ask`, in the observation's folder; asking again means touching it.
+To ask, touch the file `ask` in the folder that the ranks write to.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ LOOK_SECONDS = 0.25
 
 
 def answer_when_asked(rank: Rank) -> None:
-    threading.Thread(
-        target=_answer, args=(rank, rank.path, os.getpid()), name="paralab-answers", daemon=True
-    ).start()
+    args = (rank, rank.path, os.getpid())
+    threading.Thread(target=_answer, args=args, name="paralab-answers", daemon=True).start()
 
 
 def _answer(rank: Rank, path: object, pid: int) -> None:
     answered = 0.0
     ask = rank.folder / "ask"
     while rank.path is path and rank.path is not None and os.getpid() == pid:
-        with suppress(
-            Exception
-        ):  # whatever goes wrong with one answer, the next question is to be heard
+        with suppress(Exception):  # if one answer fails, the next may work
             asked = os.stat(ask).st_mtime if ask.exists() else 0.0
             if asked > answered:
                 dump_stacks(rank.path.with_suffix(".testimony"))

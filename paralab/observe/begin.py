@@ -1,5 +1,5 @@
-"""Begin to observe this process: torch has just been imported, by the user's program, and nothing
-of it has been used."""
+"""Start watching this process: the user's program has just imported torch, and has not used it
+yet."""
 
 from __future__ import annotations
 
@@ -33,36 +33,22 @@ def begin(folder: str) -> Rank:
     pipelines.install(rank)
     endings.install(rank)
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
-    for owner in (
-        torch,
-        torch.random,
-    ):  # two functions, once the compiler has put its own around one of them
-        wrap(
-            rank,
-            owner,
-            "manual_seed",
-            "seed",
-            lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)},
-        )
+    seeded = lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)}  # noqa: E731
+    for owner in (torch, torch.random):  # two functions, once the compiler has wrapped one
+        wrap(rank, owner, "manual_seed", "seed", seeded)
     show_warnings_of_callers()
     rank.when_known = lambda: answer_when_asked(rank)
     os.register_at_fork(after_in_child=lambda: _forked(rank))
     if multiprocessing.parent_process() is not None:
-        endings.children_end_too(
-            rank
-        )  # and may be a DataLoader's worker: RANK alone does not make it a rank
+        endings.children_end_too(rank)  # may be a DataLoader worker, although it has RANK
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank.identify()
     return rank
 
 
 def _forked(rank: Rank) -> None:
-    """A forked child has none of the threads, and is another process: it may become a rank, or
-    never be one."""
-    rank.parents = (
-        rank.journal,
-        rank.slot,
-        rank.overwritten,
-    )  # not closed here, and no memory of a device given back
+    """A forked child has none of our threads, and may become another rank."""
+    # Keep the parent's files open and its GPU memory allocated.
+    rank.parents = rank.journal, rank.slot, rank.overwritten
     rank.fresh()
     endings.children_end_too(rank)

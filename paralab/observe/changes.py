@@ -1,5 +1,5 @@
-"""What is done to a wrapped model after wrapping: parameters frozen or unfrozen, the model moved or
-cast. DDP sees none of it."""
+"""Changes to a model after wrapping, which DDP does not notice: parameters frozen or unfrozen, the
+model moved or cast."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from paralab.observe.wrapping import is_inside, wrap
 
 
 class Changes:
-    """`numbers` and `names` are those of `Models`: which modules are wrapped, and what their
-    parameters are called."""
+    """`numbers` and `names` are those of `Models`: the wrapped modules and their parameters."""
 
     def __init__(self, rank: Rank, numbers: dict[int, int], names: dict[int, str]) -> None:
         self.rank, self.numbers, self.names = rank, numbers, names
         self.on = False
 
     def watch(self) -> None:
-        """From the first wrapper on: before it, nothing of this is worth knowing, and the classes
-        stay as they are."""
+        """Start with the first wrapper. Before it, these changes do not matter."""
         if self.on:
             return
         self.on = True

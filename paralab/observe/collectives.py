@@ -1,6 +1,6 @@
-"""Collectives and process groups. The numbers of the collectives (their order in the group) are the
-group's own, so that those which DDP makes in C++ are counted, and belong to the forward, backward
-or wrap event whose `seq` spans them."""
+"""Collectives and process groups. The numbers of collectives come from the group itself, so those
+that DDP makes in C++ count too: they belong to the forward, backward, or wrap event whose `seq`
+spans them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paralab.observe.light import Light
 from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
-# name: place of (the tensor or object, the group, src or dst)
+# name: the positions of (the tensor or object, the group, src or dst)
 COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
     "all_reduce": (0, 2, None),
     "reduce": (0, 3, 1),
@@ -48,31 +48,15 @@ COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
     "recv_object_list": (0, 2, 1),
     "batch_isend_irecv": (None, None, None),
 }
+# Not numbered.
 POINT_TO_POINT = {
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "send_object_list",
-    "recv_object_list",
+    *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
     "batch_isend_irecv",
-}  # not counted
-WITHIN = (
-    "collective",
-    "wrap",
-    "init",
-    "pipeline",
-    "save",
-    "load",
-)  # whose own collectives are not written down again
+}
+# Collectives inside these belong to them.
+WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
 NAMES = (
-    "tensor",
-    "object_list",
-    "obj",
-    "input_tensor",
-    "input",
-    "output",
-    "tensor_list",
+    *("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list"),
     "input_list",
 )
 
@@ -81,40 +65,19 @@ def install(rank: Rank) -> None:
     for name in COLLECTIVES:
         describe, conclude = _collective(rank, name)
         wrap(rank, c10d, name, "collective", describe, conclude, dist, light=_light(rank, name))
-    wrap(
-        rank,
-        c10d,
-        "init_process_group",
-        "init",
-        _initialize(rank),
-        lambda *a, **k: _group(None),
-        dist,
-    )
-    wrap(
-        rank,
-        c10d,
-        "destroy_process_group",
-        "destroy",
-        lambda group=None: {"group": name_of(group)},
-        None,
-        dist,
-    )
-    wrap(
-        rank,
-        c10d,
-        "new_group",
-        "group",
-        lambda *a, **k: {},
-        lambda made, *a, **k: _group(made),
-        dist,
-    )
+    init, destroy = "init_process_group", "destroy_process_group"
+    wrap(rank, c10d, init, "init", _initialize(rank), lambda *a, **k: _group(None), dist)
+    wrap(rank, c10d, destroy, "destroy", lambda group=None: {"group": name_of(group)}, None, dist)
+    made = lambda group, *a, **k: _group(group)  # noqa: E731
+    wrap(rank, c10d, "new_group", "group", lambda *a, **k: {}, made, dist)
 
 
 def sequence(group: Any = None) -> int | None:
-    """The number of the last collective that this rank began in a group."""
+    """The number of the last collective that this rank began in a group; None if there is no group,
+    the rank is not in it, or the backend does not count."""
     try:
         return int((group or c10d.GroupMember.WORLD)._get_sequence_number_for_group())  # type: ignore[union-attr]
-    except Exception:  # no group yet, not of it, or a backend that does not count
+    except Exception:
         return None
 
 
@@ -132,24 +95,21 @@ def _group(group: Any) -> dict[str, Any]:
 
 def _initialize(rank: Rank) -> Any:
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        own, world = (
-            argument(args, kwargs, 4, "rank", -1),
-            argument(args, kwargs, 3, "world_size", -1),
-        )
+        own = argument(args, kwargs, 4, "rank", -1)
+        world = argument(args, kwargs, 3, "world_size", -1)
         if own is not None and own >= 0:
             rank.identify(own, world)
         else:
             rank.identify()
-        timeout = argument(args, kwargs, 2, "timeout")
+        timeout, device = argument(args, kwargs, 2, "timeout"), kwargs.get("device_id")
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return {
             "backend": str(argument(args, kwargs, 0, "backend")),
             "world": world if world and world > 0 else None,
             "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
-            "device_id": str(kwargs["device_id"]) if kwargs.get("device_id") is not None else None,
+            "device_id": str(device) if device is not None else None,
             "address": _address(os.environ) if _by_environment(args, kwargs) else None,
-            "agent": _address(_given_environment())
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            else None,
+            "agent": _address(_given_environment()) if by_agent else None,
         }
 
     return describe
@@ -166,8 +126,7 @@ def _address(environment: Mapping[str, str]) -> str | None:
 
 
 def _given_environment() -> dict[str, str]:
-    """What the launcher has set, whatever the program has set since. Linux tells; elsewhere it is
-    not known."""
+    """The launcher's environment, without the program's own changes. Only Linux shows it."""
     try:
         pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -182,6 +141,8 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
         tensor, group, root = _given(name, args, kwargs)
         is_tensor = tensor is not None
         before = None if name in POINT_TO_POINT else sequence(group)
+        reduces = name in ("all_reduce", "reduce")
+        operator = argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")
         return {
             "op": name,
             "group": name_of(group),
@@ -189,24 +150,17 @@ def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
             "shape": list(tensor.shape) if is_tensor else None,
             "dtype": _dtype(tensor.dtype) if is_tensor else None,
             "device": tensor.device.type if is_tensor else None,
-            "reduction": str(
-                argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")
-            ).rpartition(".")[2]
-            if name in ("all_reduce", "reduce")
-            else None,
+            "reduction": str(operator).rpartition(".")[2] if reduces else None,
             "root": root,
             "in_graph": bool(is_tensor and tensor.grad_fn is not None and torch.is_grad_enabled()),
-            "value": _value(tensor) if is_tensor and name in ("all_reduce", "reduce") else None,
+            "value": _value(tensor) if is_tensor and reduces else None,
             "asynchronous": bool(kwargs.get("async_op", False)),
         }
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         tensor = argument(args, kwargs, 0, "tensor")
-        if (
-            name in ("all_reduce", "reduce", "broadcast")
-            and isinstance(tensor, torch.Tensor)
-            and torch.is_grad_enabled()
-        ):
+        overwrites = name in ("all_reduce", "reduce", "broadcast")
+        if overwrites and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
             rank.overwritten = tensor.grad_fn
         last = sequence(_given(name, args, kwargs)[1])
         first = rank_first(rank)
@@ -230,15 +184,12 @@ def _light(rank: Rank, name: str) -> Light:
 
 
 def _given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """(the first tensor or None, the group, src or dst) that a collective was called with."""
+    """(the first tensor or None, the group, src or dst) from a collective's arguments."""
     value_at, group_at, root_at = COLLECTIVES[name]
     value: Any = None
     if value_at is not None:
-        value = (
-            args[value_at]
-            if len(args) > value_at
-            else next((kwargs[key] for key in NAMES if key in kwargs), None)
-        )
+        named = (kwargs[key] for key in NAMES if key in kwargs)
+        value = args[value_at] if len(args) > value_at else next(named, None)
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     group = None if group_at is None else argument(args, kwargs, group_at, "group")
     root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
@@ -251,18 +202,15 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _value(tensor: torch.Tensor) -> float | None:
-    if (
-        tensor.numel() != 1
-        or tensor.device.type != "cpu"
-        or tensor.dtype is torch.bool
-        or tensor.is_complex()
-    ):
+    if tensor.numel() != 1 or tensor.device.type != "cpu":
+        return None
+    if tensor.dtype is torch.bool or tensor.is_complex():
         return None
     value = float(tensor.detach())
     return value if math.isfinite(value) else None
 
 
 def rank_first(rank: Rank) -> int | None:
-    """The number that the open operation began with."""
+    """The first collective number of the open operation."""
     seq = rank.doing[-1].get("seq") if rank.doing else None
     return seq[0] if seq else None

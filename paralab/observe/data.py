@@ -1,4 +1,4 @@
-"""DataLoaders and samplers: what each pass over a loader was, and what its batches held."""
+"""DataLoaders and samplers: each pass over a loader, and its batches."""
 
 from __future__ import annotations
 
@@ -28,13 +28,8 @@ class Loaders:
     def install(self) -> None:
         wrap(self.rank, DataLoader, "__init__", "made", self._made)
         wrap(self.rank, DataLoader, "__iter__", "loader", self._loader, self._began)
-        wrap(
-            self.rank,
-            DistributedSampler,
-            "set_epoch",
-            "set_epoch",
-            lambda sampler, epoch: {"epoch": int(epoch)},
-        )
+        epoch = lambda sampler, epoch: {"epoch": int(epoch)}  # noqa: E731
+        wrap(self.rank, DistributedSampler, "set_epoch", "set_epoch", epoch)
         self._install_next()
 
     def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
@@ -72,13 +67,8 @@ class Loaders:
 
     def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
         number = self.numbers[loader]
-        iterator._paralab = {
-            "loader": number,
-            "epoch": self.passes[number],
-            "batch": 0,
-            "samples": 0,
-            "call": None,
-        }
+        place = {"loader": number, "epoch": self.passes[number]}
+        iterator._paralab = {**place, "batch": 0, "samples": 0, "call": None}
         return {}
 
     def _install_next(self) -> None:
@@ -102,15 +92,14 @@ class Loaders:
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
 
     def _note(self, state: dict[str, Any], batch: Any, start: float) -> None:
-        """A batch, or the end of a pass."""
+        """Record a batch, or the end of a pass."""
         began = time.perf_counter_ns()
         try:
             seconds = time.time() - start
+            place = {"loader": state["loader"], "epoch": state["epoch"]}
             if batch is None:
-                place = {"loader": state["loader"], "epoch": state["epoch"]}
-                self.rank.emit(
-                    "epoch", **place, batches=state["batch"], samples=state["samples"], t=start
-                )
+                batches, samples = state["batch"], state["samples"]
+                self.rank.emit("epoch", **place, batches=batches, samples=samples, t=start)
                 return
             state["batch"] += 1
             first = batch[0] if type(batch) in (list, tuple) and batch else batch
@@ -119,25 +108,19 @@ class Loaders:
             state["samples"] += size or 0
             if not self.rank.watched:
                 if state["call"] is None or size != state["size"]:
-                    state["size"], state["call"] = (
-                        size,
-                        self.light.call((state["loader"], state["epoch"], size)),
-                    )
+                    state["size"] = size
+                    state["call"] = self.light.call((state["loader"], state["epoch"], size))
                 recent: Any = self.rank.recent
                 recent.begin(state["call"], start, self.rank.steps, state["batch"], seconds)
                 return
-            fields = {
-                **{name: state[name] for name in ("loader", "epoch", "batch")},
-                "size": size,
-                "wait": round(seconds, 6),
-            }
-            # The first batches of the first passes, then ever fewer: enough to see whose data they
-            # are, and if the order changes.
-            if (
-                is_sampled(state["batch"])
-                if state["epoch"] <= FIRST
-                else state["batch"] == 1 and is_sampled(state["epoch"])
-            ):
+            fields = {**place, "batch": state["batch"], "size": size, "wait": round(seconds, 6)}
+            # The first batches of the first passes, then fewer: enough to compare the data of ranks
+            # and the order of epochs.
+            if state["epoch"] <= FIRST:
+                samples_rows = is_sampled(state["batch"])
+            else:
+                samples_rows = state["batch"] == 1 and is_sampled(state["epoch"])
+            if samples_rows:
                 fields["rows"] = of_rows(tensors[0]) if tensors else []
                 fields["shapes"] = [list(tensor.shape) for tensor in tensors_in(batch, 2)]
             self.rank.emit("batch", **fields, t=start)
@@ -150,5 +133,5 @@ class Loaders:
 def _length(value: Any) -> int | None:
     try:
         return len(value)
-    except Exception:  # no length: an iterable dataset, or one whose length is computed and fails
+    except Exception:  # an iterable dataset, or its __len__ fails
         return None

@@ -1,8 +1,8 @@
-"""Two numbers per tensor that tell tensors of different ranks apart: the norm and the sum. And
-which steps are worth the cost.
+"""Two numbers per tensor, to compare it between ranks: the norm and the sum. And the steps in which
+to compute them.
 
-All ranks must look at the same steps, so the step's number alone decides: the first few, then ever
-fewer, then one in 64.
+All ranks must pick the same steps, so only the step's number decides: the first few, then fewer,
+then one in 64.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 FIRST = 4
 EVERY = 64
 DEPTH = 4  # of a batch made of dicts and lists
-ROWS = 64  # of a batch, whose rows are told apart one by one
-VALUES = 128  # of a row that go into its checksum, spread over the row: images have black borders
+ROWS = 64  # of a batch, each with a checksum
+VALUES = 128  # of a row, spread over it: images have black borders
 
 
 def is_sampled(number: int) -> bool:
@@ -29,12 +29,11 @@ def is_sampled(number: int) -> bool:
 
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
-    """[norm, sum] of each; None for what is not there. One transfer from the device for all that
-    are alike."""
-    there = [tensor.detach() for tensor in tensors if tensor is not None]
+    """[norm, sum] of each tensor, None for None. All tensors of one device and dtype need one
+    transfer."""
+    there = [_plain(tensor.detach()) for tensor in tensors if tensor is not None]
     if not there:
         return [None] * len(tensors)
-    there = [_plain(tensor) for tensor in there]
     alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in there:
         pair = torch.stack([torch.linalg.vector_norm(tensor), tensor.sum()])
@@ -55,25 +54,24 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _finite(value: float) -> float:
-    """JSON knows no NaN: a norm below zero stands for one, -2 for infinity."""
+    """JSON has no NaN and no infinity: write -1 and -2."""
     return -1.0 if value != value else -2.0 if value in (float("inf"), float("-inf")) else value
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """Of a tensor on the host whose values lie one after another; not through numpy, which a rank
-    need not have."""
+    """The bytes of a contiguous CPU tensor, without numpy, which may not be installed."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
-    """The first tensors in nested tuples, lists and dicts."""
+    """The first tensors in nested tuples, lists, and dicts."""
     return list(itertools.islice(_tensors_in(value, 0), most))
 
 
 def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Not a function inside another: one that calls itself is a cycle, and would keep the tensors
-    until Python looks for cycles. In a forked worker of a DataLoader that ends the worker, because
-    freeing pinned memory asks CUDA."""
+    """This is not a nested function, because one that calls itself is a reference cycle. It would
+    keep the tensors until the garbage collector runs, perhaps in a forked DataLoader worker, where
+    freeing pinned memory fails because it needs CUDA."""
     if isinstance(part, torch.Tensor):
         yield part
     elif depth <= DEPTH and isinstance(part, (dict, list, tuple)):
@@ -83,7 +81,7 @@ def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def of_rows(tensor: torch.Tensor) -> list[int]:
-    """A checksum of each row of a batch that lies on the host, of the first few rows."""
+    """A checksum of each of the first rows of a batch in CPU memory."""
     if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.numel() == 0:
         return []
     rows = tensor.detach()[:ROWS].reshape(min(len(tensor), ROWS), -1)

@@ -1,5 +1,4 @@
-"""How this rank ends: an exception that nobody caught, sys.exit, os._exit, or the end of the
-program."""
+"""How this rank ends: an uncaught exception, sys.exit, os._exit, or the end of the program."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 from paralab.observe import sites
 from paralab.observe.rank import Rank
 
-MOST_TEXT = 20_000  # characters of a traceback, the last ones: they tell what it was
+MOST_TEXT = 20_000  # the last characters of a traceback
 
 
 def install(rank: Rank) -> None:
@@ -32,7 +31,7 @@ def install(rank: Rank) -> None:
 
 
 def children_end_too(rank: Rank) -> None:
-    """A process of multiprocessing ends without atexit; this is its own list of last things."""
+    """Processes of multiprocessing do not run atexit; they have their own finalizers."""
     multiprocessing.util.Finalize(None, end, args=(rank, "finished"), exitpriority=-100)
 
 
@@ -49,25 +48,17 @@ def end(rank: Rank, how: str, **fields: Any) -> None:
 def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None) -> None:
     try:
         own = [frame for frame in traceback.extract_tb(trace) if sites.is_own(frame.filename)]
-        stack = [
-            [os.path.abspath(frame.filename), frame.lineno or 0, frame.name]
-            for frame in reversed(own)
-        ][: sites.DEPTH]
+        innermost = own[: -sites.DEPTH - 1 : -1]
+        stack = [[os.path.abspath(f.filename), f.lineno or 0, f.name] for f in innermost]
         text = "".join(traceback.format_exception(type(error), error, trace))[-MOST_TEXT:]
-        rank.emit(
-            "exception",
-            type=type(error).__name__,
-            message=str(error)[:4000],
-            stack=stack,
-            text=text,
-            site=None,
-        )
+        kind, message = type(error).__name__, str(error)[:4000]
+        rank.emit("exception", type=kind, message=message, stack=stack, text=text, site=None)
     except Exception as own_error:
         rank.switch_off(own_error)
 
 
 def without_us(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback as it would be without our wrappers in it."""
+    """The traceback without our wrappers."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(sites.PACKAGE):
         trace = trace.tb_next
     if trace is not None:
@@ -79,8 +70,8 @@ def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
 
     def note_cause(status: Any) -> None:
-        """`except Exception: …; sys.exit(1)`, also how ranks of torch.multiprocessing.spawn end,
-        tells by the code alone."""
+        """Record the exception behind `except Exception: …; sys.exit(1)`. Ranks of
+        torch.multiprocessing.spawn end like this, too."""
         error = sys.exc_info()[1]
         if status and error is not None and not isinstance(error, SystemExit):
             note_exception(rank, error, error.__traceback__)
@@ -88,11 +79,8 @@ def _observe_exits(rank: Rank) -> None:
     def exit_(status: Any = None, /) -> Any:
         note_cause(status)
         try:
-            rank.emit(
-                "exit",
-                code=status if isinstance(status, int) else 0 if status is None else 1,
-                call="sys.exit",
-            )
+            code = status if isinstance(status, int) else int(status is not None)
+            rank.emit("exit", code=code, call="sys.exit")
         except Exception as error:
             rank.switch_off(error)
         leave(status)

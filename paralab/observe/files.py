@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved and loaded, from where, and whether what was loaded fitted."""
+"""Checkpoints: what is saved and loaded, where, and whether the names fit the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_KEYS = 20
 
 def install(rank: Rank, models: Models) -> None:
     def save(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        if is_inside(rank, "collective", "save"):  # objects that a collective packs
+        if is_inside(rank, "collective", "save"):  # a collective packs objects
             return None
         keys = _keys(argument(args, kwargs, 0, "obj"))
         return {
@@ -65,19 +65,11 @@ def _path(target: Any) -> str | None:
 
 
 def _keys(value: Any) -> list[str]:
-    """The names of the tensors of a state, also where it is one part of a larger checkpoint."""
-    if not isinstance(value, dict):
-        return []
-    names = [
-        key
-        for key, part in value.items()
-        if isinstance(part, torch.Tensor) and isinstance(key, str)
-    ]
-    for part in value.values():
-        if isinstance(part, dict) and not names:
-            names = [
-                key
-                for key, inner in part.items()
-                if isinstance(inner, torch.Tensor) and isinstance(key, str)
-            ]
-    return names
+    """The names of the tensors in a state dict, which may be one part of a checkpoint."""
+    parts = [value, *value.values()] if isinstance(value, dict) else []
+    for part in parts:
+        items = part.items() if isinstance(part, dict) else ()
+        names = [k for k, v in items if isinstance(v, torch.Tensor) and isinstance(k, str)]
+        if names:
+            return names
+    return []

@@ -1,5 +1,5 @@
-"""How gradients lie in memory: DDP lays out its buckets as the parameters were when it wrapped
-them, and a gradient that lies otherwise must be rearranged on its way."""
+"""Memory layouts: DDP's buckets have the strides that the parameters had when it wrapped them. A
+gradient with other strides must be copied."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-MOST = 20  # that are named
+MOST = 20  # gradients to report
 
 
 def strides_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of each parameter, as it is wrapped. Those with gaps or overlaps are left out: their buckets
-    are laid out otherwise."""
-    return {
-        name: parameter.stride()
-        for name, parameter in module.named_parameters()
-        if _is_dense(parameter)
-    }
+    """The strides of each parameter. Leave out parameters with gaps or overlaps, whose buckets are
+    different."""
+    return {name: p.stride() for name, p in module.named_parameters() if _is_dense(p)}
 
 
 def _is_dense(parameter: torch.Tensor) -> bool:
@@ -27,17 +23,13 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 
 
 def laid_otherwise(module: nn.Module, wrapped: dict[str, tuple[int, ...]]) -> list[list[Any]]:
-    """[name, shape, strides of the gradient, of the bucket] of each gradient that lies otherwise
-    than its bucket."""
+    """[name, shape, strides of the gradient, of the bucket] of each gradient whose strides differ
+    from its bucket's."""
     found: list[list[Any]] = []
     for name, parameter in module.named_parameters():
         gradient, strides = parameter.grad, wrapped.get(name)
-        if (
-            gradient is None
-            or strides is None
-            or gradient.is_sparse
-            or gradient.stride() == strides
-        ):
+        if gradient is None or strides is None or gradient.is_sparse:
             continue
-        found.append([name, list(parameter.shape), list(gradient.stride()), list(strides)])
+        if gradient.stride() != strides:
+            found.append([name, list(parameter.shape), list(gradient.stride()), list(strides)])
     return found[:MOST]

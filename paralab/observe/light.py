@@ -1,9 +1,8 @@
-"""What is noted in light steps (see `observe.budget`), which most steps of a long run are: that an
-operation begins and is over.
+"""What light steps record (see `observe.budget`): only when an operation begins and ends.
 
-A call is known by its event, a few values and its place in the user's code. It is written down
-once, with a number; from then on one row of numbers says that it is made (`record.recent`), so that
-a hang is named as in a watched step.
+A call is its event, a few values, and its line in the user's code. It is written once, with a number.
+From then on, each time costs one row of numbers (`record.ring_log`), so that we can still name a
+hang like in a watched step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from paralab.observe import sites
 from paralab.observe.rank import Rank
 from paralab.record.ring_log import FAILED, OPEN, OPEN_ASIDE
 
-MOST_CALLS = 10_000  # then values are left out: shapes that are new in every step
+MOST_CALLS = 10_000  # then leave out values: every step has new shapes
 Values = tuple[Any, ...]
 Opened = tuple[int, int, float, int]  # row, call, t, first
 Look = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -28,11 +27,13 @@ def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 class Light:
-    """Of one function. `values`: those of the `names`, given what it is called with, or None:
-    nothing to note. `count`: the number of the last collective that this rank has begun, in the
-    group of the call; asked before it only, because it is dear: the next one tells how many it
-    made. `waits`: also a call that has no such number is noted each time; else only values that are
-    new."""
+    """Records the calls of one function.
+
+    values  the values for `names`, from the arguments; None to record nothing
+    count   the number of the last collective that this rank began in the call's group. It is slow,
+            so we ask only before the call; the next call shows how many collectives this one made
+    waits   also record calls without such a number each time; otherwise only new values
+    """
 
     def __init__(
         self,
@@ -43,16 +44,10 @@ class Light:
         count: Look = _nothing,
         waits: bool = True,
     ) -> None:
-        self.rank, self.event, self.names, self.values, self.count, self.waits = (
-            rank,
-            event,
-            names,
-            values,
-            count,
-            waits,
-        )
-        self.mark = {"event": event}  # among `rank.doing`
-        self.way = (0, 0)  # by which it was called the last time
+        self.rank, self.event, self.names = rank, event, names
+        self.values, self.count, self.waits = values, count, waits
+        self.mark = {"event": event}  # in `rank.doing`
+        self.way = (0, 0)  # how it was called the last time
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opened | None:
         values = self.values(args, kwargs)
@@ -81,7 +76,7 @@ class Light:
         self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 
     def fail(self, opened: Opened, error: str) -> None:
-        """What raised is kept for good, and its row is void."""
+        """Write a call that raised to the events; its row no longer counts."""
         row, call, t, first = opened
         self._leave()
         self.rank.recent.end(row, FAILED)  # type: ignore[union-attr]
@@ -96,27 +91,19 @@ class Light:
         if doing and doing[-1] is self.mark:
             doing.pop()
         elif self.mark in doing:
-            del doing[doing.index(self.mark) :]  # what was opened inside it did not come to its end
+            del doing[doing.index(self.mark) :]  # operations inside it did not end
 
     def call(self, values: Values, where: sites.Where = ()) -> int:
-        """The number of a call, which is written down the first time."""
+        """The number of a call. The first time, write what it stands for."""
         rank = self.rank
         if len(rank.calls) >= MOST_CALLS:
             values = (None,) * len(values)
         number = rank.calls.get((self.event, values, where))
         if number is None:
-            number = rank.calls[self.event, values, where] = rank.calls[self.event, values] = len(
-                rank.calls
-            )
+            number = len(rank.calls)
+            rank.calls[self.event, values, where] = rank.calls[self.event, values] = number
             rank.budget.something_new(rank.steps)
             fields = dict(zip(self.names, values, strict=True))
-            rank.write(
-                {
-                    "event": "call",
-                    "id": number,
-                    "of": self.event,
-                    "site": rank.site(where),
-                    **fields,
-                }
-            )
+            head = {"event": "call", "id": number, "of": self.event, "site": rank.site(where)}
+            rank.write({**head, **fields})
         return number

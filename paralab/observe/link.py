@@ -1,10 +1,9 @@
-"""One of two ranks that try the way between them: what torch has, and how long an all-reduce takes.
+"""One of two ranks that test their connection: what torch can do, and how long an all-reduce takes.
 
 python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "device": null,
 "bytes": 26214400, "seconds": 10}'
 
-Prints one JSON object per line, each as soon as it is known, because the next trial may hang or
-die.
+Prints each JSON object as soon as it is known, because the next test may hang or crash.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ TIMES = 5
 def main() -> None:
     question = json.loads(sys.argv[1])
     if hasattr(signal, "alarm"):
-        signal.alarm(
-            int(question["seconds"]) + 1
-        )  # ends this process even inside a collective, whatever became of its parent
+        signal.alarm(int(question["seconds"]) + 1)  # works even inside a collective
     _say(told=_told())
     _say(link=_all_reduce(**question))
 
@@ -42,17 +39,11 @@ def _told() -> dict[str, Any]:
     gpus = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(index)
-            gpus.append(
-                {
-                    "name": found.name,
-                    "memory_bytes": found.total_memory,
-                    "processors": found.multi_processor_count,
-                }
-            )
-    backends = [
-        name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
-    ]
+            gpu = torch.cuda.get_device_properties(index)
+            memory, processors = gpu.total_memory, gpu.multi_processor_count
+            gpus.append({"name": gpu.name, "memory_bytes": memory, "processors": processors})
+    names = ("gloo", "nccl") if dist.is_available() else ()
+    backends = [name for name in names if dist.is_backend_available(name)]
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -65,15 +56,13 @@ def _told() -> dict[str, Any]:
 def _all_reduce(
     rank: int, store: str, backend: str, device: int | None, bytes: int, seconds: float
 ) -> dict[str, Any]:
-    """Seconds of an all-reduce between two ranks, and of a copy of as many bytes within one of
-    them, measured beside it."""
+    """Time an all-reduce between two ranks, and a copy of as many bytes within each."""
     where = torch.device("cpu") if device is None else torch.device("cuda", device)
     if device is not None:
         torch.cuda.set_device(where)
-    meeting = dist.FileStore(store, 2)  # type: ignore[attr-defined]
-    dist.init_process_group(
-        backend, store=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=seconds)
-    )
+    rendezvous = dist.FileStore(store, 2)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group(backend, store=rendezvous, rank=rank, world_size=2, timeout=limit)
     here, there = torch.ones(bytes // 4, device=where), torch.empty(bytes // 4, device=where)
 
     def finished(work: Callable[[], Any]) -> Callable[[], None]:
@@ -91,7 +80,7 @@ def _all_reduce(
 
 
 def _timed(work: Callable[[], None]) -> float:
-    work()  # connections are made, memory is touched
+    work()  # connect, and touch the memory
     found = []
     for _ in range(TIMES):
         begin = time.perf_counter()

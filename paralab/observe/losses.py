@@ -1,5 +1,4 @@
-"""Losses that average: over how many targets, and whether two shapes were silently stretched to
-fit."""
+"""Losses that average: over how many targets, and with which shapes (they may broadcast)."""
 
 from __future__ import annotations
 
@@ -14,28 +13,16 @@ from paralab.observe.rank import Rank
 from paralab.observe.wrapping import argument, is_inside, wrap
 
 AVERAGING = (
-    "cross_entropy",
-    "nll_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-MOST_COUNTED = 1_000_000  # targets on the host that are counted in every step
+MOST_COUNTED = 1_000_000  # targets in CPU memory to count in every step
 
 
 def install(rank: Rank) -> None:
+    conclude = lambda result, *args, **kwargs: _concluded(rank, result)  # noqa: E731
     for name in AVERAGING:
-        wrap(
-            rank,
-            functional,
-            name,
-            "loss",
-            _describe(rank, name),
-            lambda result, *args, **kwargs: _concluded(rank, result),
-        )
+        wrap(rank, functional, name, "loss", _describe(rank, name), conclude)
 
 
 def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
@@ -50,11 +37,9 @@ def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
 def _describe(rank: Rank, name: str) -> Any:
     def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
         given, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
-        if (
-            is_inside(rank, "loss")
-            or not isinstance(given, torch.Tensor)
-            or not isinstance(target, torch.Tensor)
-        ):
+        if not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return None
+        if is_inside(rank, "loss"):
             return None
         fields: dict[str, Any] = {
             "function": name,

@@ -1,4 +1,4 @@
-"""Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, every forward
+"""Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, each forward pass
 through or past the wrapper, and backward passes."""
 
 from __future__ import annotations
@@ -25,107 +25,51 @@ from paralab.observe.reducer import note_reduction
 from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
 
 OPTIONS = (
-    "find_unused_parameters",
-    "static_graph",
-    "broadcast_buffers",
-    "forward_sync_buffers",
+    *("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers"),
     "gradient_as_bucket_view",
 )
-
 MOST_IGNORED = 1000  # names
-MOST_NODES = 2000  # of autograd's graph, that are looked at from a loss whose neighbours a collective has overwritten
+MOST_NODES = 2000  # of autograd's graph, when searching for a tensor that a collective overwrote
 
 
 class Models:
-    """The models of this rank that were wrapped, numbered in the order of wrapping; and the names
-    of their parameters."""
+    """The wrapped models of this rank, numbered in the order of wrapping, and the names of their
+    parameters."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
         self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
-        self.groups: set[Any] = (
-            set()
-        )  # of DDP, kept: in torch 2.13 a model that goes as its group's last owner may stand still
-        self.names: dict[int, str] = {}  # id of a parameter
-        self.strides: dict[
-            int, dict[str, tuple[int, ...]]
-        ] = {}  # of the parameters of each model under DDP, when it was wrapped
+        # Groups of DDP. In torch 2.13 a model that is the last owner of its group may hang.
+        self.groups: set[Any] = set()
+        self.names: dict[int, str] = {}  # id of a parameter -> its name
+        # The strides of each model's parameters when DDP wrapped it.
+        self.strides: dict[int, dict[str, tuple[int, ...]]] = {}
         self.changes = Changes(rank, self.numbers, self.names)
-        self.optimised: Callable[[], list[torch.Tensor]] = (
-            list  # all parameters that optimizers have
-        )
-        self.light = Light(
-            rank,
-            "forward",
-            ("model", "training", "grad", "sync"),
-            self._of_light,
-            _before_forward,
-            waits=False,
-        )
-        self.forwards = 0
-        self.backwards = 0
+        self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters of optimizers
+        fields = ("model", "training", "grad", "sync")
+        self.light = Light(rank, "forward", fields, self._of_light, _before_forward, waits=False)
+        self.forwards = self.backwards = 0
 
     def install(self) -> None:
-        wrap(
-            self.rank,
-            DistributedDataParallel,
-            "__init__",
-            "wrap",
-            self._wrap("ddp"),
-            self._wrapped("ddp"),
-        )
-        wrap(
-            self.rank,
-            DataParallel,
-            "__init__",
-            "wrap",
-            self._wrap("data_parallel"),
-            self._wrapped("data_parallel"),
-        )
-        wrap(
-            self.rank,
-            DistributedDataParallel,
-            "forward",
-            "forward",
-            self._forward,
-            self._forwarded,
-            light=self.light,
-        )
-        wrap(
-            self.rank,
-            DataParallel,
-            "forward",
-            "forward",
-            self._forward,
-            self._forwarded,
-            light=self.light,
-        )
-        wrap(self.rank, Join, "__enter__", "join", lambda context: {})
-        light = Light(self.rank, "backward", (), self._is_outermost, _in_world)
-        wrap(
-            self.rank,
-            torch.autograd,
-            "backward",
-            "backward",
-            self._backward,
-            self._backwarded,
-            light=light,
-        )
+        rank = self.rank
+        for kind, owner in (("ddp", DistributedDataParallel), ("data_parallel", DataParallel)):
+            wrap(rank, owner, "__init__", "wrap", self._wrap(kind), self._wrapped(kind))
+            done = self._forwarded
+            wrap(rank, owner, "forward", "forward", self._forward, done, light=self.light)
+        wrap(rank, Join, "__enter__", "join", lambda context: {})
+        light = Light(rank, "backward", (), self._is_outermost, _in_world)
+        before, after = self._backward, self._backwarded
+        wrap(rank, torch.autograd, "backward", "backward", before, after, light=light)
 
     # --- wrapping
-    # ----------------------------------------------------------------------------------------------------------------
 
     def _wrap(self, kind: str) -> Any:
         def describe(wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-            module = argument(args, kwargs, 0, "module")
             self.rank.identify()
-            return {
-                "kind": kind,
-                "seq": spanned(sequence()),
-                **described(module),
-                "options": _options(kwargs),
-            }
+            model = described(argument(args, kwargs, 0, "module"))
+            seq = spanned(sequence())
+            return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
 
         return describe
 
@@ -147,9 +91,7 @@ class Models:
             hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
             module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
             options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
-            options["device_ids"] = [
-                str(device) for device in getattr(wrapper, "device_ids", None) or []
-            ]
+            options["device_ids"] = list(map(str, getattr(wrapper, "device_ids", None) or []))
             ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
             return {
                 "ranks": ranks,
@@ -163,27 +105,20 @@ class Models:
 
     def _living(self) -> list[tuple[int, nn.Module, str]]:
         """Wrappers that the program still has."""
-        wrappers = ((number, known(), kind) for number, (known, kind) in enumerate(self.wrapped))
+        pairs = enumerate(self.wrapped)
         return [
-            (number, wrapper, kind) for number, wrapper, kind in wrappers if wrapper is not None
+            (n, wrapper, kind) for n, (known, kind) in pairs if (wrapper := known()) is not None
         ]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
-        """The wrapped module is called; through its wrapper, unless no forward of a wrapper is
-        open. The site is where the user turned to the module: not a method of its own that calls
-        it."""
+        """The wrapped module is called, but no forward of a wrapper is open. The site is where the
+        user called it, not one of its own methods."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
+            fields = self._of_forward(module, inputs, {})
             site = self.rank.site(sites.where(outside=module))
-            self.rank.emit(
-                "forward",
-                **self._of_forward(module, inputs, {}),
-                through="module",
-                seq=None,
-                site=site,
-            )
+            self.rank.emit("forward", **fields, through="module", seq=None, site=site)
 
     # --- passes
-    # ------------------------------------------------------------------------------------------------------------------
 
     def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         tensors = tensors_in([args, kwargs], 1)
@@ -201,12 +136,8 @@ class Models:
         number = self.numbers.get(id(module))
         if number is None:
             return None
-        return (
-            number,
-            module.training,
-            torch.is_grad_enabled(),
-            getattr(module, "require_backward_grad_sync", None),
-        )
+        sync = getattr(module, "require_backward_grad_sync", None)
+        return number, module.training, torch.is_grad_enabled(), sync
 
     def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if id(module) not in self.numbers:
@@ -277,20 +208,17 @@ class Models:
         return fields
 
     def _laid(self) -> dict[str, Any]:
-        """The gradients that lie in memory otherwise than DDP's buckets, if there are any."""
+        """Gradients whose memory layout differs from DDP's buckets, if there are any."""
         found = {
             str(number): laid_otherwise(wrapper.module, self.strides[number])  # type: ignore[arg-type]
             for number, wrapper, kind in self._living()
             if kind == "ddp"
         }
-        return (
-            {"laid": {number: rows for number, rows in found.items() if rows}}
-            if any(found.values())
-            else {}
-        )
+        laid = {number: rows for number, rows in found.items() if rows}
+        return {"laid": laid} if laid else {}
 
     def _is_reduced(self, loss: Any) -> bool:
-        """What a collective has overwritten lies on the way back from the loss."""
+        """Whether the backward pass goes through a tensor that a collective overwrote."""
         target, self.rank.overwritten = self.rank.overwritten, None
         if target is None or loss is None or loss.grad_fn is None:
             return False
@@ -315,22 +243,17 @@ def _before_forward(args: Any, kwargs: Any) -> int | None:
     """None for a forward that makes no collectives: no buffers, and no `with model.join()`."""
     wrapper = args[0]
     join = getattr(wrapper, "_join_config", None)
-    return (
-        sequence()
-        if getattr(wrapper, "modules_buffers", True) or (join is not None and join.enable)
-        else None
-    )
+    is_joined = join is not None and join.enable
+    return sequence() if getattr(wrapper, "modules_buffers", True) or is_joined else None
 
 
 def _without_grad(wrapper: nn.Module) -> list[str]:
     named = wrapper.module.named_parameters()  # type: ignore[union-attr]
-    return [
-        name for name, parameter in named if parameter.requires_grad and parameter.grad is None
-    ][:50]
+    return [name for name, p in named if p.requires_grad and p.grad is None][:50]
 
 
 def described(module: nn.Module) -> dict[str, Any]:
-    """The model as this rank has built it."""
+    """Describe the model that this rank has built."""
     named = list(module.named_parameters())
     parts = list(module.modules())
     kinds = [type(part).__name__ for part in parts]
@@ -352,8 +275,8 @@ def described(module: nn.Module) -> dict[str, Any]:
 
 
 def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
-    """[first, last] number of the collectives that an operation makes; before it is over: those
-    before it, plus one."""
+    """[first, last] number of the collectives that an operation makes. Until it ends, `last` is the
+    number before it, and the span is empty."""
     if last is None:
         return None
     if not begun:
@@ -380,7 +303,7 @@ def random_state() -> int:
 
 
 def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those that were given, and the checks that torch makes on its own (OFF, INFO, DETAIL)."""
+    """The options that were given, and torch's debug level (OFF, INFO, DETAIL)."""
     level = getattr(dist, "get_debug_level", None)
     debug = {"debug": level().name} if level is not None else {}
     return {**{name: kwargs[name] for name in OPTIONS if name in kwargs}, **debug}

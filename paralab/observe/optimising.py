@@ -1,5 +1,5 @@
-"""Optimizer steps with the gradients before and the parameters after them, zero_grad, schedulers,
-clipping, mixed precision."""
+"""Optimizer steps (gradients before, parameters after), zero_grad, schedulers, clipping, and mixed
+precision."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class Optimizers:
         self.numbers: dict[int, int] = {}
         self.made: dict[int, int] = {}  # steps of each optimizer that the program still has
         self.count = 0  # of optimizers
-        self.before = (
-            0  # steps that are not among those: another model is trained when one has been
-        )
+        self.before = 0  # steps of optimizers that are gone: one model may follow another
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -42,20 +40,9 @@ class Optimizers:
         is_trial = self.rank.trial_steps is not None  # then a step may have to wait
         register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
         register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
-        wrap(
-            self.rank,
-            Optimizer,
-            "zero_grad",
-            "zero_grad",
-            lambda optimizer, *a, **k: {"optimizer": self.number(optimizer)},
-        )
-        wrap(
-            self.rank,
-            nn.Module,
-            "zero_grad",
-            "zero_grad",
-            lambda module, *a, **k: {"optimizer": None},
-        )
+        number = lambda optimizer, *a, **k: {"optimizer": self.number(optimizer)}  # noqa: E731
+        wrap(self.rank, Optimizer, "zero_grad", "zero_grad", number)
+        wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda *a, **k: {"optimizer": None})
         self._install_schedulers()
         self._install_scaler()
         wrap(self.rank, autocast, "__enter__", "autocast", self._autocast)
@@ -64,16 +51,12 @@ class Optimizers:
             wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
 
     def _making(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Nothing is written down; only that there is one."""
+        """Remember the optimizer; there is no event."""
         self.living.add(optimizer)
 
     def _parameters(self) -> list[torch.Tensor]:
-        groups = [
-            group for optimizer in self.living for group in getattr(optimizer, "param_groups", [])
-        ]
-        return list(
-            {id(parameter): parameter for group in groups for parameter in group["params"]}.values()
-        )
+        groups = [g for optimizer in self.living for g in getattr(optimizer, "param_groups", [])]
+        return list({id(p): p for group in groups for p in group["params"]}.values())
 
     def number(self, optimizer: Optimizer) -> int:
         number = self.numbers.get(id(optimizer))
@@ -93,7 +76,6 @@ class Optimizers:
         self.before += steps - self._steps()
 
     # --- steps
-    # -------------------------------------------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.rank.identify()
@@ -109,12 +91,9 @@ class Optimizers:
             "lr": [_number(group.get("lr")) for group in optimizer.param_groups],
         }
         if self.rank.samples(made):
-            parameters = [
-                parameter for group in optimizer.param_groups for parameter in group["params"]
-            ]
-            fields["names"] = [
-                self.models.names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)
-            ]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            names = self.models.names
+            fields["names"] = [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
             fields["gradients"] = of_tensors([parameter.grad for parameter in parameters])
         self.open[number] = self.rank.open("step", fields)
 
@@ -124,32 +103,25 @@ class Optimizers:
         self.made[number] += 1
         self.rank.step_is_over(self._steps())
         if operation is None:
-            return  # of a light step
+            return  # this was a light step
         more: dict[str, Any] = {}
         if "gradients" in operation:
-            parameters = [
-                parameter for group in optimizer.param_groups for parameter in group["params"]
-            ]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             more["parameters"] = of_tensors(parameters)
         self.rank.close(operation, **more, step=self.rank.steps)
 
     # --- learning rate
-    # -----------------------------------------------------------------------------------------------------------
 
     def _install_schedulers(self) -> None:
         kinds = [lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau]
-        kinds += [
-            kind
-            for kind in vars(lr_scheduler).values()
-            if isinstance(kind, type) and "step" in vars(kind)
-        ]
+        kinds += [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type)]
         for kind in dict.fromkeys(kinds):
             if "step" in vars(kind):
                 wrap(self.rank, kind, "step", "scheduler", self._schedule, self._scheduled)
 
     def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         if getattr(scheduler, "_step_count", 1) == 0 or is_inside(self.rank, "scheduler"):
-            return None  # the call that the constructor makes itself
+            return None  # the constructor's own call
         return {
             "scheduler_class": type(scheduler).__name__,
             "optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
@@ -157,14 +129,11 @@ class Optimizers:
 
     def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         optimizer = getattr(scheduler, "optimizer", None)
-        return (
-            {"lr": [_number(group.get("lr")) for group in optimizer.param_groups]}
-            if optimizer is not None
-            else {}
-        )
+        if optimizer is None:
+            return {}
+        return {"lr": [_number(group.get("lr")) for group in optimizer.param_groups]}
 
     # --- mixed precision
-    # ---------------------------------------------------------------------------------------------------------
 
     def _install_scaler(self) -> None:
         def describe(op: str) -> Any:
@@ -173,17 +142,12 @@ class Optimizers:
                     return None
                 optimizer = args[0] if args and isinstance(args[0], Optimizer) else None
                 self._made_before = dict(self.made)
-                fields = (
-                    {"scale": scaler.get_scale()}
-                    if op == "scale" and scaler.is_enabled() and on_host(args)
-                    else {}
-                )
-                return {
-                    **fields,
-                    "op": op,
-                    "enabled": scaler.is_enabled(),
-                    "optimizer": self.number(optimizer) if optimizer is not None else None,
-                }
+                enabled = scaler.is_enabled()
+                number = self.number(optimizer) if optimizer is not None else None
+                fields = {"op": op, "enabled": enabled, "optimizer": number}
+                if op == "scale" and enabled and on_host(args):
+                    fields["scale"] = scaler.get_scale()
+                return fields
 
             return of
 
@@ -217,7 +181,7 @@ class Optimizers:
 
 
 def on_host(args: Any) -> bool:
-    """The number can be read without waiting for a device."""
+    """Whether the value can be read without waiting for a GPU."""
     return all(tensor.device.type == "cpu" for tensor in tensors_in(args, 1))
 
 

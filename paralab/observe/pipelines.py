@@ -1,5 +1,5 @@
-"""Schedules of torch.distributed.pipelining: batch against micro-batches and stages. Imported by
-the program, or never."""
+"""Schedules of torch.distributed.pipelining: batch, micro-batches, and stages. We never import it
+ourselves."""
 
 from __future__ import annotations
 
@@ -59,11 +59,9 @@ def _install(rank: Rank, module: ModuleType) -> None:
     def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         rank.identify()
         values = brief((schedule, *args), kwargs)
-        return (
-            None
-            if values is None
-            else {**dict(zip(NAMES, values, strict=True)), "made": made.get(schedule, [])}
-        )
+        if values is None:
+            return None
+        return {**dict(zip(NAMES, values, strict=True)), "made": made.get(schedule, [])}
 
     def brief(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         if is_inside(rank, "pipeline"):
@@ -71,34 +69,19 @@ def _install(rank: Rank, module: ModuleType) -> None:
         schedule = args[0]
         stage = (getattr(schedule, "_stages", None) or [schedule._stage])[0]
         sizes = _rows(args[1:]), _rows(kwargs.get("target"))
-        return (
-            type(schedule).__name__,
-            schedule._n_microbatches,
-            stage.num_stages,
-            stage.stage_index,
-            *sizes,
-        )
+        shape = schedule._n_microbatches, stage.num_stages, stage.stage_index
+        return (type(schedule).__name__, *shape, *sizes)
 
     def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {"output_size": _rows(result)}
 
     try:
-        for kind in list(vars(module).values()):
-            if (
-                isinstance(kind, type)
-                and "step" in vars(kind)
-                and not getattr(vars(kind)["step"], "__isabstractmethod__", False)
-            ):
-                wrap(
-                    rank,
-                    kind,
-                    "step",
-                    "pipeline",
-                    describe,
-                    conclude,
-                    light=Light(rank, "pipeline", NAMES, brief),
-                )
-            if isinstance(kind, type) and "__init__" in vars(kind) and hasattr(kind, "step"):
+        for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
+            step = vars(kind).get("step")
+            if step is not None and not getattr(step, "__isabstractmethod__", False):
+                light = Light(rank, "pipeline", NAMES, brief)
+                wrap(rank, kind, "step", "pipeline", describe, conclude, light=light)
+            if "__init__" in vars(kind) and hasattr(kind, "step"):
                 wrap(rank, kind, "__init__", "made", make)
     except Exception as error:
         rank.switch_off(error)

@@ -1,11 +1,9 @@
-"""This process as a rank that is observed: its events, what it is doing now, and its own end if
-anything of ours goes wrong.
+"""This process as a watched rank: its events and its open operations.
 
-Events wait in memory until it is known which rank this process is: from the environment of a
-launcher, from init_process_group, or, in a program without either, from its first backward pass. A
-process of which none of these is seen (the parent of spawned ranks, a worker of a DataLoader, a
-tool) leaves no trace. An error in here switches the observation off and is written down; the user's
-program never sees it.
+Events wait in memory until we know which rank this process is: from the launcher's environment, from
+init_process_group, or else at its first backward pass. A process with none of these (the parent of
+spawned ranks, a DataLoader worker, a tool) leaves no trace. An error in our code is recorded and
+switches watching off; the user's program never sees it.
 """
 
 from __future__ import annotations
@@ -31,33 +29,17 @@ from paralab.record.open_operations import OpenOperations
 from paralab.record.ring_log import RingLog
 
 MAY_WAIT = {
-    "init",
-    "destroy",
-    "group",
-    "wrap",
-    "forward",
-    "backward",
-    "collective",
-    "pipeline",
-    "save",
-    "load",
-    "held",
+    *("init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline"),
+    *("save", "load", "held"),
 }
-MINOR = {
-    "loss",
-    "zero_grad",
-    "amp",
-    "autocast",
-    "clip",
-    "scheduler",
-    "seed",
-}  # left out of light steps
-MOST_WAITING = 10_000  # events before it is known which rank this is
+# Left out of light steps.
+MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}
+MOST_WAITING = 10_000  # events, until the rank is known
 
 
 def _encoder() -> Callable[[Any], str]:
-    """JSON, with one encoder for all events: the standard library makes a new one for each, which
-    costs more than the encoding."""
+    """One JSON encoder for all events. The standard library makes a new one each time, which takes
+    longer than the encoding."""
     slow = json.JSONEncoder(separators=(",", ":"), default=str)
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     try:
@@ -65,7 +47,7 @@ def _encoder() -> Callable[[Any], str]:
             None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
         )
         assert "".join(encode({"a": [1, None]}, 0)) == '{"a":[1,null]}'
-    except Exception:  # a Python that makes its encoders in another way
+    except Exception:  # another version of Python
         return slow.encode
     return lambda value: "".join(encode(value, 0))
 
@@ -82,45 +64,36 @@ class Rank:
         self.fresh()
 
     def fresh(self) -> None:
-        """At the beginning, and in a child that was forked: that one may become a rank of its
-        own."""
+        """Start over: in a new process, and in a forked child, which may become another rank."""
         self.on = True
         self.pid = os.getpid()
         self.rank: int | None = None
         self.budget = Budget()
-        self.watched = True  # everything of this step is written down; else it is a light one (see observe.light)
+        self.watched = True  # record everything in this step; else it is a light step
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
-        self.steps = 0  # optimizer steps that are over, of the optimizer that made most
-        self.passes = self.usual = (
-            0  # light backwards since the last step, and before it: a scaler may leave steps out
-        )
+        self.steps = 0  # finished optimizer steps, of the optimizer with most steps
+        # Light backward passes since the last step, and before it: a scaler may skip steps.
+        self.passes = self.usual = 0
         self.waiting: list[dict[str, Any]] = []
         self.journal: MmapLog | None = None
         self.recent: RingLog | None = None
         self.slot: OpenOperations | None = None
         self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
-        self.overwritten: Any = None  # the node in autograd's graph of the last tensor that a collective has overwritten
+        self.overwritten: Any = None  # autograd node of the last tensor that a collective overwrote
         self.main = threading.main_thread().ident
         self.path: Path | None = None
 
     # --- writing
-    # -----------------------------------------------------------------------------------------------------------------
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write an event down. The site, unless given, is the user's innermost frames."""
+        """Write an event. By default, the site is the user's innermost frames."""
         if not self.on:
             return
         if "site" not in fields:
             fields["site"] = self.site()
-        self.write(
-            {
-                "event": event,
-                "t": fields.pop("t", None) or time.time(),
-                "step": self.steps,
-                **fields,
-            }
-        )
+        t = fields.pop("t", None) or time.time()
+        self.write({"event": event, "t": t, "step": self.steps, **fields})
 
     def site(self, where: sites.Where | None = None) -> int | None:
         number, event = sites.number_of(sites.where() if where is None else where)
@@ -136,15 +109,14 @@ class Rank:
         try:
             self.journal.append(_encode(event).encode())
         except OSError:
-            self.on = False  # the disk is full: there is no place to say so
+            self.on = False  # the disk is full, so we cannot report it either
 
     # --- steps
-    # -------------------------------------------------------------------------------------------------------------------
 
     def step_is_over(self, steps: int) -> None:
-        """`steps`: that are over now."""
+        """An optimizer has finished a step; `steps` are finished now."""
         if steps == self.steps:
-            return  # of another optimizer
+            return  # another optimizer is ahead
         self.steps = steps
         self.usual, self.passes = self.passes, 0
         if steps < self.budget.until:
@@ -156,30 +128,23 @@ class Rank:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
 
     def pass_is_made(self) -> None:
-        """In a light step. Where no step follows for long (all are left out?), everything is
-        written down again."""
+        """Count a backward pass in a light step. If no step follows for long (does the scaler skip
+        all of them?), record everything again."""
         self.passes += 1
         if self.passes > max(EVERY, 2 * self.usual):
             self.watched = True
 
     def samples(self, count: int) -> bool:
-        """Tensors are looked at in this step: at first by the `count` of what looks at them, then
-        by the steps."""
+        """Whether to read tensors now: early on, `count` decides, then the number of the step."""
         return is_sampled(count if self.steps < EVERY else self.steps + 1)
 
     # --- operations that may not come back
-    # ---------------------------------------------------------------------------------------
 
     def open(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """An operation begins. What is open stays readable from outside, whatever happens to this
-        process."""
-        operation = {
-            "event": event,
-            "t": time.time(),
-            "step": self.steps,
-            "site": self.site(),
-            **fields,
-        }
+        """An operation begins. Other processes can read the open operations, whatever happens to
+        this one."""
+        operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site()}
+        operation.update(fields)
         if threading.get_ident() == self.main:
             self.doing.append(operation)
             if event in MAY_WAIT:
@@ -199,25 +164,14 @@ class Rank:
     def _say(self) -> None:
         if self.slot is None:
             return
-        if not self.doing:
-            self.slot.write(b"[]")
-        else:
-            waiting = [
-                operation
-                for operation in self.doing
-                if operation["event"] in MAY_WAIT and "t" in operation
-            ]
-            self.slot.write(
-                _encode([_brief(operation) for operation in waiting[-3:]]).encode()
-                if waiting
-                else b"[]"
-            )
+        waiting = [each for each in self.doing if each["event"] in MAY_WAIT and "t" in each]
+        brief = [_brief(operation) for operation in waiting[-3:]]
+        self.slot.write(_encode(brief).encode() if brief else b"[]")
 
     # --- who this is
-    # -------------------------------------------------------------------------------------------------------------
 
     def identify(self, rank: int | None = None, world: int | None = None) -> None:
-        """From here on this process is known to be this rank."""
+        """Record which rank this process is, and start writing."""
         if self.rank is not None or not self.on:
             return
         environment = os.environ
@@ -237,22 +191,19 @@ class Rank:
         self.when_known()
 
     def _is_taken(self) -> bool:
-        """The rank of this number lives: this process is a tool that it has started, which has
-        inherited its environment."""
+        """Whether another living process is this rank: then this one is a tool that inherited its
+        environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
                 with path.open() as file:
                     start = json.loads(file.readline())
-                if (
-                    start["host"] == socket.gethostname()
-                    and start["pid"] != self.pid
-                    and _lives(start["pid"])
-                ):
+                is_other = start["host"] == socket.gethostname() and start["pid"] != self.pid
+                if is_other and _lives(start["pid"]):
                     return True
         return False
 
     def _opened(self) -> tuple[str, MmapLog]:
-        """rank0.jsonl; rank0.1.jsonl for a process that takes its place after a restart."""
+        """Open rank0.jsonl, or rank0.1.jsonl after a restart."""
         for attempt in range(1000):
             stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"
             with suppress(FileExistsError):
@@ -280,7 +231,7 @@ class Rank:
         }
 
     def switch_off(self, error: BaseException) -> None:
-        """Something of ours went wrong: say so, and leave the user's program alone from here on."""
+        """Our code failed: record the error and stop watching."""
         if not self.on:
             return
         with suppress(Exception):
@@ -292,7 +243,7 @@ class Rank:
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
 
     def flush(self) -> None:
-        """At the end: nothing more is written."""
+        """Close the files at the end."""
         if self.journal is not None:
             journal, self.journal = self.journal, None
             self.on = False
@@ -301,12 +252,8 @@ class Rank:
 
 
 def _brief(operation: dict[str, Any]) -> dict[str, Any]:
-    """Without the lists of names and numbers of a whole model."""
-    return {
-        name: value
-        for name, value in operation.items()
-        if not (isinstance(value, list) and len(value) > 8)
-    }
+    """Leave out long lists, such as all parameter names of a model."""
+    return {k: v for k, v in operation.items() if not (isinstance(v, list) and len(v) > 8)}
 
 
 def _lives(pid: int) -> bool:
@@ -320,15 +267,15 @@ def _lives(pid: int) -> bool:
 
 
 class Guarded:
-    """A callback of ours, as torch may call it: it never raises, and in light steps it is not
-    called unless asked for."""
+    """A callback that torch calls. It never raises, and does nothing in light steps unless
+    `in_light_steps`."""
 
     def __init__(self, rank: Rank, note: Callable[..., Any], in_light_steps: bool) -> None:
         self.rank, self.note, self.in_light_steps = rank, note, in_light_steps
 
     def __call__(self, *args: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # nothing of ours goes into what is compiled
+            return  # keep our code out of compiled graphs
         rank = self.rank
         if rank.on and (rank.watched or self.in_light_steps):
             began = time.perf_counter_ns()
@@ -339,8 +286,8 @@ class Guarded:
             rank.budget.spent += time.perf_counter_ns() - began
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Saved with the module that it hangs on: as `{}.get`, which gives back the arguments it is
-        given, and needs no paralab."""
+        """Pickle as `{}.get`: a module that is saved with this hook can be loaded without
+        paralab."""
         return getattr, ({}, "get")
 
     def __deepcopy__(self, memo: Any) -> Guarded:

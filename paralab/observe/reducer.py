@@ -1,8 +1,8 @@
-"""What DDP itself measures of its first ten passes: how long it computed and reduced, how much of
-both at once, in which buckets.
+"""What DDP itself measures in its first ten passes: compute time, communication time, their
+overlap, and the buckets.
 
-The numbers come from a private part of DDP, read in this one place; a torch that lacks it, or names
-a number differently, gives no event. They are those of the pass before, and known when the next
+The numbers come from a private method of DDP, called only here. If a version of torch lacks it or
+renames a number, there is no event. They describe the previous pass, and are known when the next
 forward begins.
 """
 
@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paralab.observe.rank import Rank
 
-MEASURED_PASSES = 10  # then DDP measures one in a hundred only
-SECONDS = 1e-9  # it counts in nanoseconds
+MEASURED_PASSES = 10  # then DDP measures only one in a hundred
+SECONDS = 1e-9  # DDP counts nanoseconds
 
 
 def note_reduction(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
-    """Called after every forward of a wrapped model; cheap, and silent after the first few."""
+    """Call this after every forward of a wrapped model. It does nothing after the first few."""
     if forwards > MEASURED_PASSES + 1 or not isinstance(model, DistributedDataParallel):
         return
     said: dict[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()

@@ -1,9 +1,8 @@
-"""Where in the user's code a call comes from: the frames that belong neither to a library nor to
-us, innermost first.
+"""Where in the user's code a call comes from: the frames that are neither in a library nor in
+paralab, innermost first.
 
-A place is written once, with a number; the events that follow carry the number. Which code objects
-are the user's is remembered, and a place is known by where its instructions are, so that finding it
-again costs a microsecond or two.
+A place is written once, with a number that later events refer to. We remember which code objects are
+the user's and identify a place by its instructions, so finding it again takes a microsecond or two.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ STANDARD = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
 )
 
-Where = tuple[
-    int, ...
-]  # of each frame: the id of its code object (which costs less to look up than the object), the instruction
+# For each frame: the id of its code object (faster to look up than the object), the instruction.
+Where = tuple[int, ...]
 
 _own: dict[int, bool] = {}
-_codes: dict[int, CodeType] = {}  # also keeps them: an id may not be used again
+_codes: dict[int, CodeType] = {}  # keeps them alive, so that ids stay unique
 _numbers: dict[tuple[tuple[CodeType, int], ...], int] = {}
 _of: dict[Where, int] = {}
 
 
 def is_own(file: str) -> bool:
-    """The user's own file: not torch, not another installed package, not the standard library, not
-    us."""
+    """Whether a file is the user's: not in an installed package, the standard library, or
+    paralab."""
     if file.startswith("<"):
         return False
     path = os.path.realpath(file)
@@ -44,7 +42,7 @@ def is_own(file: str) -> bool:
 
 
 def where(outside: Any = None) -> Where:
-    """The user's innermost frames; those of methods of `outside` are left out."""
+    """The user's innermost frames, except methods of `outside`."""
     found: list[int] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -62,11 +60,11 @@ def where(outside: Any = None) -> Where:
 
 
 def near(depth: int, through: int) -> Where | None:
-    """The same for a call that comes as it came before, without a walk: the frame so deep is of the
-    code `through`, and the user's frame calls it. Its two innermost frames; None: it comes
-    otherwise."""
+    """The user's two innermost frames, without walking the stack, if the call comes the same way as
+    before: the frame at this depth has the code `through`, and the user's frame calls it. Otherwise
+    None."""
     if not depth:
-        return None  # it never came; and a frame that holds itself would keep all that its callers hold
+        return None  # the first call; a frame that refers to itself would keep its callers alive
     try:
         frame = sys._getframe(depth)
     except ValueError:
@@ -80,7 +78,7 @@ def near(depth: int, through: int) -> Where | None:
 
 
 def way_here() -> tuple[int, int]:
-    """(depth, through) for `near`, when it is called from where this is called."""
+    """(depth, through) for calls of `near` from the same place."""
     depth, frame = 0, sys._getframe(0)
     while (user := frame.f_back) is not None and not _own.get(id(user.f_code)):
         depth, frame = depth + 1, user
@@ -88,7 +86,7 @@ def way_here() -> tuple[int, int]:
 
 
 def places(at: Where) -> list[list[Any]]:
-    """[file, line, function] of each frame."""
+    """[file, line, function] for each frame."""
     return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]
 
 
@@ -105,8 +103,8 @@ def _lines(at: Where) -> list[tuple[CodeType, int]]:
 
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
-    """The number of a place, and, the first time, the event that says what it stands for: its
-    lines, not its instructions."""
+    """The number of a place and, the first time, the event that explains it. Two instructions on
+    the same line are the same place."""
     if not at:
         return None, None
     if at in _of:
@@ -118,6 +116,6 @@ def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
 
 
 def forget() -> None:
-    """In a child that was forked: it writes its own places down."""
+    """Start over in a forked child, which writes its own places."""
     _numbers.clear()
     _of.clear()

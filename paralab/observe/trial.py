@@ -1,5 +1,5 @@
-"""A trial run: after so many optimizer steps every rank waits to be let go, and no file of the
-user's is overwritten."""
+"""A trial: after the given number of optimizer steps, every rank waits until all of them are done.
+Existing files are not overwritten."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WAIT_SECONDS = 0.1
 
 
 def hold(rank: Rank, made: int) -> None:
-    """Before one step too many: wait here. When all ranks wait, or have ended, the watcher lets
-    them go, in order and with " "success."""
+    """Wait here before one step too many. When all ranks wait or have ended, the watcher lets them
+    exit with success."""
     if rank.trial_steps is None or made < rank.trial_steps:
         return
     rank.open("held", {})
@@ -31,8 +31,7 @@ def hold(rank: Rank, made: int) -> None:
 
 
 def spare_files(rank: Rank) -> None:
-    """A checkpoint that is there is not overwritten by a trial: the new one goes to the
-    observation's folder, and is loaded " "from there."""
+    """Save over an existing checkpoint to our folder instead, and load it from there."""
     moved: dict[str | None, str] = {}
     save, load = torch.serialization.save, torch.serialization.load
 
@@ -53,5 +52,5 @@ def spare_files(rank: Rank) -> None:
 
     written: set[str] = set()
     for owner in (torch, torch.serialization):
-        setattr(owner, "save", save_elsewhere)  # noqa: B010  (torch's own signature is narrower than ours)
+        setattr(owner, "save", save_elsewhere)  # noqa: B010  (torch's signature is narrower)
         setattr(owner, "load", load_from_there)  # noqa: B010

@@ -1,7 +1,7 @@
-"""A trial on a machine without a GPU: what the script asks of CUDA is given by the CPU, where that
-is possible, and said.
+"""A trial on a machine without a GPU: where possible, the CPU replaces CUDA, and an event reports
+it.
 
-torch.cuda.is_available() stays False: a script that chooses by it is left to its own choice.
+torch.cuda.is_available() stays False, so a script that asks can choose for itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from paralab.observe.rank import Rank
 
 NOTHING = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init")
 ZERO = (
-    "current_device",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
+    *("current_device", "memory_allocated", "max_memory_allocated"),
+    *("memory_reserved", "max_memory_reserved"),
 )
 
 
@@ -89,7 +86,7 @@ def _replace_processes(say: Any) -> None:
 
 
 class _Swapping(TorchFunctionMode):
-    """Sees every function of torch, with the devices in its arguments."""
+    """Replaces devices in the arguments of every torch function."""
 
     def __init__(self, say: Any) -> None:
         super().__init__()
@@ -108,7 +105,7 @@ class _Swapping(TorchFunctionMode):
 
 
 def _swapped(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...]:
-    """The same with the CPU for a CUDA device; `numbers`: a number that comes first is a device."""
+    """Replace CUDA devices with the CPU. `numbers`: the first argument may be a device number."""
     return tuple(_swap(value, say, numbers and place == 0) for place, value in enumerate(values))
 
 

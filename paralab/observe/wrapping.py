@@ -1,9 +1,8 @@
-"""Putting a function of ours around one of torch, so that the caller cannot tell, whatever ours
-does.
+"""Wrap a function of torch, invisibly for the caller, even if our code fails.
 
-`describe` looks at the arguments before the call and gives the fields of the event, or None:
-nothing to write down. `conclude` looks at the result and gives more fields. Neither may change
-anything. In light steps `light` takes their place. Inside torch.compile the original runs alone.
+`describe` gets the arguments before the call and returns the fields of the event, or None for no
+event. `conclude` gets the result and returns more fields. Neither may change anything. In light
+steps, `light` replaces them. Inside torch.compile, only the original runs.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def wrap(
     *also: Any,
     light: Light | None = None,
 ) -> None:
-    """Replace owner.name (and the same function under the same name in `also`). A name that this
-    torch lacks is left out."""
+    """Replace owner.name, and the same function in `also`. Skip names that this torch lacks."""
     original = inspect.getattr_static(owner, name, None)
     if not callable(original) or hasattr(original, "_paralab"):
         return
@@ -95,8 +93,7 @@ def observed(
 
 
 class _Full:
-    """What is noted of one function in a watched step (of one without a light form: in every
-    step)."""
+    """Records the calls of one function in watched steps (without `light`: in all steps)."""
 
     def __init__(
         self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None
@@ -108,9 +105,8 @@ class _Full:
         return None if fields is None else self.rank.open(self.event, fields)
 
     def end(self, operation: Fields, result: Any, args: tuple[Any, ...], kwargs: Fields) -> None:
-        self.rank.close(
-            operation, **(self.conclude(result, *args, **kwargs) if self.conclude else {})
-        )
+        more = self.conclude(result, *args, **kwargs) if self.conclude else {}
+        self.rank.close(operation, **more)
 
     def fail(self, operation: Fields, error: str) -> None:
         self.rank.close(operation, error=error)
@@ -125,8 +121,7 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
 
 
 def show_warnings_of_callers() -> None:
-    """A warning about who called torch names a line of ours, where our function stands between:
-    name the caller's."""
+    """A warning that names torch's caller would name our wrapper: name the real caller."""
     show = warnings.showwarning
 
     def showwarning(
@@ -145,8 +140,8 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """When a thing of the user's is gone, so are these ids, which may be used again. It is not
-    kept: its memory is the user's."""
+    """Forget these ids when `thing` is freed, because Python may reuse them. Do not keep it
+    alive."""
 
     def forget() -> None:
         for one in ids:
@@ -158,11 +153,10 @@ def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
 def argument(
     args: tuple[Any, ...], kwargs: Fields, place: int, name: str, default: Any = None
 ) -> Any:
-    """An argument given by place or by name."""
+    """An argument that was passed by position or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def is_inside(rank: Rank, *events: str) -> bool:
-    """An operation of one of these kinds is open: what it calls itself is not written down
-    again."""
+    """Whether such an operation is open: calls inside it get no events of their own."""
     return any(operation["event"] in events for operation in rank.doing)

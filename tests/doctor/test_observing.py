@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paralab.analyse.stack_dumps import Frame
 from paralab.doctor import attaching
 from paralab.doctor.attaching import attach, ranks_of
 from paralab.doctor.events import Batch, Collective, Save, Step
@@ -365,9 +366,10 @@ train()
 
 def now(rank, function=None, line=7, state="S", moves=False):
     """A rank in a torch.distributed function that train.py calls, or in train.py itself."""
-    stack = [attaching.Frame("/home/me/train.py", line, "main")]
+    stack = [Frame(file="/home/me/train.py", line=line, function="main")]
     if function:
-        stack.append(attaching.Frame("/x/torch/distributed/distributed_c10d.py", 1, function))
+        c10d = "/x/torch/distributed/distributed_c10d.py"
+        stack.append(Frame(file=c10d, line=1, function=function))
     return attaching.RankNow(rank, 100 + rank, state, stack, None, moves)
 
 

@@ -67,7 +67,7 @@ ILLEGAL = Probe(
     True, "a trial process was killed by SIGILL; …", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 )
 NCCL_LINK = Link("nccl", ("cuda:0", "cuda:1"), 25 * 2**20, 0.001, 0.0001)
-DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no answer within 20 s")
+DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no response within 20 s")
 
 
 def test_sound_machines_give_nothing():
@@ -217,7 +217,7 @@ def test_sound_machines_give_nothing():
             "400 times as long",
         ),
         (
-            machine(link=Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no answer")),
+            machine(link=Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no response")),
             ("M03", "suspect"),
             "did not complete an all-reduce",
         ),
@@ -372,7 +372,7 @@ def test_a_trial_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(trials, "SECONDS", 0.2)  # not even torch is imported by then
     torch, link = trials.two_ranks("gloo")
     assert torch is None
-    assert link.problem == "no answer within 0 s"
+    assert link.problem == "no response within 0 s"
     assert children_of(os.getpid()) == []
 
 
@@ -392,7 +392,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 30
     assert children_of(os.getpid()) == []
     busy = facts.link.problem is not None and facts.link.problem.startswith(
-        "no answer"
+        "no response"
     )  # within its deadline
     assert facts.link.seconds or busy, facts.link
     assert "torch" in facts.unknown if facts.torch is None else "gloo" in facts.torch.backends

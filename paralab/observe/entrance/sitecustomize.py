@@ -1,10 +1,9 @@
-"""The way into the processes of a foreign command: Python imports a module of this name before it
+"""How watching enters the processes of a command: Python imports a module of this name before it
 starts a program.
 
-This folder stands first on PYTHONPATH of the command that `paralab doctor` starts. The one thing
-done here is to wait until the program has imported torch, and then to begin observing. It takes
-itself off the path, and the `sitecustomize` that would have been found without it is run as ever. A
-process that never imports torch, and torchrun's own, goes on as if nothing had been here.
+This folder comes first on the PYTHONPATH of the command that `paralab doctor` starts. It waits until
+the program imports torch, and then starts watching. It removes itself from the path and runs the
+`sitecustomize` that it hides. Launchers, and processes that never import torch, are not affected.
 """
 
 import contextlib
@@ -15,16 +14,10 @@ import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.dirname(HERE))
-# Programs that start or serve ranks and import torch themselves; by the name of a script or of a
-# module after -m.
+# Programs that import torch but do not train, by the name of the script or of the module after -m.
 LAUNCHERS = {
-    "torchrun",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "torchfrtrace",
-    "tensorboard",
-    "pip",
-    "paralab",
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchfrtrace"),
+    *("tensorboard", "pip", "paralab"),
 }
 
 
@@ -51,8 +44,8 @@ def is_launcher() -> bool:
 
 
 def begin() -> None:
-    """Import paralab.observe without paralab's own face, which would bring packages that a rank
-    need not have."""
+    """Import paralab.observe without paralab/__init__.py, which needs packages that a rank may not
+    have."""
     face = sys.modules.get("paralab")
     try:
         if face is None:
@@ -61,12 +54,8 @@ def begin() -> None:
             sys.modules["paralab"] = stand_in
         importlib.import_module("paralab.observe.begin").begin(os.environ["PARALAB_OBSERVE"])
     except Exception as error:
-        with (
-            contextlib.suppress(OSError),
-            open(
-                os.path.join(os.environ["PARALAB_OBSERVE"], f"off-{os.getpid()}.txt"), "w"
-            ) as note,
-        ):
+        path = os.path.join(os.environ["PARALAB_OBSERVE"], f"off-{os.getpid()}.txt")
+        with contextlib.suppress(OSError), open(path, "w") as note:
             note.write(f"{type(error).__name__}: {error}\n")
     finally:
         if face is None:
@@ -74,7 +63,7 @@ def begin() -> None:
 
 
 class AfterTorch:
-    """A finder that lets the others find torch, and adds one call to the end of its loading."""
+    """A finder that starts watching right after torch is loaded."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != "torch":
