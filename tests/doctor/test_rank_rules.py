@@ -28,9 +28,9 @@ from paralab.doctor.events import (
     ZeroGrad,
 )
 from paralab.doctor.failures.dataparallel.replicas import pieces
+from paralab.doctor.failures.pipeline.schedules import split_sizes
 from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
-from paralab.doctor.rank_rules.pipeline import parts
 from paralab.doctor.windows import windows
 
 
@@ -107,7 +107,7 @@ def training(gradient, before=(), world=2, steps=3, parameters=None, sync=True):
     [(8, 4, [2, 2, 2, 2]), (10, 4, [3, 3, 2, 2]), (7, 4, [2, 2, 2, 1]), (3, 4, [1, 1, 1, 0])],
 )
 def test_a_schedule_gives_the_first_parts_one_row_more(batch, number, sizes):
-    assert parts(batch, number) == sizes
+    assert split_sizes(batch, number) == sizes
 
 
 @pytest.mark.parametrize(

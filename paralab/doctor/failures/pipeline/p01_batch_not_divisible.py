@@ -1,18 +1,31 @@
-"""P01: The batch is no multiple of the micro-batches."""
+"""P01, P02, and P04: a batch that does not divide into micro-batches."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paralab.doctor.failures.pipeline.schedules import (
+    even_fix,
+    split_sizes,
+    uneven_events,
+    uneven_steps,
+)
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.report import found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="P01",
-    title="The batch is no multiple of the micro-batches",
+    title="The batch is not a multiple of the micro-batches",
     symptom=(
-        "The last stage: 'The size of tensor a (3) must match the size of tensor b (2)' in the loss; the first: a "
-        "lost connection."
+        "The last stage: 'The size of tensor a (3) must match the size of tensor b (2)' in the loss. The first stage: "
+        "a lost connection."
     ),
-    cause="The pieces differ in size, and the buffers in which stages receive keep the shape of the first piece.",
-    fix="A batch that is a multiple of n_microbatches, and drop_last=True.",
+    cause="The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.",
+    fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
     wrong="""\
 schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
 loader = DataLoader(data, batch_size=10)
@@ -32,3 +45,39 @@ loader = DataLoader(data, batch_size=12, drop_last=True)
         ),
     ),
 )
+
+
+@check("P01", "P02", "P04", source="script")
+def uneven_batch(script: Script) -> Iterator[Finding]:
+    for step, schedule, batch, count, reason in uneven_steps(script):
+        sizes = split_sizes(batch, count)
+        why = f"{count} micro-batches (line {schedule.line}), but {reason}. {_consequence(sizes)}"
+        fix = even_fix(batch, count)
+        yield found(script, _entry(sizes), "error", step, why, fix, also=(schedule,))
+
+
+@check("P01", "P02", "P04", source="ranks")
+def observed_uneven_batch(seen: Observation) -> Iterator[Finding]:
+    reported = set()
+    for event, sizes, draft in uneven_events(seen):
+        entry = _entry(sizes)
+        if entry not in reported:
+            reported.add(entry)
+            why = f"A batch of {event.size} goes into {event.microbatches} micro-batches. {_consequence(sizes)}"
+            yield replace(draft, id=entry, why=why)
+
+
+def _entry(sizes: list[int]) -> str:
+    return {0: "P02", 1: "P04"}.get(min(sizes), "P01")
+
+
+def _consequence(sizes: list[int]) -> str:
+    if min(sizes) == 0:
+        return "There is not one row for each, and every stage fails in its own way."
+    parts = ", ".join(map(str, sizes))
+    if min(sizes) == 1:
+        return (
+            f"They get {parts} rows. The last stage expects {sizes[0]} rows everywhere, so the loss broadcasts a single row "
+            "without an error, and the stages before it fail in backward."
+        )
+    return f"They get {parts} rows, but every stage expects {sizes[0]} and fails."

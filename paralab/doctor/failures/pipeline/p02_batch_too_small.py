@@ -1,4 +1,4 @@
-"""P02: The batch is smaller than the number of micro-batches."""
+"""P02: the batch is smaller than the number of micro-batches. P01's checks report it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="P02",
     title="The batch is smaller than the number of micro-batches",
-    symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'; each stage says something else.",
-    cause="The last batch of the epoch has fewer samples than pieces are asked for.",
-    fix="drop_last=True.",
+    symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'. Each stage prints something else.",
+    cause="The last batch of the epoch has fewer samples than there are micro-batches.",
+    fix="Set `drop_last=True`.",
     wrong="""\
 schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
 loader = DataLoader(data_of_11_samples, batch_size=8)

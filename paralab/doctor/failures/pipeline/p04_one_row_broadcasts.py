@@ -1,4 +1,4 @@
-"""P04: A last micro-batch of one row is stretched."""
+"""P04: a micro-batch of one row is broadcast. P01's checks report it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="P04",
-    title="A last micro-batch of one row is stretched",
-    symptom="A warning about target sizes, a loss and 8 outputs for 7 rows; then the first stage fails in backward.",
-    cause="The last piece has one row, the receive buffer two; the loss broadcasts one against the other.",
-    fix="As P01: equal pieces.",
+    title="A last micro-batch of one row is broadcast",
+    symptom="A warning about target sizes, and 8 outputs for 7 rows. Then the first stage fails in backward.",
+    cause="The last micro-batch has one row, the receive buffer two. The loss broadcasts one against the other.",
+    fix="Use equal micro-batches, as for P01.",
     wrong="""\
 schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
 loader = DataLoader(data, batch_size=7)

@@ -1,21 +1,28 @@
-"""P05: A pipeline with one micro-batch."""
+"""P05: a pipeline with one micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paralab.doctor.agreement import found as observed
+from paralab.doctor.agreement import place_of
+from paralab.doctor.events import Pipeline
+from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
 from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import found
+from paralab.doctor.static.script import Script
 from paralab.plan.schedules import ideal_bubble
 from paralab.units import plural
 
 ENTRY = Entry(
     id="P05",
     title="A pipeline with one micro-batch",
-    symptom="No message. One stage works at a time: with S stages, (S−1)/S of the devices' time is idle.",
-    cause="Nothing can overlap if the batch flows through in one piece.",
-    fix="At least four micro-batches per stage.",
+    symptom="No message. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
+    cause="A batch in one piece cannot overlap with anything.",
+    fix="Use at least four micro-batches per stage.",
     wrong="""\
 schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
 """,
@@ -65,3 +72,35 @@ def judge_bubble(
     )
     gain = max(0.0, measured - better)
     return Finding("P05", "warning", why, fix, evidence=evidence, gain=gain)
+
+
+@check("P05", source="script")
+def one_micro_batch(script: Script) -> Iterator[Finding]:
+    for schedule in schedules(script):
+        if "1F1B" in schedule.target or micro_batches(script, schedule) != 1:
+            continue
+        known = stages(script, schedule)
+        share = f"{(known - 1) / known:.0%}" if known and known > 1 else "(S − 1)/S"
+        why = f"With one micro-batch only one stage works at a time: the devices idle {share} of the time."
+        fix = "Use at least 4 micro-batches per stage."
+        yield found(script, "P05", "warning", schedule, why, fix)
+
+
+@check("P05", source="ranks")
+def observed_one_micro_batch(seen: Observation) -> Iterator[Finding]:
+    events = (event for rank in seen.ranks for event in (*rank.story, *rank.doing))
+    for event in events:
+        if isinstance(event, Pipeline) and event.microbatches == 1 and event.stages > 1:
+            idle, enough = (event.stages - 1) / event.stages, ENOUGH * event.stages
+            why = (
+                f"One micro-batch passes through {event.stages} stages one after the other: only one stage works at a "
+                f"time, and each idles {idle:.0%} of the step."
+            )
+            fix = f"Use at least {enough} micro-batches: `{event.schedule}(stage, n_microbatches={enough}, …)`."
+            evidence = [
+                f"idle share: (stages - 1) / (micro-batches + stages - 1) = {event.stages - 1}/{event.stages}"
+            ]
+            gain = idle - (event.stages - 1) / (5 * event.stages - 1)
+            where = event.made_at or place_of(event)
+            yield observed("P05", "warning", why, fix, where, evidence, gain=gain)
+            return

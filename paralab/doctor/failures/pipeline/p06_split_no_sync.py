@@ -1,19 +1,26 @@
-"""P06: Pipeline with DDP: no_sync left between forward and backward."""
+"""P06: all forward passes, then all backward passes, under no_sync."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.failures.accumulation.windows import averaged_by, quiet, timelines
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.timeline import Event, excludes
 
 ENTRY = Entry(
     id="P06",
-    title="Pipeline with DDP: no_sync left between forward and backward",
-    symptom="The replicas of a stage drift apart without a message; or gradients are sent more often per step than needed.",
+    title="Pipeline with DDP: separate no_sync blocks for forward and backward",
+    symptom="The replicas of a stage drift apart without a message, or gradients are sent more often than needed.",
     cause=(
-        "Forward and backward of a micro-batch run in two no_sync() blocks, and DDP looks at the first only. With all forwards "
-        "before the backwards, the last forward makes it ready to send, the first backward does it, and what the later ones "
-        "add stays on each rank. (Measured with torch 2.13; without other forwards in between, two blocks do no harm.)"
+        "DDP looks at `no_sync()` in forward only. With all forward passes before the backward passes, the last forward "
+        "makes DDP ready to send, the first backward does it, and what later ones add stays on each rank. "
+        "(Measured with torch 2.13; without other forward passes in between, two blocks do no harm.)"
     ),
-    fix="One no_sync() block around both; torch.distributed.pipelining does the right thing for stages under DDP.",
+    fix="Use one `no_sync()` block around both. torch.distributed.pipelining handles stages under DDP correctly.",
     wrong="""\
 for number, x in enumerate(parts):
     with stage.no_sync() if number < last else nullcontext():
@@ -30,3 +37,49 @@ for number, x in enumerate(parts):
     sources=("pytorch/PiPPy#1133",),
     silent=True,
 )
+
+
+@check("P06", source="script")
+def synchronized_too_early(script: Script) -> Iterator[Finding]:
+    """A loop of forward passes, then a loop of backward passes, with `no_sync` in one of them."""
+    if script.methods("prepare_for_backward"):
+        return
+    reported = set()
+    for events in timelines(script):
+        for place, backward in enumerate(events):
+            if backward.role != "backward" or backward.call in reported:
+                continue
+            forward = _forward_in_earlier_loop(script, events, place)
+            step = next((one for one in events[place:] if one.role == "step"), None)
+            by = averaged_by(script, step) if step is not None else ""
+            if forward is None or by is not None:
+                continue
+            reported.add(backward.call)
+            model, call = code(forward.call.node.func), backward.call
+            why = (
+                f"All forward passes (`{model}(…)`, {line_of(forward.call, call)}) run before the first backward. DDP looks at "
+                "`no_sync` in forward only: the first backward sends its gradients, and those of later micro-batches stay on "
+                "each rank. The ranks drift apart."
+            )
+            fix = f"Run forward and backward of a micro-batch in one block: `with {model}.no_sync():`."
+            yield found(script, "P06", "error", call, why, fix, also=(forward.call,))
+
+
+def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) -> Event | None:
+    """The forward pass of the loop before the loop of this backward pass, if `no_sync` is used."""
+    backward = events[place]
+    if not backward.loops:
+        return None
+    for event in reversed(events[:place]):
+        if event.role != "forward" or excludes(event, backward):
+            continue
+        apart = event.loops[:-1] == backward.loops[:-1] and event.loops != backward.loops
+        if (
+            not apart
+            or not event.loops
+            or any(quiet(script, *one) is True for one in event.blocks())
+        ):
+            return None  # forward in this loop, outside, or always quiet
+        blocks = [quiet(script, *one) for part in (event, backward) for one in part.blocks()]
+        return event if None in blocks or True in blocks else None
+    return None

@@ -1,0 +1,104 @@
+"""Pipeline schedules: their micro-batches and stages, and how a batch is split."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.agreement import found, place_of
+from paralab.doctor.events import Pipeline
+from paralab.doctor.failures.hangs.failed_ranks import is_uneven
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.sizes import batch_size, drops_last, loader_of, number, rows, samples_of
+
+_PACKAGE = "torch.distributed.pipelining."
+
+
+def split_sizes(batch: int, micro_batches: int) -> list[int]:
+    """The rows of each micro-batch; the first ones get one more: 10 over 4 is 3 3 2 2."""
+    small, larger = divmod(batch, micro_batches)
+    return [small + 1] * larger + [small] * (micro_batches - larger)
+
+
+def schedules(script: Script) -> list[Call]:
+    """The calls that make a schedule."""
+    return [
+        call
+        for call in script.calls
+        if call.last_name.startswith("Schedule") and call.target.startswith(_PACKAGE)
+    ]
+
+
+def micro_batches(script: Script, schedule: Call) -> int | None:
+    return number(script, schedule.argument(1, "n_microbatches"), schedule.scope) or None
+
+
+def stages(script: Script, schedule: Call) -> int | None:
+    """The number of stages, if the script shows it as a number that does not depend on the job."""
+    stage = schedule.argument(0, "stage")
+    for made in script.makers(stage, schedule.scope) if stage is not None else []:
+        given = made.argument(2, "num_stages")
+        if given is not None and not script.is_kind(given, made.scope, "world"):
+            return number(script, given, made.scope)
+    return None
+
+
+def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
+    """Steps whose batch does not divide: step, schedule, rows, micro-batches, and the reason."""
+    every = schedules(script)
+    for step in script.methods("step") if every else []:
+        made = script.makers(step.receiver, step.scope) if step.receiver is not None else []
+        for schedule in [call for call in every if call in made]:
+            count = micro_batches(script, schedule)
+            for batch, why in _batches(script, step) if count else ():
+                if count and batch % count:
+                    yield step, schedule, batch, count, why
+                    break
+
+
+def _batches(script: Script, step: Call) -> Iterator[tuple[int, str]]:
+    """The rows that a step may get, and where that comes from."""
+    given = step.node.args[0] if step.node.args else None
+    size = rows(script, given, step.scope)
+    if size is not None:
+        yield size, f"the batch has {size} rows"
+    for definition in script.reaching(given, step.scope) if given is not None else []:
+        is_item = definition.how == "item" and isinstance(definition.value, ast.expr)
+        loader = (
+            loader_of(script, definition.value, definition.scope)
+            if is_item and definition.value
+            else None
+        )
+        size = batch_size(script, loader) if loader is not None else None
+        if loader is None or size is None:
+            continue
+        yield size, f"the loader (line {loader.line}) returns batches of {size}"
+        samples = samples_of(script, loader)
+        if samples is not None and samples % size and not drops_last(script, loader):
+            yield (
+                samples % size,
+                f"the last batch of the loader (line {loader.line}) has {samples % size} rows",
+            )
+
+
+def even_fix(batch: int, count: int) -> str:
+    return (
+        f"Use a batch size that is a multiple of {count} ({-(-batch // count) * count} instead of {batch}), "
+        "and `drop_last=True` in the loader."
+    )
+
+
+def uneven_events(seen: Observation) -> Iterator[tuple[Pipeline, list[int], Finding]]:
+    """Observed steps with micro-batches of different sizes, also unfinished ones."""
+    for rank in seen.ranks:
+        for event in (*rank.story, *rank.doing):
+            if isinstance(event, Pipeline) and event.size and is_uneven(event):
+                where = f"rank {rank.rank}, stage {event.stage} of {event.stages}"
+                evidence = [f"{where}: batch {event.size}, {event.microbatches} micro-batches"]
+                evidence += [event.error.splitlines()[0][:160]] if event.error else []
+                fix = even_fix(event.size, event.microbatches)
+                draft = found("", "error", "", fix, place_of(event), evidence)
+                yield event, split_sizes(event.size, event.microbatches), draft
