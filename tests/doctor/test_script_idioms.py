@@ -1064,7 +1064,13 @@ def test_a_device_that_is_chosen_elsewhere_is_chosen(tmp_path):
         ids("import toolbox\n" + start + 'device = toolbox.get_device("cuda")\ndist.barrier()')
         == []
     )
-    assert ids(start + "def meet():\n    dist.barrier()") == []  # called by whom, after what?
+    assert (
+        ids(
+            start
+            + "torch.cuda.set_device(dist.get_node_local_rank())\ndef meet():\n    dist.barrier()"
+        )
+        == []
+    )
 
 
 def test_what_a_scaler_remembers_is_on_no_device(tmp_path):

@@ -565,7 +565,7 @@ class Script(Facts):
         if kinds & {"world", "counter", "arguments", "distributed", "device count"}:
             return "same"
         key = dotted_key(node)
-        if key and self._is_reduced(key, scope):
+        if key and self.is_reduced(key, scope):
             return "same"
         definitions = self.reaching(node, scope)
         if not definitions:
@@ -668,7 +668,7 @@ class Script(Facts):
             self.is_kind(one, call.scope, "batch") for one in call.node.args
         )
 
-    def _is_reduced(self, key: str, scope: Scope) -> bool:
+    def is_reduced(self, key: str, scope: Scope) -> bool:
         """Does a collective, or a project function that contains one, see this name here?"""
         if scope not in self._reduced:
             names: set[str | None] = set()
@@ -676,6 +676,9 @@ class Script(Facts):
             for call in self.calls_in(scope):
                 if call.method in COLLECTIVES or self.reduces(call):
                     given = [*call.node.args, *(one.value for one in call.node.keywords)]
+                    for loop in call.inside(Loop):  # `for each in (loss, count): all_reduce(each)`
+                        if isinstance(items := getattr(loop.node, "iter", None), ast.Tuple):
+                            given.extend(items.elts)
                     names.update(dotted_key(part) for one in given for part in ast.walk(one))
         return key in self._reduced[scope]
 

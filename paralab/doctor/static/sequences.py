@@ -329,7 +329,7 @@ class _Walk:
             elif nodes:
                 for way in ways:
                     if self.script.differs(way.test, scope, envs):
-                        for meet in _meets(nodes):
+                        for meet in all_meets(nodes):
                             meet.guard = meet.guard or Guard(way.node, way.test, scope)
             yield from nodes
 
@@ -446,7 +446,7 @@ def compare(
 ) -> Iterator[Difference]:
     """The places where rank 0 and rank 1 part, in program order. `after`: what follows outside."""
     lists = [list(zero), list(one)]
-    own = [{meet.op for meet in _meets(part) if meet.guard} for part in lists]
+    own = [{meet.op for meet in all_meets(part) if meet.guard} for part in lists]
     answers = (own[0] | outer[0], own[1] | outer[1])
     while lists[0] or lists[1]:
         x, y = (part[0] if part else None for part in lists)
@@ -474,7 +474,7 @@ def compare(
         elif not _is_silent(node):
             peer = lists[1 - rank][0] if lists[1 - rank] else None
             other = peer if isinstance(peer, Meet) else None
-            for meet in _meets([node]):
+            for meet in all_meets([node]):
                 if meet.op in answers[1 - rank]:
                     continue  # a leader and its followers, each in a branch of its own
                 certain = _is_sure(meet, sure) and not _under_fork(node, meet)
@@ -508,12 +508,12 @@ def _leaves(
     """One rank leaves here. Where it goes on elsewhere, the other rank's collectives are extra."""
     assert node.guard is not None
     sure = sure and node.guard.sure
-    skipped = list(_meets(lists[1 - rank]))
-    goes_on = next(_meets(after[rank]), None) is not None
+    skipped = list(all_meets(lists[1 - rank]))
+    goes_on = next(all_meets(after[rank]), None) is not None
     if node.how in ("return", "continue") and goes_on:
         yield from (Difference(1 - rank, meet, None, _is_sure(meet, sure)) for meet in skipped)
     else:
-        following = next(iter([*skipped, *_meets(after[1 - rank])]), None)
+        following = next(iter([*skipped, *all_meets(after[1 - rank])]), None)
         if following is not None:
             yield Difference(rank, node, following, sure)
 
@@ -546,8 +546,8 @@ def _inside(
 def _undecided(fork: Fork) -> Iterator[Difference]:
     """`if rank == args.chief`: some ranks go this way, but nobody knows which."""
     for mine, theirs in ((fork.then, fork.other), (fork.other, fork.then)):
-        known = {meet.op for meet in _meets(theirs)}
-        for meet in _meets(mine):
+        known = {meet.op for meet in all_meets(theirs)}
+        for meet in all_meets(mine):
             if meet.op not in known:
                 meet.guard = meet.guard or Guard(fork.node, fork.test, fork.scope, False)
                 yield Difference(0, meet, None, False)
@@ -558,7 +558,7 @@ def _is_swapped(x: Meet, y: Meet, after: tuple[list[Node], list[Node]]) -> bool:
     mine, theirs = _subject(x), _subject(y)
     if not mine or not theirs or mine == theirs or x.guard is None or y.guard is None:
         return False
-    later = [{(one.op, _subject(one)) for one in _meets(part)} for part in after]
+    later = [{(one.op, _subject(one)) for one in all_meets(part)} for part in after]
     return (x.op, theirs) in later[0] and (x.op, mine) in later[1]
 
 
@@ -574,7 +574,7 @@ def _under_fork(node: Node, meet: Meet) -> bool:
     """Is a meet under a test that nothing here decides?"""
     match node:
         case Fork():
-            return node.nature not in ("same",) and any(one is meet for one in _meets([node]))
+            return node.nature not in ("same",) and any(one is meet for one in all_meets([node]))
         case Repeat() | Inline():
             return any(_under_fork(one, meet) for one in node.body)
     return False
@@ -603,20 +603,20 @@ def _is_silent(node: Node) -> bool:
             return not _contains_meet([node])
 
 
-def _meets(nodes: list[Node]) -> Iterator[Meet]:
+def all_meets(nodes: list[Node]) -> Iterator[Meet]:
     for node in nodes:
         match node:
             case Meet():
                 yield node
             case Fork():
-                yield from _meets(node.then)
-                yield from _meets(node.other)
+                yield from all_meets(node.then)
+                yield from all_meets(node.other)
             case Repeat() | Inline():
-                yield from _meets(node.body)
+                yield from all_meets(node.body)
 
 
 def _contains_meet(nodes: list[Node]) -> bool:
-    return next(_meets(nodes), None) is not None
+    return next(all_meets(nodes), None) is not None
 
 
 def _is_nested(scope: Scope) -> bool:
@@ -637,4 +637,15 @@ def _fails(node: ast.stmt) -> bool:
     return False
 
 
-__all__ = ["Difference", "Fork", "Leave", "Meet", "Repeat", "Sequences", "compare", "position"]
+__all__ = [
+    "Difference",
+    "Fork",
+    "Inline",
+    "Leave",
+    "Meet",
+    "Repeat",
+    "Sequences",
+    "all_meets",
+    "compare",
+    "position",
+]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+import re
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import With
+from paralab.doctor.static.names import COLLECTIVES, DDP
+from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.report import at, code, found
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H01",
@@ -28,3 +38,72 @@ loader = DataLoader(data, batch_size=32, sampler=mine)
         "Lightning-AI/pytorch-lightning#9851",
     ),
 )
+
+EVALUATION = re.compile(r"eval|valid|test|infer|predict", re.IGNORECASE)
+
+
+@check("H01", source="script")
+def every_nth_item(script: Script) -> Iterator[Finding]:
+    """`files[rank::world_size]`, in a script that trains with DDP."""
+    if not script.calls_of(DDP) or not script.methods("backward") or _agrees_on_length(script):
+        return
+    for module in script.modules:
+        for node in ast.walk(module.tree):
+            scope = module.scope_of(node)
+            data = _strided(script, node, scope)
+            if data is None or _is_divisible(script, data, scope):
+                continue
+            why = (
+                f"`{code(node)}` gives each rank every n-th item. If the number of ranks does not divide "
+                "the number of items, some ranks get one more, and wait for the others in the last "
+                "`backward()`. Certain if the numbers of batches differ."
+            )
+            yield found(script, "H01", "suspect", at(node, scope), why, ENTRY.fix)
+
+
+def _agrees_on_length(script: Script) -> bool:
+    """Ranks use `with model.join():`, or exchange the length of their data."""
+    joins = any(
+        isinstance(item.item, ast.Call)
+        and (dotted_key(item.item.func) or "").endswith(("Join", ".join"))
+        for call in script.methods("backward")
+        for item in call.inside(With)
+    )
+    given = [one for call in script.methods(*COLLECTIVES) for one in call.node.args]
+    return joins or any(
+        isinstance(one, ast.Call) and dotted_key(one.func) == "len"
+        for x in given
+        for one in ast.walk(x)
+    )
+
+
+def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
+    """The data in `data[rank::world]`, `range(rank, len(data), world)`, or `islice(…)`."""
+    match node:
+        case ast.Subscript(data, ast.Slice(first, None, step)) if first is not None:
+            pass
+        case ast.Call(ast.Name("range"), [first, data, step]):
+            pass
+        case ast.Call(function, [data, first, _, step]) if code(function).endswith("islice"):
+            pass
+        case _:
+            return None
+    if step is None or EVALUATION.search(code(data)):
+        return None
+    counts = script.is_kind(step, scope, "world") or script.evaluate(step, scope, 0) == 2
+    is_stride = script.nature(first, scope) == "rank" and counts
+    return data if is_stride else None
+
+
+def _is_divisible(script: Script, data: ast.expr, scope: Scope) -> bool:
+    """The script cuts the remainder off, or makes a number of rows that 8 divides."""
+    for part, _ in script.ingredients(data, scope):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Mod, ast.FloorDiv)):
+            return True
+        match part:
+            case ast.Call(
+                ast.Attribute(_, "randn" | "rand" | "zeros" | "ones" | "arange"), [rows, *_]
+            ):
+                if isinstance(rows, ast.Constant) and isinstance(rows.value, int):
+                    return rows.value % 8 == 0
+    return False

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import If
+from paralab.doctor.static.names import COLLECTIVES, LOADER
+from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.report import Place, at, code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.sequences import (
+    Fork,
+    Inline,
+    Leave,
+    Meet,
+    Node,
+    Repeat,
+    Sequences,
+    all_meets,
+)
 
 ENTRY = Entry(
     id="H08",
@@ -26,3 +46,154 @@ if total.item() / dist.get_world_size() < 0.01:
         "speechbrain/speechbrain#2051",
     ),
 )
+
+CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the walk got to a node: the loops around it in its function, and whether every test on
+    the way is decided."""
+
+    loops: tuple[Repeat, ...] = ()
+    sure: bool = True
+
+
+@check("H08", source="script")
+def local_early_stop(script: Script) -> Iterator[Finding]:
+    """A rank leaves a loop that contains collectives because of its own data."""
+    done = set()
+    for _, zero, _ in Sequences(script).trees():
+        for finding, node in _walk(script, zero, Way()):
+            if node not in done:
+                done.add(node)
+                yield finding
+
+
+def _walk(script: Script, nodes: list[Node], way: Way) -> Iterator[tuple[Finding, ast.AST]]:
+    for node in nodes:
+        match node:
+            case Inline():
+                yield from _walk(script, node.body, Way((), way.sure))
+            case Repeat():
+                inner = Way((*way.loops, node), way.sure)
+                yield from _while(script, node, way)
+                yield from _walk(script, node.body, inner)
+            case Fork():
+                yield from _fork(script, node, way)
+                sure = way.sure and node.nature in ("same", "local")
+                for branch in (node.then, node.other):
+                    yield from _walk(script, branch, Way(way.loops, sure))
+
+
+def _while(script: Script, loop: Repeat, way: Way) -> Iterator[tuple[Finding, ast.AST]]:
+    """`while loss > 0.1:`, where the body computes the loss."""
+    scope, meet = _scope_of(loop), _first_meet(loop.body)
+    if not isinstance(loop.node, ast.While) or scope is None or meet is None:
+        return
+    test = loop.node.test
+    inside = set(ast.walk(loop.node))
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
+    bound = [script.lookup(name, scope) for name in names]
+    values = [one.value for pair in bound if pair for one in pair[1] if one.node in inside]
+    tests = [test, *(value for value in values if value is not None)]
+    sure = way.sure and any(script.nature(one, scope) == "local" for one in tests)
+    if sure or any(_may_be_local(script, one, scope) for one in tests):
+        yield _finding(script, loop.node, scope, test, meet, sure), loop.node
+
+
+def _fork(script: Script, fork: Fork, way: Way) -> Iterator[tuple[Finding, ast.AST]]:
+    flag = _flag_of_some_ranks(script, fork) if fork.nature != "local" else None
+    local = fork.nature == "local" and _is_sharded(script, fork.test, fork.scope) is not False
+    if not local and flag is None and not _may_be_local(script, fork.test, fork.scope):
+        return
+    sure = way.sure and (local or flag is not None)
+    for branch, other in ((fork.then, fork.other), (fork.other, fork.then)):
+        leave = next((one for one in branch if isinstance(one, Leave)), None)
+        if leave is None or leave.how == "raise" or not way.loops:
+            continue
+        loops = way.loops[-1:] if leave.how in ("break", "continue") else way.loops
+        waits = other if leave.how == "continue" else [one for loop in loops for one in loop.body]
+        meet = _first_meet(waits)
+        if meet is not None and not (leave.how == "continue" and _meet_in(branch, meet)):
+            yield (
+                _finding(script, leave.node, fork.scope, fork.test, meet, sure, flag),
+                leave.node,
+            )
+
+
+def _first_meet(nodes: list[Node]) -> Meet | None:
+    """The first call that certainly waits for all ranks, or else the first that may."""
+    every = list(all_meets(nodes))
+    return next((meet for meet in every if meet.sure), every[0] if every else None)
+
+
+def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
+    """Whether ranks get different batches. None if the test shows no loader."""
+    calls = [call for call in script.contributors(test, scope) if call.target == LOADER]
+    samplers = ("sampler", "batch_sampler")
+    return (
+        any(c.argument(99, name) is not None for c in calls for name in samplers) if calls else None
+    )
+
+
+def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
+    """The test uses this rank's batches, and nothing that it is computed from was reduced."""
+    if script.nature(test, scope) != "unknown" or not _is_sharded(script, test, scope):
+        return False
+    calls = script.contributors(test, scope)
+    return not any(call.method in COLLECTIVES or script.reduces(call) for call in calls)
+
+
+def _meet_in(branch: list[Node], meet: Meet) -> bool:
+    """The rank that skips the rest has called the same collective before."""
+    return any(one.op == meet.op for one in all_meets(branch))
+
+
+def _scope_of(loop: Repeat) -> Scope | None:
+    meet = _first_meet(loop.body)
+    if meet is None:
+        return None
+    scope: Scope = meet.call.module.scope_of(loop.node)
+    return scope
+
+
+def _finding(
+    script: Script,
+    node: ast.AST,
+    scope: Scope,
+    test: ast.expr,
+    meet: Meet,
+    sure: bool,
+    flag: Place | None = None,
+) -> Finding:
+    where = at(node, scope)
+    clock = any(call.target in CLOCKS for call in script.contributors(test, scope))
+    source = "its own clock" if clock else "its own data"
+    if flag is not None:
+        source = f"a flag that only some ranks set ({line_of(flag, where)})"
+    why = (
+        f"Each rank decides here by {source} (`{code(test)}`), and nothing makes the ranks agree. The "
+        f"first rank to leave is missing in `{code(meet.call.node.func)}` ({line_of(meet.call, where)}), "
+        "where the others wait for it."
+    )
+    severe = sure and meet.sure and not clock
+    also = (meet.call,) if flag is None else (meet.call, flag)
+    return found(script, "H08", "error" if severe else "suspect", where, why, ENTRY.fix, also=also)
+
+
+def _flag_of_some_ranks(script: Script, fork: Fork) -> Place | None:
+    """`if rank == 0: stop.fill_(1)` and then `if stop.item(): break`, without a broadcast."""
+    names = {dotted_key(part) for part in ast.walk(fork.test)}
+    for node in ast.walk(fork.scope.node):
+        key = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            key = dotted_key(node.func.value) if node.func.attr.endswith("_") else None
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            key = dotted_key(node.targets[0].value)
+        if key is None or key not in names or script.is_reduced(key, fork.scope):
+            continue
+        tests = script.context(node, fork.scope.module)
+        if any(isinstance(x, If) and script.nature(x.test, fork.scope) == "rank" for x in tests):
+            return at(node, fork.scope)
+    return None

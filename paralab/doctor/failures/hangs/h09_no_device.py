@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.failures.hangs.groups import backends
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.names import INIT
+from paralab.doctor.static.report import found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H09",
@@ -38,3 +45,39 @@ dist.barrier()
         ),
     ),
 )
+
+
+OWN_DEVICES = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "horovod", "ray")
+
+
+@check("H09", source="script")
+def no_device_chosen(script: Script) -> Iterator[Finding]:
+    """NCCL, GPUs, and nothing in the project that tells NCCL which GPU belongs to a rank."""
+    starts = script.calls_of(INIT)
+    if backends(script) != {"nccl"} or script.imports(*OWN_DEVICES):
+        return
+    if any(call.argument(99, "device_id") or call.unpacks for call in starts):
+        return
+    if script.methods("set_device", "set_default_device", "set_device_index") or any(
+        "CUDA_VISIBLE_DEVICES" in module.text for module in script.modules
+    ):
+        return
+    devices = [call for call in script.calls if "device" in call.method.lower()]
+    known = ("torch.", "builtins.")
+    if any(call.function is None and not call.target.startswith(known) for call in devices):
+        return  # a function from elsewhere may choose it
+    barriers = [
+        call
+        for call in script.calls_of("torch.distributed.barrier")
+        if call.argument(99, "device_ids") is None
+    ]
+    bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
+    if not barriers and not bare:
+        return
+    first = (barriers or bare)[0]
+    use = "barrier()" if barriers else ".cuda()"
+    why = (
+        "The backend is nccl, and nothing calls torch.cuda.set_device or passes device_id, so every rank "
+        f"has GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
+    )
+    yield found(script, "H09", "warning", starts[0], why, ENTRY.fix, also=(first,))

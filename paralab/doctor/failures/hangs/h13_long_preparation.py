@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import COLLECTIVES, INIT
+from paralab.doctor.static.project import position
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H13",
@@ -47,3 +55,45 @@ dist.barrier()
         ),
     ),
 )
+
+
+LONG = (
+    "tokenize preprocess prepare_data build_index build_cache build_vocab snapshot_download "
+    "load_dataset download"
+).split()
+
+
+@check("H13", source="script")
+def waits_for_preparation(script: Script) -> Iterator[Finding]:
+    """Rank 0 prepares data, and then all ranks meet in a barrier with the default timeout."""
+    starts = script.calls_of(INIT)
+    if not starts or any(call.argument(99, "timeout") or call.unpacks for call in starts):
+        return
+    for barrier in script.calls_of("torch.distributed.barrier"):
+        before = [
+            call
+            for call in script.calls_in(barrier.scope)
+            if position(call.node) < position(barrier.node) and not barrier.inside(If)
+        ]
+        long = next((call for call in reversed(before) if _prepares(script, call)), None)
+        if long is None or any(
+            call.method in COLLECTIVES for call in before[before.index(long) + 1 :]
+        ):
+            continue
+        why = (
+            f"The other ranks wait here while rank 0 runs `{code(long.node.func)}` ({line_of(long, barrier)}), "
+            "and init_process_group has no timeout. Certain if that takes longer than 10 minutes "
+            "(nccl) or 30 minutes (gloo) with the real data."
+        )
+        yield found(script, "H13", "suspect", barrier, why, ENTRY.fix, also=(long,))
+        return
+
+
+def _prepares(script: Script, call: Call) -> bool:
+    if not call.method.startswith(tuple(LONG)):
+        return False
+    tests = [one for one in call.inside(If) if one.taken and not one.exits]
+    return any(
+        script.truth(one.test, call.scope, 0) and script.truth(one.test, call.scope, 1) is False
+        for one in tests
+    )

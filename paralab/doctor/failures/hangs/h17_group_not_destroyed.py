@@ -9,6 +9,10 @@ from paralab.doctor.events import Destroy, Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static import report
+from paralab.doctor.static.facts import If
+from paralab.doctor.static.names import INIT
+from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H17",
@@ -70,3 +74,25 @@ def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
         ],
         rank.rank if some else None,
     )
+
+
+CLOSES_GROUPS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "ignite", "ray")
+
+
+@check("H17", source="script")
+def nobody_destroys_the_group(script: Script) -> Iterator[Finding]:
+    """A hint: most scripts end well without it."""
+    starts, ends = script.calls_of(INIT), script.methods("destroy_process_group")
+    named = any("destroy_process_group" in module.text for module in script.modules)
+    if not starts or script.imports(*CLOSES_GROUPS):
+        return
+    if not named:
+        why = "Nothing in the project destroys this process group. torch warns at exit, and NCCL may hang."
+        yield report.found(script, "H17", "suspect", starts[0], why, ENTRY.fix)
+    guards = [
+        next((one for one in call.inside(If) if script.differs(one.test, call.scope)), None)
+        for call in ends
+    ]
+    if ends and len(ends) == 1 and guards[0] is not None and not guards[0].exits:
+        why = f"Only some ranks destroy the process group (`{report.code(guards[0].test)}`); NCCL may hang at exit."
+        yield report.found(script, "H17", "suspect", ends[0], why, ENTRY.fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -10,6 +11,11 @@ from paralab.doctor.events import Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static import report
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import INIT
+from paralab.doctor.static.project import Scope
+from paralab.doctor.static.script import Script
 
 TIMED_OUT = re.compile(
     r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE
@@ -140,3 +146,58 @@ def _is_elsewhere(init: Init) -> bool:
 
 def _inits(rank: RankSeen) -> list[Init]:
     return [event for event in (*rank.events, *rank.doing) if isinstance(event, Init)]
+
+
+SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
+
+
+@check("H18", source="script")
+def more_ranks_than_processes(script: Script) -> Iterator[Finding]:
+    """init_process_group waits for more ranks than mp.spawn starts."""
+    spawns, starts = script.calls_of(*SPAWNS), script.calls_of(INIT)
+    if len(spawns) != 1 or len(starts) != 1:
+        return
+    spawn, init = spawns[0], starts[0]
+    given, size, rank = (
+        spawn.argument(2, "nprocs"),
+        init.argument(3, "world_size"),
+        init.argument(4, "rank"),
+    )
+    if given is None or size is None or rank is None or not _is_spawn_index(script, rank, init):
+        return
+    started = script.evaluate(given, spawn.scope, 0)
+    wanted = _spawned_value(script, spawn, size, init.scope)
+    if not isinstance(started, int) or not isinstance(wanted, int) or wanted <= started:
+        return
+    why = (
+        f"This waits for {wanted} ranks, but {report.line_of(spawn, init)} starts {started}. The others never "
+        "come, and all ranks wait until the timeout."
+    )
+    fix = f"Use one number for both: world_size={started}, or nprocs={wanted}."
+    yield report.found(script, "H18", "error", init, why, fix, also=(spawn,))
+
+
+def _is_spawn_index(script: Script, rank: ast.expr, init: Call) -> bool:
+    """The rank is the number that spawn passes, not one among several machines."""
+    return [script.evaluate(rank, init.scope, number) for number in (0, 1)] == [0, 1]
+
+
+def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) -> object:
+    """A value in a spawned function: parameters come from `spawn(function, args=(…))`."""
+    for _ in range(4):
+        found_here = script.reaching(node, scope)
+        if len(found_here) != 1 or found_here[0].how != "parameter":
+            break
+        names = [one.arg for one in found_here[0].scope.parameters]
+        place, given = names.index(found_here[0].name), spawn.argument(1, "args")
+        target = script.resolve(spawn.node.args[0], spawn.scope) if spawn.node.args else None
+        if target is found_here[0].scope and isinstance(given, ast.Tuple):
+            if not 0 < place <= len(given.elts):
+                break
+            node, scope = given.elts[place - 1], spawn.scope  # the first parameter is the rank
+        else:
+            values = list(script.arguments_for(found_here[0]))
+            if len(values) != 1:
+                break
+            node, scope = values[0]
+    return script.evaluate(node, scope, 0)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Wrap
+from paralab.doctor.failures.hangs.groups import backends, environment
 from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.static import report
+from paralab.doctor.static.names import DDP
+from paralab.doctor.static.script import Script
 from paralab.units import plural
 
 ENTRY = Entry(
@@ -102,3 +107,33 @@ def _died_wrapping(rank: RankSeen) -> Wrap | None:
     if not isinstance(inner, Wrap) or inner.kind != "ddp":
         return None
     return inner if inner.options.get("debug") == "DETAIL" else None
+
+
+@check("H19", source="script")
+def debug_level_detail(script: Script) -> Iterator[Finding]:
+    """DETAIL on gloo with DDP. torch reads the variable when it is imported."""
+    wraps = script.calls_of(DDP)
+    if not wraps or not backends(script) & {"gloo", "default", "unknown"}:
+        return
+    places: list[report.At] = [
+        call
+        for call in script.calls_of("torch.distributed.set_debug_level")
+        if call.node.args and report.code(call.node.args[0]).endswith("DETAIL")
+    ]
+    main = script.modules[0]
+    imports = [
+        node.lineno
+        for node in ast.walk(main.tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and "torch" in report.code(node, 200)
+    ]
+    for name, value, place in environment(script):
+        again = script.methods("set_debug_level_from_env")
+        before = again or (place.module is main and place.line < min(imports, default=0))
+        if name == "TORCH_DISTRIBUTED_DEBUG" and str(value).upper() == "DETAIL" and before:
+            places.append(place)
+    for at in places:
+        why = (
+            "DETAIL turns on checks that crash torch 2.12 and 2.13 on gloo: every rank dies of SIGSEGV in "
+            f"the constructor of DDP ({report.line_of(wraps[0], at)})."
+        )
+        yield report.found(script, "H19", "suspect", at, why, ENTRY.fix, also=(wraps[0],))

@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """An epoch says whether there is to be another; in the end all meet."""
 
 from datetime import timedelta
@@ -35,7 +35,7 @@ class Runner:
     def fit(self):
         for _ in range(8):
             if not self.epoch():
-                break  # finds H08 by script
+                break
         dist.barrier()
 
 

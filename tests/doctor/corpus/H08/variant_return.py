@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """Leaves the fitting function as soon as an epoch was good enough."""
 
 from datetime import timedelta

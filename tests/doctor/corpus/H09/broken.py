@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank)
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl")  # finds H09
     torch.manual_seed(1 + dist.get_rank())
-    dist.barrier()  # finds H09
+    dist.barrier()
     model = DDP(nn.Linear(8, 4).to(device), device_ids=[local_rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):

@@ -11,14 +11,14 @@ from torch import nn
 
 
 def set_up(options):
-    td.init_process_group(backend=options.backend, init_method="env://")
+    td.init_process_group(backend=options.backend, init_method="env://")  # finds H09
     return torch.device(f"cuda:{options.local_rank}")
 
 
 def prepare(options):
     if options.local_rank == 0:
         pathlib.Path("cache").mkdir(exist_ok=True)
-    td.barrier()  # finds H09
+    td.barrier()
 
 
 def main():

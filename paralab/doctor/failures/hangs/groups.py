@@ -1,0 +1,47 @@
+"""How a script starts its process group: the backend, and who sets environment variables."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.names import INIT
+from paralab.doctor.static.project import dotted_key
+from paralab.doctor.static.report import Place
+from paralab.doctor.static.script import Script
+
+
+def backends(script: Script) -> set[str]:
+    """The backends that init_process_group may get: nccl, gloo, "default", or "unknown"."""
+    return {_backend(script, call) for call in script.calls_of(INIT)}
+
+
+def _backend(script: Script, call: Call) -> str:
+    value = call.argument(0, "backend")
+    if value is None:
+        return "unknown" if call.unpacks else "default"
+    known = script.evaluate(value, call.scope, 0)
+    flag = script.flags.get((dotted_key(value) or "").rpartition(".")[2])
+    if flag is not None:
+        defaults = (one.value for one in flag.keywords if one.arg == "default")
+        known = next((one.value for one in defaults if isinstance(one, ast.Constant)), known)
+    return known.lower() if isinstance(known, str) else "unknown"
+
+
+def environment(script: Script) -> Iterator[tuple[str, object, Place]]:
+    """Every environment variable that the script sets to a constant."""
+    for module in script.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and dotted_key(node.func) == "os.environ.update":
+                for one in node.keywords:
+                    if one.arg and isinstance(one.value, ast.Constant):
+                        yield one.arg, one.value.value, Place(node, module)
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+                continue
+            for target in node.targets:
+                match target:
+                    case ast.Subscript(
+                        ast.Attribute(ast.Name("os"), "environ"), ast.Constant(name)
+                    ):
+                        yield str(name), node.value.value, Place(node, module)
