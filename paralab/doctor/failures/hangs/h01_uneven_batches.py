@@ -18,10 +18,17 @@ ENTRY = Entry(
     id="H01",
     title="Uneven number of batches per rank",
     symptom=(
-        "Training freezes near the end of an epoch. gloo: 'Timed out waiting … for recv operation'; NCCL: a watchdog timeout."
+        "Training hangs near the end of an epoch. gloo: 'Timed out waiting … for recv "
+        "operation'; NCCL: a watchdog timeout."
     ),
-    cause="One rank runs out of batches first and calls no backward any more; the others wait for its part of the all-reduce.",
-    fix="Give every rank the same number of batches (DistributedSampler, drop_last), or train inside `with model.join():`.",
+    cause=(
+        "One rank runs out of batches and stops calling backward. The others wait for its "
+        "part of the all-reduce."
+    ),
+    fix=(
+        "Give every rank the same number of batches (DistributedSampler, drop_last), or train "
+        "inside `with model.join():`."
+    ),
     wrong="""\
 mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
 loader = DataLoader(mine, batch_size=32)

@@ -1,4 +1,4 @@
-"""H06: One collective, different tensor sizes."""
+"""H06: Tensors of different sizes in one collective."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="H06",
-    title="One collective, different tensor sizes",
+    title="Tensors of different sizes in one collective",
     symptom=(
-        "gloo: 'Received data size doesn't match expected size' and SIGABRT on one rank, 'Connection reset by "
-        "peer' on the others."
+        "gloo: 'Received data size doesn't match expected size' and SIGABRT on one rank, "
+        "'Connection reset by peer' on the others."
     ),
     cause=(
-        "all_gather and all_reduce need the same shape on every rank; a shorter last batch or another number of "
-        "classes breaks it."
+        "all_gather and all_reduce need the same shape on every rank. A shorter last batch or "
+        "another number of classes breaks that."
     ),
     fix="Pad to the largest size, use all_gather_object, or drop the last, shorter batch.",
     wrong="""\

@@ -1,4 +1,4 @@
-"""H08: Stopping early on a metric of one's own."""
+"""H08: Each rank decides on its own when to stop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from paralab.doctor.static.sequences import (
 
 ENTRY = Entry(
     id="H08",
-    title="Stopping early on a metric of one's own",
-    symptom="One rank leaves the loop; the others time out one step later.",
-    cause="Every rank compares the loss of its own batches, so they decide differently.",
-    fix="Reduce the metric, or broadcast the decision of rank 0, before anybody stops.",
+    title="Each rank decides on its own when to stop",
+    symptom="One rank leaves the loop. The others time out one step later.",
+    cause="Every rank compares the loss of its own batches, so the ranks decide differently.",
+    fix="All-reduce the metric, or broadcast rank 0's decision, before any rank stops.",
     wrong="""\
 if loss.item() < 0.01:
     break

@@ -1,4 +1,4 @@
-"""H09: A rank that does not say which GPU is its own."""
+"""H09: Nothing tells NCCL which GPU a rank uses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H09",
-    title="A rank that does not say which GPU is its own",
-    symptom="NCCL guesses the GPU from the rank and warns that this can hang; barrier() may never return.",
-    cause="Neither `torch.cuda.set_device` nor `device_id=` was given, so the first collective has to guess.",
-    fix="Set the device from LOCAL_RANK before the process group is made, and pass it as device_id.",
+    title="Nothing tells NCCL which GPU a rank uses",
+    symptom=(
+        "NCCL guesses the GPU from the rank and warns that this can hang; barrier() may never "
+        "return."
+    ),
+    cause=(
+        "The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the "
+        "first collective has to guess."
+    ),
+    fix="Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.",
     wrong="""\
 dist.init_process_group("nccl")
 dist.barrier()
@@ -33,7 +39,7 @@ dist.barrier()
         "deepspeedai/DeepSpeed#7266",
         "pytorch/pytorch#159262",
     ),
-    limits="Only NCCL guesses; on CPU ranks it can be read in the script and in logs, not provoked.",
+    limits="Only NCCL guesses. CPU ranks cannot provoke it, so it is read from scripts and logs.",
     messages=(
         Message(
             r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
