@@ -12,7 +12,7 @@ from paralab.doctor.failures.accumulation.windows import quiet, timelines
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.project import Scope, end, position
+from paralab.doctor.static.project import end, position
 from paralab.doctor.static.report import At, at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event
@@ -48,60 +48,52 @@ def quiet_backward_only(script: Script) -> Iterator[Finding]:
     reported = set()
     for events in timelines(script):
         for event in events:
-            if event.role != "backward" or event.call in reported:
-                continue
-            forwards = forwards_of(script, event)
-            if not forwards or forwards[-1].loops != event.loops:
-                continue  # P06
-            backward = [quiet(script, *one) for one in _own_blocks(event, forwards)]
-            quiet_forward = [quiet(script, *one) for one in forwards[-1].blocks()]
-            where: At | None = None
-            if (
-                _mentions_no_sync(script, event, forwards)
-                and True not in quiet_forward
-                and None not in quiet_forward
-            ):
-                where = event.call if backward else None
-            where = where or _switched_late(script, event, forwards[-1])
-            if where is None:
-                continue
-            reported.add(event.call)
+            forwards = forwards_of(script, event) if event.role == "backward" else []
+            if not forwards or forwards[-1].loops != event.loops or event.call in reported:
+                continue  # in loops of their own: P06
             forward = forwards[-1].call
-            why = (
-                f"This affects `{code(event.call.node)}` only, but DDP decides in forward, `{code(forward.node.func)}(…)` "
-                f"({line_of(forward, where)}), whether backward synchronizes. So every pass still does."
-            )
-            fix = "Run the forward pass in the same `no_sync` block, or set the switch before it."
-            yield found(script, "G03", "warning", where, why, fix, also=(forward,))
+            name = f"`{code(forward.node.func)}(…)`"
+            late = _switched_late(script, event, forwards[-1])
+            if late is not None:
+                reported.add(event.call)
+                why = (
+                    f"DDP reads this switch in forward, and {name} ({line_of(forward, late)}) has already run. "
+                    "So it takes effect one micro-batch late: the wrong one synchronizes."
+                )
+                fix = "Set the switch before the forward pass."
+                yield found(script, "G03", "warning", late, why, fix, also=(forward,))
+            elif _is_quiet_alone(script, event, forwards[-1]):
+                reported.add(event.call)
+                why = (
+                    f"Only `{code(event.call.node)}` is inside `no_sync`. DDP decides in forward, {name} "
+                    f"({line_of(forward, event.call)}), whether backward synchronizes, so every pass still does."
+                )
+                fix = "Move the forward pass into the `no_sync` block too."
+                yield found(script, "G03", "warning", event.call, why, fix, also=(forward,))
 
 
-def _own_blocks(event: Event, forwards: list[Event]) -> list[tuple[ast.expr, Scope]]:
-    """The with-blocks around backward that are not around forward."""
-    shared = [item for item, _ in forwards[-1].blocks()]
-    return [(item, scope) for item, scope in event.blocks() if item not in shared]
-
-
-def _mentions_no_sync(script: Script, event: Event, forwards: list[Event]) -> bool:
-    """May one of those blocks be `no_sync`?"""
-    for item, scope in _own_blocks(event, forwards):
-        calls = [item, *(one for one in ast.walk(item))]
-        makers = [call.method for call in script.makers(item, scope)]
-        if "no_sync" in makers or any(getattr(one, "attr", "") == "no_sync" for one in calls):
+def _is_quiet_alone(script: Script, backward: Event, forward: Event) -> bool:
+    """Is backward in a `no_sync` block that may be open, and forward certainly in none?"""
+    around = list(forward.blocks())
+    if any(quiet(script, *block) is not False for block in around):
+        return False
+    for item, scope in backward.blocks():
+        names = {call.method for call in script.makers(item, scope)}
+        names.update(getattr(one, "attr", "") for one in ast.walk(item))
+        if "no_sync" in names and (item, scope) not in around:
             return True
     return False
 
 
-def _switched_late(script: Script, event: Event, forward: Event) -> At | None:
-    """`model.require_backward_grad_sync = …` after the forward pass."""
-    scope = event.call.scope
+def _switched_late(script: Script, backward: Event, forward: Event) -> At | None:
+    """`model.require_backward_grad_sync = …` after the forward pass, and nowhere else."""
     stored = script.attributes.get("require_backward_grad_sync", [])
-    if forward.call.scope is not scope:
+    scope = backward.call.scope
+    if len(stored) != 1 or forward.call.scope is not scope or stored[0].scope is not scope:
         return None
-    for one in stored:
-        after = end(forward.call.node) < position(one.node) < position(event.call.node)
-        if one.scope is scope and after and len(stored) == 1:
-            return at(one.node, scope)
-    return None
+    node = stored[0].node
+    is_late = end(forward.call.node) < position(node) < position(backward.call.node)
+    return at(node, scope) if is_late else None
 
 
 @check("G03", source="ranks")
