@@ -1,0 +1,251 @@
+"""Why the ranks' gradients differ before a step: past DDP, inside no_sync(), unfrozen, or moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paralab.doctor.agreement import found, listed, place_of, wraps
+from paralab.doctor.events import Backward, Collective, Forward, Moved, Step, Trainable
+from paralab.doctor.failures.semantics.s01_unused_parameters import find_unused
+from paralab.doctor.failures.semantics.s03_static_graph_changes import find_changed_graph
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.windows import Window, windows
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The first step on which ranks disagree. `names`: the parameters that differ."""
+
+    seen: Observation
+    ranks: list[RankSeen]
+    steps: list[Step]  # one per rank
+    names: list[str]
+
+    @property
+    def number(self) -> int:
+        return self.steps[0].number
+
+    def window(self, rank: RankSeen) -> Window | None:
+        step = self.steps[self.ranks.index(rank)]
+        return next((window for window in windows(rank) if window.step is step), None)
+
+    def norms(self, of: str) -> tuple[str, ...]:
+        """The evidence: the norm of the first tensor that differs, on each rank."""
+        place = self.steps[0].names.index(self.names[0])
+        values = [(getattr(step, of) or [])[place] for step in self.steps]
+        shown = [
+            f"rank {rank.rank}: {f'norm {value[0]:.6g}' if value else 'none'}"
+            for rank, value in zip(self.ranks, values, strict=True)
+        ]
+        return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(shown)}",)
+
+
+def explain_gradients(apart: Apart) -> Finding | None:
+    wrapped = {name for rank in apart.ranks for wrap in wraps(rank) for name in wrap.names}
+    if not wrapped:
+        return None  # ranks that train alone, or average by hand in a way that we cannot follow
+    inside = [name for name in apart.names if name in wrapped]
+    if not inside:
+        return _outside(apart)
+    if find_unused(apart.seen) or find_changed_graph(apart.seen):
+        return None  # DDP did not finish averaging and says so in the next forward
+    synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
+    if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
+        return None  # local steps; the ranks average parameters now and then, or still may
+    apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
+    causes: tuple[Callable[[Apart], Finding | None], ...]
+    causes = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
+    for cause in causes:
+        if finding := cause(apart):
+            return finding
+    why = (
+        f"Before step {apart.number} the gradients of {listed(inside)} differ between ranks, although "
+        "the model went through DDP. Nothing that was observed explains it; the replicas drift apart "
+        "from here on."
+    )
+    fix = (
+        "Check what changes the gradients between backward and this step on each rank: hooks, "
+        "clipping by a local norm, noise."
+    )
+    place = place_of(apart.steps[0])
+    return found("S08", "error", why, fix, place, apart.norms("gradients"))
+
+
+def _averages_by_hand(rank: RankSeen) -> bool:
+    """Did the user's all_reduce calls have the shapes of all parameters, or their total size?"""
+    calls = [event.shape for event in rank.of(Collective) if event.op == "all_reduce"]
+    reduced = [shape for shape in calls if shape]
+    for wrap in wraps(rank):
+        total = sum(math.prod(shape) for shape in wrap.shapes)
+        if all(shape in reduced for shape in wrap.shapes) or total in map(math.prod, reduced):
+            return True
+    return False
+
+
+def _outside(apart: Apart) -> Finding:
+    why = (
+        f"The optimizer also steps {listed(apart.names)}, which no DDP model holds. Their gradients "
+        "differ between ranks, so each rank trains its own. Certain if they should be equal."
+    )
+    fix = "Put them into the module that DDP wraps, or all-reduce their gradients before the step."
+    place = place_of(apart.steps[0])
+    return found("S08", "suspect", why, fix, place, apart.norms("gradients"))
+
+
+def _forwards(window: Window | None) -> list[Forward]:
+    passes = window.micro_steps if window else []
+    return [forward for one in passes for forward in one.forwards if forward.grad]
+
+
+def culprit(apart: Apart, guilty: list[RankSeen]) -> int | None:
+    """The rank to blame, if it is one of several."""
+    return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
+
+
+def _past_the_wrapper(apart: Apart) -> Finding | None:
+    """No forward before the step went through DDP."""
+    guilty = [
+        (rank, window)
+        for rank in apart.ranks
+        if (window := apart.window(rank))
+        and window.micro_steps
+        and not any(forward.through == "wrapper" for forward in _forwards(window))
+    ]
+    if not guilty:
+        return None
+    window = guilty[0][1]
+    past = [forward for forward in _forwards(window) if forward.through == "module"]
+    way = (
+        "calls the module inside DDP"
+        if past
+        else "uses a part or a method of the module inside DDP"
+    )
+    why = (
+        f"The forward of step {apart.number} {way}. DDP.forward does not run, so DDP does not average: "
+        f"the gradients of {listed(apart.names)} differ between ranks."
+    )
+    fix = "Call the wrapper: model(x), not model.module(x). Let forward choose other methods by an argument."
+    place = place_of(past[0] if past else window.micro_steps[-1].backward)
+    rank = culprit(apart, [rank for rank, _ in guilty])
+    return found("S06", "error", why, fix, place, apart.norms("gradients"), rank)
+
+
+def _not_synced(apart: Apart) -> Finding | None:
+    """The last pass before the step was inside no_sync()."""
+    guilty = []
+    for rank in apart.ranks:
+        window = apart.window(rank)
+        forwards = [forward for forward in _forwards(window) if forward.through == "wrapper"]
+        if window and forwards and forwards[-1].sync is False:
+            guilty.append((rank, window, forwards[-1]))
+    if not guilty:
+        return None
+    rank, window, forward = guilty[0]
+    own = [e for e in rank.of(Collective) if e.op == "all_reduce" and e.shape not in ([], [1])]
+    severity: Severity = "suspect" if own else "error"
+    doubt = " Certain unless your own all_reduce calls average the parameters later." if own else ""
+    backward = window.micro_steps[-1].backward
+    evidence = apart.norms("gradients")
+    blamed = culprit(apart, [rank for rank, _, _ in guilty])
+    if forward.model not in backward.unsynced:
+        why = (
+            f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP goes "
+            f"by the forward, so step {apart.number} uses gradients of {listed(apart.names)} that are "
+            f"not averaged.{doubt}"
+        )
+        fix = (
+            "Put forward and backward into the same context: both inside no_sync() in early "
+            "micro-batches, both outside in the last."
+        )
+        return found("G05", severity, why, fix, place_of(backward), evidence, blamed)
+    why = (
+        f"Step {apart.number} applies gradients that were never averaged: the last of its "
+        f"{len(window.micro_steps)} passes (forward at {forward.site}) was inside no_sync(). "
+        f"{listed(apart.names)} differ between ranks from now on.{doubt}"
+    )
+    fix = (
+        "Leave no_sync() in the last pass before every step, also for the last batch of the loader."
+    )
+    return found("G04", severity, why, fix, place_of(apart.steps[0]), evidence, blamed)
+
+
+def _too_early(apart: Apart) -> Finding | None:
+    """All forwards came first: the last one prepared DDP, and the first backward used that up."""
+    for rank in apart.ranks:
+        window = apart.window(rank)
+        passes = window.micro_steps if window else []
+        first = (
+            [f for f in passes[0].forwards if f.grad and f.through == "wrapper"] if passes else []
+        )
+        quiet = any(f.sync is False for f in first) or any(p.backward.unsynced for p in passes)
+        sequences = [one.backward.seq for one in passes]
+        sent = [bool(seq and seq[1] >= seq[0]) for seq in sequences]
+        synced = any(forward.sync for forward in first)
+        if len(first) < 2 or not quiet or not synced or not any(sent) or all(sent):
+            continue
+        early = sent.index(True)
+        why = (
+            f"{len(first)} forwards run before the first backward, and only the forward is inside "
+            f"no_sync(). Backward {early + 1} of {len(passes)} exchanged its gradients; those of the "
+            f"{len(passes) - 1 - early} after it stay on their rank, so {listed(apart.names)} differ "
+            f"at step {apart.number}."
+        )
+        fix = "Use one no_sync() block around forward and backward of a micro-batch, then the next."
+        counts = f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"
+        evidence = [*apart.norms("gradients"), counts]
+        return found("P06", "error", why, fix, place_of(passes[early].backward), evidence)
+    return None
+
+
+def _unfrozen(apart: Apart) -> Finding | None:
+    """The parameters were frozen at the time of wrapping, so DDP does not know them."""
+    rank = apart.ranks[0]
+    frozen = {
+        name
+        for wrap in wraps(rank)
+        for name, is_on in zip(wrap.names, wrap.trainable, strict=True)
+        if not is_on
+    }
+    if not frozen.issuperset(apart.names):
+        return None
+    changes = [e for e in rank.of(Trainable) if e.trainable and e.name in apart.names]
+    why = (
+        f"{listed(apart.names)} were frozen when DDP was created and are unfrozen here. DDP averages "
+        f"only what was trainable then: from step {apart.number} on, every rank trains them on its "
+        "own data."
+    )
+    fix = (
+        "Unfreeze before DistributedDataParallel(…), or wrap again after unfreezing and create a new "
+        "optimizer."
+    )
+    place = place_of(changes[0] if changes else apart.steps[0])
+    return found("S07", "error", why, fix, place, apart.norms("gradients"))
+
+
+def _moved(apart: Apart) -> Finding | None:
+    moves = [event for event in apart.ranks[0].of(Moved) if event.t < apart.steps[0].t]
+    if not moves:
+        return None
+    why = (
+        f"The wrapped model moves here (from {moves[0].before} to {moves[0].after}), which replaces "
+        f"the tensors that DDP has hooks on. The gradients of {listed(apart.names)} are no longer "
+        f"averaged at step {apart.number}."
+    )
+    fix = "Copy the state_dict to the CPU instead of the model, or wrap again after moving."
+    return found("S12", "error", why, fix, place_of(moves[0]), apart.norms("gradients"))
+
+
+def _also_past(apart: Apart) -> Finding | None:
+    """Some of the forwards before the step went past the wrapper."""
+    past = [f for f in _forwards(apart.window(apart.ranks[0])) if f.through == "module"]
+    if not past:
+        return None
+    why = (
+        "This forward calls the module inside DDP, besides others that use the wrapper. DDP does not "
+        f"average its part of the gradients of {listed(apart.names)} at step {apart.number}."
+    )
+    fix = "Do both in one call of the wrapper; bypass it only without gradients."
+    return found("S06", "error", why, fix, place_of(past[0]), apart.norms("gradients"))
