@@ -7,9 +7,11 @@ user's code that caused them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from math import prod
+from typing import TypeVar
 
 from paralab.analyse.collective_matching import (
     DEFAULT_GROUP,
@@ -24,6 +26,8 @@ from paralab.doctor.lines import opposite
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.place import Place
 from paralab.record.victims import MISMATCH, is_victim
+
+T = TypeVar("T")
 
 
 def raised_of_its_own(rank: RankSeen) -> bool:
@@ -52,7 +56,22 @@ class Stuck:
         return self.operation.site.place if self.operation.site else None
 
 
-@lru_cache(maxsize=256)
+def once_per_rank(answer: Callable[[RankSeen], T]) -> Callable[[RankSeen], T]:
+    """Keep an answer as long as the rank that it is about. Many checks ask, and a rank is read
+    again and again."""
+
+    @wraps(answer)
+    def ask(rank: RankSeen) -> T:
+        kept: dict[str, T] = vars(rank)
+        name = f"_{answer.__name__}"
+        if name not in kept:
+            kept[name] = answer(rank)
+        return kept[name]
+
+    return ask
+
+
+@once_per_rank
 def stuck(rank: RankSeen) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
@@ -91,7 +110,7 @@ def group_of(operation: Numbered) -> str:
     return (operation.group if isinstance(operation, Collective) else None) or DEFAULT_GROUP
 
 
-@lru_cache(maxsize=256)
+@once_per_rank
 def calls(rank: RankSeen) -> list[CollectiveCall]:
     """Every collective of a rank, including the one that it is stuck in."""
     found = {
@@ -126,6 +145,7 @@ def _site(event: Numbered) -> object:
     return (type(event), event.site) if event.site else None
 
 
+@lru_cache(maxsize=1)
 def mismatches(seen: Observation) -> list[Mismatch]:
     """Where the ranks part, and who is behind."""
     groups: list[Init | Group] = []

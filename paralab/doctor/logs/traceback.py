@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from paralab.analyse import collective_matching as matching
 from paralab.doctor.logs.line import Line
 from paralab.record.victims import is_victim
 
@@ -19,18 +20,7 @@ FATAL = "Fatal Python error: "
 CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
 SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
-LIBRARIES = (
-    "site-packages",
-    "dist-packages",
-    "/lib/python",
-    "\\lib\\",
-    "<frozen",
-    "<string>",
-    "bin/torchrun",
-    "/torch/",
-    "importlib",
-    "/paralab/observe/",  # around the calls of an observed script
-)
+LIBRARIES = (*matching.LIBRARIES, "\\lib\\", "bin/torchrun", "/torch/", "importlib")
 OF_LAUNCHER = (
     "ChildFailedError",
     "SignalException",
