@@ -1,5 +1,4 @@
-"""Is there enough for every rank? GPUs, cores, memory, room on disks, limits, and precisions that
-work."""
+"""Is there enough memory for every rank?"""
 
 from __future__ import annotations
 
@@ -10,14 +9,9 @@ from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import check
 from paralab.units import plural, size
 
-WORKERS = 2  # loader workers of a rank, and batches that each holds ready: what a modest script has
-PREFETCHED = 2
-BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 pictures as floats
 RANK_BYTES = (
     2**30
 )  # of the host's memory: torch alone takes a third of it, with CUDA more than half
-MANY_CORES = 4  # per rank: with one thread, three of them idle
-UNEQUAL = 0.75  # nn.DataParallel's own bar
 
 
 @check("H12", source="machine")
