@@ -242,6 +242,7 @@ LATE = "unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to com
             [("H03", 0, 6)],
         ),  # it waits alone, and the others are right
         ("if dist.get_rank() == 0:", LATE, [("H03", 0, 6)]),
+        ("if first_batch:", LOST, [("H02", 1, None)]),
         ("if model:", LOST, [("H02", 1, None)]),  # all should be here, and one is gone
         ("if model:", LATE, [("H03", 1, 6)]),
     ],

@@ -21,6 +21,7 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import Frame, Traceback
 from paralab.doctor.place import Place
+from paralab.doctor.static.names import meaning
 from paralab.record.victims import MISMATCH, WAITED
 
 Role = Literal["root", "victim", "unknown"]
@@ -95,7 +96,8 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
     if frame.line > len(lines) or frame.code not in ("", lines[frame.line - 1].strip()):
         return None
     place = Place(frame.file, frame.line, frame.function)
-    return any(condition.is_about_the_rank for condition in conditions(place))
+    words = re.findall(r"\w+", " ".join(condition.test for condition in conditions(place)))
+    return any(meaning(word.removeprefix("get_")) in ("rank", "main") for word in words)
 
 
 @dataclass(frozen=True)
