@@ -17,10 +17,13 @@ SKIPPED = frozenset(
     ["node_modules", "site-packages", "__pycache__", "venv", "build", "dist", "__pypackages__"]
 )  # and every folder whose name begins with a dot or that has a pyvenv.cfg
 GIT_SECONDS = 30
+# Code, not words in a comment: many scripts only mention `accelerate launch` or torchrun.
 PARALLEL = re.compile(
-    rb"torch\W?distributed|init_process_group|Data_?Parallel|\bDDP\b|FSDP|fully_shard|"
-    rb"Distributed\w*Sampler|GradScaler|no_sync|accelerat|lightning|deepspeed|torchrun|"
-    rb"pipelining|LOCAL_RANK|local_rank|world_size|all_reduce|\bdist\.|accum\w*_step"
+    rb"torch\.distributed|torch import distributed|init_process_group|DataParallel|\bDDP\b|FSDP|"
+    rb"fully_shard|Distributed\w*Sampler|GradScaler|no_sync|Accelerator\b|pipelining|LOCAL_RANK|"
+    rb"local_rank|world_size|all_reduce|\bdist\."
+    rb"|^\s*(?:import|from) (?:accelerate|lightning|pytorch_lightning|deepspeed|horovod)",
+    re.MULTILINE,
 )
 IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n]*)"
@@ -59,7 +62,10 @@ def trains_in_parallel(path: Path) -> bool:
         text = path.read_bytes()
     except OSError:
         return True  # the check reports why it cannot be read
-    return (b"torch" in text or b"accelerate" in text) and bool(PARALLEL.search(text))
+    if b"torch" not in text and b"accelerate" not in text:
+        return False
+    accumulates = b".backward(" in text and b"accum" in text
+    return accumulates or bool(PARALLEL.search(text))
 
 
 def entry_points(files: Iterable[Path]) -> list[Path]:
