@@ -25,5 +25,7 @@ def _sees_parameters(script: Script, call: Call) -> bool:
         isinstance(node, ast.Attribute) and node.attr in _PARAMETERS for node in ast.walk(around)
     ):
         return True
-    given = [one for arg in call.node.args for one in script.contributors(arg, call.scope)]
-    return any(one.last_name in _PARAMETERS for one in given)
+    parts = (part for arg in call.node.args for part, _ in script.ingredients(arg, call.scope, 1))
+    return any(
+        part in script.call_at and script.call_at[part].last_name in _PARAMETERS for part in parts
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.models import is_decided
-from paralab.doctor.static.names import DDP, FSDP, INIT
+from paralab.doctor.static.names import INIT
 from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
@@ -42,9 +42,12 @@ def different_first_weights(script: Script) -> Iterator[Finding]:
     """Report manual averaging after a seed that differs between ranks. Without any seed, torch
     starts every process from the same default."""
     reductions = [
-        c for c in gradient_reductions(script) if c.target == "torch.distributed.all_reduce"
+        call
+        for call in script.calls_of("torch.distributed.all_reduce")
+        if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(call.scope.node))
     ]
-    if not reductions or script.calls_of(DDP, FSDP) or not script.calls_of(INIT):
+    wrapped = script.methods("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard")
+    if not reductions or wrapped or not script.calls_of(INIT):
         return
     if script.methods(*_EQUALIZE):
         return
