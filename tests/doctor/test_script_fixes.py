@@ -1,5 +1,4 @@
-"""The fixes that come with findings of script rules: applied to the broken script, the finding is
-gone and nothing new is wrong."""
+"""The patches of script checks: after a patch, its finding is gone and there is no new one."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from paralab.doctor.script.reading import read_script
 from tests.doctor.cases import broken
 
 # Entries whose broken.py comes with a fix: the least that must hold.
-CURED = {
+FIXED = {
     "A01",
     "A03",
     "A04",
@@ -35,26 +34,26 @@ def read(path):
     return apply("script", read_script(path))
 
 
-def with_cures(case):
+def with_fixes(case):
     return [finding for finding in read(case.script) if finding.edits]
 
 
-CURABLE = [case for case in broken("script") if with_cures(case)]
+FIXABLE = [case for case in broken("script") if with_fixes(case)]
 
 
-@pytest.mark.parametrize("case", CURABLE, ids=str)
-def test_a_cure_cures(case, tmp_path):
+@pytest.mark.parametrize("case", FIXABLE, ids=str)
+def test_a_fix_removes_its_finding_and_adds_none(case, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(case.script.parent, folder)
     script = folder / case.script.name
     before = read(script)
-    cured = next(finding for finding in before if finding.edits)
-    file = Path(cured.file)
-    file.write_text(edited(file.read_text(), cured.edits))
+    fixed = next(finding for finding in before if finding.edits)
+    file = Path(fixed.file)
+    file.write_text(edited(file.read_text(), fixed.edits))
     after = read(script)
-    assert (cured.id, cured.line) not in {(finding.id, finding.line) for finding in after}
+    assert (fixed.id, fixed.line) not in {(finding.id, finding.line) for finding in after}
     assert {finding.id for finding in after} <= {finding.id for finding in before}
 
 
-def test_these_come_with_a_cure():
-    assert {case.entry for case in CURABLE if case.name == "broken"} >= CURED
+def test_these_come_with_a_fix():
+    assert {case.entry for case in FIXABLE if case.name == "broken"} >= FIXED
