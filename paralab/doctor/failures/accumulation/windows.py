@@ -242,12 +242,12 @@ def quiet(
 @lru_cache(maxsize=2)
 def windows(script: Script) -> list[Window]:
     """Every step that adds up several backward passes."""
-    found: dict[tuple[Call, Call], Window] = {}
+    found: dict[Call, Window] = {}  # one for each backward pass
     for events in timelines(script):
         for place, step in enumerate(events):
             if step.role == "step":
                 for window in _windows_of(script, events, place):
-                    found.setdefault((window.backward.call, window.step.call), window)
+                    found.setdefault(window.backward.call, window)
     return list(found.values())
 
 
