@@ -46,7 +46,7 @@ def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
     # No cable is faster than its rate; a busy machine adds time of its own.
     assert 0.95 < result["metrics"]["communication_seconds"] / expected < 2
     assert result["metrics"]["keeps_rule"] is False
-    assert result["metrics"]["exposed_share"] > 0.5
+    assert result["metrics"]["exposed_share"] > 0.3
 
 
 def test_a_planted_slow_rank_is_named(tmp_path):
