@@ -27,8 +27,6 @@ GROUPS = {
     "W": "Waste",
     "M": "Machines",
 }
-# Checks that have not moved into the files of their failures yet.
-_OLDER = ("script_rules", "rank_rules", "machine_rules")
 
 
 def _load(package: str) -> list[Any]:
@@ -72,8 +70,7 @@ def entry(id: str) -> Entry:
 
 @cache
 def _load_older() -> None:
-    for package in _OLDER:
-        _load(f"paralab.doctor.{package}")
+    _load("paralab.doctor.machine_rules")
 
 
 def checks(source: Source) -> dict[Check, tuple[str, ...]]:
@@ -106,9 +103,8 @@ def apply(
         for check, reported in checks(source).items():
             if ids is not None and not set(reported) & set(ids):
                 continue
-            moved = check.__module__.startswith(failures.__name__)
             try:
-                found += check(subject.static if moved and source == "script" else subject)
+                found += check(subject)
             except Exception as error:
                 if on_error is None or isinstance(error, UsageError):
                     raise

@@ -16,6 +16,7 @@ from paralab.doctor.collecting import nothing_collected
 from paralab.doctor.finding import SEVERITIES, Failure, Finding
 from paralab.doctor.project_files import entry_points
 from paralab.doctor.static.project import Project
+from paralab.doctor.static.script import Script
 from paralab.errors import UsageError
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
@@ -52,23 +53,21 @@ def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
 
 def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
     """Run the checks that may report one of these ids. Problems become failures, not exceptions."""
-    from paralab.doctor.script.reading import read_script
-
     failures: list[Failure] = []
 
     def note(check: str, error: Exception) -> None:
         failures.append(Failure(str(path), f"check {check} failed: {_first_line(error)}", check))
 
     try:
-        script = read_script(path, project)
+        script = Script(path, project)
         findings = apply("script", script, ids=ids, on_error=note)
     except UsageError as error:
         return Checked(path, failures=[Failure(str(path), error.problem)])
     except Exception as error:
         problem = f"{path} cannot be analyzed: {_first_line(error)}"
         return Checked(path, failures=[Failure(str(path), problem)])
-    modules = frozenset(str(module.path) for module in script.static.modules)
-    vars(script.static).clear()  # cuts its cycles, so that it needs no garbage collector
+    modules = frozenset(str(module.path) for module in script.modules)
+    vars(script).clear()  # cuts its cycles, so that it needs no garbage collector
     return Checked(path, findings, failures, modules)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paralab.doctor.catalog import ENTRIES, apply, checked_ids
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 from tests.doctor.cases import Case, broken, healthy
 from tests.doctor.ranks import observed
 from tests.doctor.test_logs import EXPECTED, LOGS
@@ -33,12 +33,10 @@ def in_scripts() -> set[str]:
     found = {
         case.entry
         for case in broken("script")
-        if case.entry in _ids(apply("script", read_script(case.script)))
+        if case.entry in _ids(apply("script", Script(case.script)))
     }
     return found - {
-        case.entry
-        for case in healthy()
-        if case.entry in _ids(apply("script", read_script(case.script)))
+        case.entry for case in healthy() if case.entry in _ids(apply("script", Script(case.script)))
     }
 
 

@@ -14,8 +14,8 @@ from paralab.doctor import attaching, diagnosis, observing, scripts
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.logs import reading as log_reading
-from paralab.doctor.script import reading
 from paralab.doctor.scripts import Checked
+from paralab.doctor.static.script import Script
 from paralab.errors import UsageError
 from tests.conftest import ROOT, check_schema, run_paralab
 from tests.doctor.cases import CORPUS
@@ -239,16 +239,16 @@ def test_links_that_lead_nowhere(typed, tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"x = \0", "script.py is not Python"),
-        (b"x = 1\ndef f(:\n", "script.py:2 is not Python"),
-        (b"x = 0" + b" + 1" * 20_000, "script.py is nested too deeply"),
+        (b"x = \0", "script.py is not valid Python"),
+        (b"x = 1\ndef f(:\n", "script.py:2 is not valid Python"),
+        (b"x = 0" + b" + 1" * 20_000, "script.py is not valid Python"),
     ],
 )
 def test_what_cannot_be_read_is_told(tmp_path, content, problem):
     path = tmp_path / "script.py"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="script") as told:
-        reading.read_script(path)
+        Script(path)
     assert problem in str(told.value)
 
 
@@ -258,9 +258,9 @@ def test_what_cannot_be_read_is_told(tmp_path, content, problem):
 def test_a_script_is_read_as_python_reads_it(tmp_path, start):
     path = tmp_path / "script.py"
     path.write_bytes(start + b"import torch\nscaler = torch.amp.GradScaler()\n")
-    script = reading.read_script(path)
+    script = Script(path)
     (call,) = script.calls_of("torch.amp.GradScaler")
-    assert script.lines(path)[call.line - 1] == "scaler = torch.amp.GradScaler()"
+    assert script.modules[0].lines[call.line - 1] == "scaler = torch.amp.GradScaler()"
 
 
 def test_an_entry_is_explained(typed):

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 
 SPAWNED = """
     import torch.distributed as dist
@@ -127,5 +127,5 @@ def test_meeting(name, tmp_path):
     text, expected = CASES[name]
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(text))
-    found = {finding.id for finding in apply("script", read_script(script))}
+    found = {finding.id for finding in apply("script", Script(script))}
     assert found & {"H18", "L01", "H19", "P06", "G03"} == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 from tests.doctor.cases import HEALTHY, broken, cases, healthy
 
 LONG = sorted(
@@ -20,7 +20,7 @@ LONG = sorted(
 
 
 def read(path):
-    return apply("script", read_script(path))
+    return apply("script", Script(path))
 
 
 def place(finding):

@@ -7,7 +7,7 @@ import pytest
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.patch import edited
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 from tests.doctor.cases import broken
 
 # Entries whose broken.py comes with a fix: the least that must hold.
@@ -31,7 +31,7 @@ FIXED = {
 
 
 def read(path):
-    return apply("script", read_script(path))
+    return apply("script", Script(path))
 
 
 def with_fixes(case):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 from tests.doctor.cases import marks_in
 
 START = """
@@ -1035,7 +1035,7 @@ for epoch in range(3):
 def read(code, folder):
     path = Path(folder) / "train.py"
     path.write_text(START + code + END)
-    return path, apply("script", read_script(path))
+    return path, apply("script", Script(path))
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -1056,7 +1056,7 @@ def test_a_device_that_is_chosen_elsewhere_is_chosen(tmp_path):
         path.write_text(
             START.replace('dist.init_process_group("gloo")', code) + "train_epoch(0)\n" + END
         )
-        return [finding.id for finding in apply("script", read_script(path))]
+        return [finding.id for finding in apply("script", Script(path))]
 
     start = 'dist.init_process_group("nccl")\n'
     assert ids(start + "dist.barrier()") == ["H09"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.script.reading import read_script
+from paralab.doctor.static.script import Script
 from tests.doctor.cases import marks_in
 
 START = """
@@ -932,7 +932,7 @@ ALL_BROKEN = {
 def findings(text, tmp_path):
     path = Path(tmp_path) / "train.py"
     path.write_text(text)
-    return path, apply("script", read_script(path))
+    return path, apply("script", Script(path))
 
 
 @pytest.mark.parametrize("name", ALL_HEALTHY)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from paralab.doctor.static.facts import SAME_VALUE, Call, Facts, If, Loop, default_of
 from paralab.doctor.static.names import COLLECTIVES, kind_of_made, meaning, sounds_like
@@ -62,6 +63,21 @@ Env = dict[str, Any]
 MOST_EVALUATIONS = 20_000
 
 
+T = TypeVar("T")
+
+
+def once_per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
+    """Keep what a function returns with the script, for several checks that ask."""
+
+    @wraps(function)
+    def ask(script: Script) -> T:
+        if function not in script.memory:
+            script.memory[function] = function(script)
+        return cast(T, script.memory[function])
+
+    return ask
+
+
 class Script(Facts):
     """The facts about a script, and what its values mean in a job of two ranks."""
 
@@ -72,6 +88,7 @@ class Script(Facts):
         self._evaluating: set[Any] = set()
         self._cuts, self._budget = 0, MOST_EVALUATIONS
         self._natures: dict[ast.AST, str] = {}
+        self.memory: dict[Any, Any] = {}
         self._reduced: dict[Scope, set[str | None]] = {}
         self._reached: dict[Scope, list[Call]] = {}
 
@@ -624,10 +641,12 @@ class Script(Facts):
             values = [self.nature(one, call.function, depth + 2) for one in call.function.returns]
             return worst(values) if values else "same"
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if call.receiver is not None and not call.target.startswith(_PURE):
-            given.append(call.receiver)
-        elif not call.target.startswith(_PURE):
+        if call.target and not call.target.startswith(_PURE):
             return "unknown"
+        if not call.target:
+            if call.receiver is None:
+                return "unknown"
+            given.append(call.receiver)
         return worst([self.nature(one, scope, depth + 1) for one in given])
 
     def ingredients(

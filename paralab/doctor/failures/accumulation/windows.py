@@ -10,13 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from paralab.doctor.static.facts import Call, If, Loop, With
 from paralab.doctor.static.names import COLLECTIVES
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import code
-from paralab.doctor.static.script import Env, Script
+from paralab.doctor.static.script import Env, Script, once_per_script
 from paralab.doctor.static.sizes import batches
 from paralab.doctor.static.timeline import Chain, Event, Timelines, condition, excludes, extra_tests
 
@@ -26,7 +25,7 @@ ASSUMED = 4  # micro-batches per step, if the script does not show the number
 RESTARTS = -1  # the counter starts again after each step
 
 
-@lru_cache(maxsize=2)  # several checks ask
+@once_per_script
 def timelines(script: Script) -> list[list[Event]]:
     """Forward passes of DDP models, backward, steps, and exchanges by hand, in order."""
     forwards = {
@@ -239,7 +238,7 @@ def quiet(
     return None
 
 
-@lru_cache(maxsize=2)
+@once_per_script
 def windows(script: Script) -> list[Window]:
     """Every step that adds up several backward passes."""
     found: dict[Call, Window] = {}  # one for each backward pass

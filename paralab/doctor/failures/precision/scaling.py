@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
 
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import AUTOCAST, SCALER
 from paralab.doctor.static.project import Scope, dotted_key
-from paralab.doctor.static.script import Script
+from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
 
 CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
@@ -18,7 +17,7 @@ _HARMLESS = ("builtins.", "torch.", "logging.")
 HALF = frozenset({"torch.float16", "torch.half"})
 
 
-@lru_cache(maxsize=2)  # several checks ask
+@once_per_script
 def timelines(script: Script) -> list[list[Event]]:
     """The scaler's calls, backward, clipping, and optimizer steps, in the order they run."""
     methods = ("scale", "unscale_", "step", "update", "backward", *CLIPS)
