@@ -91,7 +91,8 @@ def unsynchronized_boundary(script: Script) -> Iterator[Finding]:
         if any(one.is_apart and one.loop == window.loop for one in windows(script)):
             continue
         size = window.number or ASSUMED
-        for length in [window.length] if window.length else [2 * size, 2 * size + 1]:
+        known = window.length is not None and window.length >= size  # else it counts across epochs
+        for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
             if turn is None or averaged_by(script, window.step) == "":
                 continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, If, Loop, With
 from paralab.doctor.static.names import COLLECTIVES
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope, dotted_key, position
 from paralab.doctor.static.report import code
 from paralab.doctor.static.script import Env, Script, once_per_script
 from paralab.doctor.static.sizes import batches
@@ -178,23 +178,41 @@ class Window:
         inside = list(event.path)
         inside = inside[inside.index(self.loop) + 1 :] if self.loop in inside else []
         truths = [
-            self.script.decide(item, event.scope_at(chain), 0, self.env_at(event, chain, env))
+            self.script.decide(
+                item, event.scope_at(chain), 0, self.env_at(event, chain, env, item.node)
+            )
             for chain, item in inside
             if isinstance(item, If)
         ]
         return False if False in truths else None if None in truths else True
 
-    def env_at(self, event: Event, chain: Chain, env: Env) -> Env:
-        """The same in a function that the loop calls."""
+    def env_at(self, event: Event, chain: Chain, env: Env, node: ast.AST) -> Env:
+        """The same at one place: above the line that counts, or in a function that the loop calls."""
+        if chain == self.loop[0] and self.start == 1 and self._is_above_the_count(node):
+            env = {**env, self.counter: env[self.counter] - 1}
         for call in chain[len(self.loop[0]) :]:
             if call.function is not None:
                 env = self.script.bind(call, call.function, 0, env)
         return env
 
+    def _is_above_the_count(self, node: ast.AST) -> bool:
+        """Is a place above `counter += 1` in the loop?"""
+        counts = [
+            one
+            for one in ast.walk(self.loop[1].node)
+            if isinstance(one, ast.AugAssign) and dotted_key(one.target) == self.counter
+        ]
+        return len(counts) == 1 and position(node) < position(counts[0])
+
     def is_quiet(self, event: Event, env: Env) -> bool | None:
         """Does a call run under `no_sync` in this iteration?"""
         found = [
-            quiet(self.script, item.item, event.scope_at(chain), self.env_at(event, chain, env))
+            quiet(
+                self.script,
+                item.item,
+                event.scope_at(chain),
+                self.env_at(event, chain, env, item.node),
+            )
             for chain, item in event.path
             if isinstance(item, With)
         ]
