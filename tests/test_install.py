@@ -91,6 +91,8 @@ def plain(tmp_path_factory):
     shutil.copytree(
         ROOT / "paralab", source / "paralab", ignore=shutil.ignore_patterns("__pycache__")
     )
+    for name in ("practicals", "examples"):
+        shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = "import setuptools.build_meta as backend; backend.build_wheel('..')"

@@ -161,6 +161,11 @@ def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
 def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
     """What has buffers in a model: in words, "" if certainly nothing, None if unknown."""
     known = True
+    made = (
+        {id(call.made or call.target) for call in script.makers(model, scope)} if model else set()
+    )
+    if len(made) > 1:
+        return None  # a factory: nobody knows which model this is
     for call in layers(script, model, scope):
         if call is None:
             known = False

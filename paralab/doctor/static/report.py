@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import Script
 
@@ -45,10 +45,23 @@ def found(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
-    if severity == "error" and _in_test(where):
+    if severity == "error" and (_in_test(where) or not _is_reached(script, where)):
         severity = "suspect"  # tests provoke failures on purpose
     file = shown(script, where.module)
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
+
+
+def _is_reached(script: Script, where: At) -> bool:
+    """Is every test around a place decided, about the rank, or about a counter?"""
+    scope = where.module.scope_of(where.node)
+    return all(
+        script.decide(way, scope, None) is True
+        or script.differs(way.test, scope)
+        or script.nature(way.test, scope) == "rank"
+        or script.counts(way.test, scope)
+        for way in script.context(where.node, where.module)
+        if isinstance(way, If) and not way.exits
+    )
 
 
 def _in_test(where: At) -> bool:

@@ -532,6 +532,13 @@ class Script(Facts):
                 self._natures[node] = self._find_nature(node, scope, depth)
         return self._natures[node]
 
+    def counts(self, test: ast.AST, scope: Scope) -> bool:
+        """Is a test about a counter, such as `step % 10 == 0`? It is true at some time."""
+        return any(
+            isinstance(one, (ast.Name, ast.Attribute)) and self.is_kind(one, scope, "counter")
+            for one in ast.walk(test)
+        ) and self.comes_true(test, scope)
+
     def comes_true(self, test: ast.AST, scope: Scope, depth: int = 0) -> bool:
         """Is a test that ranks agree on true at some time: about a counter, or a user's option?"""
         names = [

@@ -244,8 +244,7 @@ class _Walk:
         """Do the parts of the test that the rank does not decide hold on all ranks at some time?"""
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
         return all(
-            self.script.nature(part, scope) in ("same", "rank")
-            and self.script.comes_true(part, scope)
+            self.script.nature(part, scope) == "rank" or self.script.counts(part, scope)
             for part in parts
         )
 

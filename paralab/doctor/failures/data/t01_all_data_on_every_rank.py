@@ -19,6 +19,7 @@ from paralab.doctor.failures.data.uses import Use, uses
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import If
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
@@ -60,6 +61,8 @@ def no_sampler(script: Script) -> Iterator[Finding]:
             for place, name in ((3, "sampler"), (4, "batch_sampler"))
         ):
             continue
+        if any(script.differs(way.test, loader.scope) for way in loader.inside(If)):
+            continue  # only one rank has it
         if loader not in linked and (
             is_for_evaluation(script, loader) or "train" not in code(data)
         ):

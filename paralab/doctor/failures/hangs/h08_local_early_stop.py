@@ -116,10 +116,10 @@ def _fork(script: Script, fork: Fork, way: Way) -> Iterator[tuple[Finding, ast.A
         waits = other if leave.how == "continue" else [one for loop in loops for one in loop.body]
         meet = _first_meet(waits)
         if meet is not None and not (leave.how == "continue" and _meet_in(branch, meet)):
-            yield (
-                _finding(script, leave.node, fork.scope, fork.test, meet, sure, flag),
-                leave.node,
-            )
+            # `continue` often skips what never happens, such as an empty batch.
+            certain = sure and leave.how != "continue"
+            finding = _finding(script, leave.node, fork.scope, fork.test, meet, certain, flag)
+            yield finding, leave.node
 
 
 def _first_meet(nodes: list[Node]) -> Meet | None:
