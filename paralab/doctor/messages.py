@@ -63,8 +63,9 @@ def _patterns(kinds: tuple[str, ...]) -> list[tuple[Entry, Message, re.Pattern[s
 def find_message(
     text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
 ) -> Known | None:
-    """The first message of the catalog that occurs in a text. `lines`: the rest of the log."""
-    for entry, message, pattern in _patterns(kinds):
+    """The first message of the catalog that occurs in a text: causes before notes, which torch may
+    print behind an exception. `lines`: the rest of the log."""
+    for entry, message, pattern in sorted(_patterns(kinds), key=lambda one: one[1].kind == "note"):
         if (match := pattern.search(text)) and (
             not message.beside or any(re.search(message.beside, line.text) for line in lines)
         ):

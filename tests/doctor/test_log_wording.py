@@ -69,6 +69,17 @@ DUMP = "Received a dump signal due to a collective timeout from rank 1 and we wi
             [("H11", "error", None)],
         ),
         ("RuntimeError: CUDA error: invalid device ordinal\n", [("L03", "error", None)]),
+        (  # torch prints its note right behind the exception
+            "[rank0]: Traceback (most recent call last):\n"
+            '[rank0]:   File "/u/train.py", line 18, in main\n'
+            "[rank0]:     model = DDP(net)\n"
+            "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93\n"
+            "[rank0]: Last error:\n"
+            "[rank0]: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60\n"
+            "[rank0]:[W1116 20:16:08.195572577 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
+            "destroy_process_group() was not called before program exit, which can leak resources.\n",
+            [("L03", "error", None)],
+        ),
         ("ValueError: bad row, skipping\n" + "step\n" * 9, []),  # printed, and the script went on
     ],
 )

@@ -99,7 +99,10 @@ def arrives(script: Script, way: Way, rank: int) -> Arrival:
                 return Arrival(False)
             if taken is None and one.exits not in ("raise", "exit"):
                 nature = script.nature(one.test, call.scope)
-                agreed = nature == "same" or (isinstance(one.node, ast.While) and nature != "rank")
+                loops = isinstance(one.node, ast.While) and nature != "rank"
+                agreed = loops or (
+                    nature == "same" and (bool(one.exits) or script.counts(one.test, call.scope))
+                )
                 doubt = doubt or (None if agreed else one)
         if following is not None:
             inside = following.scope
