@@ -52,12 +52,12 @@ def found(
 
 
 def _is_reached(script: Script, where: At) -> bool:
-    """Is every test around a place decided, about the rank, or about a counter?"""
+    """Is every test around a place decided, or about the rank, a counter, or the data?"""
     scope = where.module.scope_of(where.node)
     return all(
         script.decide(way, scope, None) is True
         or script.differs(way.test, scope)
-        or script.nature(way.test, scope) == "rank"
+        or script.nature(way.test, scope) in ("rank", "local")
         or script.counts(way.test, scope)
         for way in script.context(where.node, where.module)
         if isinstance(way, If) and not way.exits
