@@ -33,6 +33,7 @@ from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.stack_dump import write_error
 from paralab.record.status_board import NEVER, StatusBoard
+from paralab.record.victims import is_victim
 from paralab.record.writer import EventWriter
 from paralab.worker.clock import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
@@ -45,6 +46,7 @@ from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
 
 EXIT_CODES = {"completed": 0, "stopped": 0, "failed": 1, "interrupted": 130}
+STOP_SECONDS = 0.5  # between the first and the last rank that the launcher stops
 
 
 class Stopped(BaseException):
@@ -143,14 +145,24 @@ def _train_one(
         extras = Extras(**{name: Path(path) for name, path in job["extras"].items()}, policy=policy)
         complete = train(workload, plan, rank, writer, origin, extras, board)
     except BaseException as error:
+        try:
+            trace = traceback.format_exc()
+            stopped = isinstance(error, Stopped)
+            # The launcher stops the ranks one after another, so this rank may lose its connection
+            # to a stopped rank before its own order arrives.
+            if not stopped and is_victim(str(error), trace):
+                time.sleep(STOP_SECONDS)
+        except Stopped:
+            stopped = True
         with suppress(OSError):  # the disk may be full; the launcher also gets the exit code
-            if not isinstance(error, Stopped):
+            if not stopped:
                 kind = "" if isinstance(error, ParalabError) else f"{type(error).__name__}: "
                 detail = their_lines(error, user_folder(plan.workload))
-                trace = traceback.format_exc()
                 emit("error", error=f"{kind}{error}", detail=detail, traceback=trace)
-            emit("end", status="interrupted" if isinstance(error, Stopped) else "failed")
+            emit("end", status="interrupted" if stopped else "failed")
             writer.close()
+        if stopped:
+            raise Stopped from error
         raise
     emit("end", status="completed" if complete else "stopped")
     writer.close()
