@@ -49,15 +49,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Entry:
-    """One way in which parallel training goes wrong. `wrong` and `right` differ only in the fix."""
+    """One way in which parallel training goes wrong. `example` is a diff from wrong to right code:
+    every line begins with "- ", "+ ", or two spaces."""
 
     id: str
     title: str
     symptom: str  # what the user sees
     cause: str
     fix: str
-    wrong: str
-    right: str
+    example: str
     sources: tuple[str, ...] = ()  # owner/repository#number
     silent: bool = False  # no other tool reports it on a plain PyTorch script
     limits: str | None = None  # what no check here can see, and why
@@ -65,6 +65,18 @@ class Entry:
 
     def __post_init__(self) -> None:
         entries[self.id] = self
+
+    @property
+    def wrong(self) -> str:
+        return self._without("+")
+
+    @property
+    def right(self) -> str:
+        return self._without("-")
+
+    def _without(self, sign: str) -> str:
+        lines = self.example.splitlines()
+        return "".join(f"{line[2:]}\n" for line in lines if not line.startswith(sign))
 
 
 def check(*ids: str, source: Source) -> Callable[[Check], Check]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from paralab.doctor.catalog import ENTRIES, GROUPS, checked_ids
 from paralab.doctor.registry import Entry, Source
+from paralab.doctor.show.findings import DIFF_STYLES
 from paralab.show.console import console, fact_table, plain_table, show_table
 
 WAYS: dict[Source, str] = {
@@ -35,15 +36,9 @@ def print_entry(entry: Entry) -> None:
     if entry.sources:
         table.add_row("reported", Text(", ".join(entry.sources)))
     show_table(table)
-    for name, code, other, style in (
-        ("wrong", entry.wrong, entry.right, "red"),
-        ("right", entry.right, entry.wrong, "green"),
-    ):
-        console.print(Text(f"\n{name}", style=f"bold {style}"))
-        for line in code.splitlines():  # color what the fix changes
-            console.print(
-                Text(f"  {line}", style="" if line in other.splitlines() else style), soft_wrap=True
-            )
+    console.print()
+    for line in entry.example.splitlines():
+        console.print(Text(f"  {line}", style=DIFF_STYLES.get(line[:1], "")), soft_wrap=True)
 
 
 def print_titles() -> None:
@@ -70,8 +65,7 @@ def page(entry: Entry) -> str:
         f"**Symptom.** {entry.symptom}",
         f"**Cause.** {entry.cause}",
         f"**Fix.** {entry.fix}",
-        f"Wrong:\n\n```python\n{entry.wrong}```",
-        f"Right:\n\n```python\n{entry.right}```",
+        f"```diff\n{entry.example}```",
     ]
     if entry.silent:
         parts.append(

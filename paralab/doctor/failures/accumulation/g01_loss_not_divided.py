@@ -26,19 +26,13 @@ ENTRY = Entry(
     symptom="No message. The gradient is N times too large for N accumulated passes.",
     cause="Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.",
     fix="Divide the loss by N before `backward`.",
-    wrong="""\
-loss = criterion(model(x), y)
-loss.backward()
-if (i + 1) % N == 0:
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    right="""\
-loss = criterion(model(x), y) / N
-loss.backward()
-if (i + 1) % N == 0:
-    optimizer.step()
-    optimizer.zero_grad()
+    example="""\
+- loss = criterion(model(x), y)
++ loss = criterion(model(x), y) / N
+  loss.backward()
+  if (i + 1) % N == 0:
+      optimizer.step()
+      optimizer.zero_grad()
 """,
     sources=("verl-project/verl#3332",),
     silent=True,

@@ -20,20 +20,14 @@ ENTRY = Entry(
     symptom="Correct results, slow steps: N all-reduces of all gradients instead of one.",
     cause="DDP synchronizes in every backward pass unless it runs under `no_sync()`.",
     fix="Run all passes of a step but the last under `model.no_sync()`.",
-    wrong="""\
-for i, (x, y) in enumerate(loader):
-    (criterion(model(x), y) / N).backward()
-    if (i + 1) % N == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    right="""\
-for i, (x, y) in enumerate(loader):
-    with nullcontext() if (i + 1) % N == 0 else model.no_sync():
-        (criterion(model(x), y) / N).backward()
-    if (i + 1) % N == 0:
-        optimizer.step()
-        optimizer.zero_grad()
+    example="""\
+  for i, (x, y) in enumerate(loader):
+-     (criterion(model(x), y) / N).backward()
++     with nullcontext() if (i + 1) % N == 0 else model.no_sync():
++         (criterion(model(x), y) / N).backward()
+      if (i + 1) % N == 0:
+          optimizer.step()
+          optimizer.zero_grad()
 """,
     sources=(
         "speechbrain/speechbrain#1802",

@@ -23,15 +23,11 @@ ENTRY = Entry(
     symptom="Correct results, but no time saved: every pass still synchronizes.",
     cause="DDP decides in forward whether the next backward synchronizes, and forward runs outside `no_sync()`.",
     fix="Move forward into the block too.",
-    wrong="""\
-loss = criterion(model(x), y) / N
-with model.no_sync():
-    loss.backward()
-""",
-    right="""\
-with model.no_sync():
-    loss = criterion(model(x), y) / N
-    loss.backward()
+    example="""\
+- loss = criterion(model(x), y) / N
+  with model.no_sync():
++     loss = criterion(model(x), y) / N
+      loss.backward()
 """,
     sources=(
         "facebookresearch/ClassyVision#706",

@@ -28,16 +28,13 @@ ENTRY = Entry(
     symptom="No message. The parameters of the ranks drift apart and never come back together.",
     cause="The last pass before the step also runs under `no_sync()`, or the data ends in the middle of a window.",
     fix="Synchronize in the last pass before every step, and in the last batch of the epoch.",
-    wrong="""\
-with model.no_sync():
-    loss = criterion(model(x), y)
-    loss.backward()
-optimizer.step()
-""",
-    right="""\
-loss = criterion(model(x), y)
-loss.backward()
-optimizer.step()
+    example="""\
+- with model.no_sync():
+-     loss = criterion(model(x), y)
+-     loss.backward()
++ loss = criterion(model(x), y)
++ loss.backward()
+  optimizer.step()
 """,
     silent=True,
 )

@@ -10,16 +10,12 @@ ENTRY = Entry(
     symptom="No message. This backward does not synchronize, although it runs outside the block.",
     cause="DDP decides in forward, and forward ran under `no_sync()`.",
     fix="Keep both inside or both outside.",
-    wrong="""\
-with model.no_sync():
-    loss = criterion(model(x), y)
-loss.backward()
-optimizer.step()
-""",
-    right="""\
-loss = criterion(model(x), y)
-loss.backward()
-optimizer.step()
+    example="""\
+- with model.no_sync():
+-     loss = criterion(model(x), y)
++ loss = criterion(model(x), y)
+  loss.backward()
+  optimizer.step()
 """,
     sources=("NVlabs/stylegan2-ada-pytorch#233",),
     silent=True,

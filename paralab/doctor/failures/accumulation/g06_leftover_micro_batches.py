@@ -26,15 +26,11 @@ ENTRY = Entry(
     ),
     cause="The step runs only at multiples of N, and the number of batches is not a multiple.",
     fix="Step after the last batch too, and divide by the number of passes that were accumulated.",
-    wrong="""\
-if (i + 1) % N == 0:
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    right="""\
-if (i + 1) % N == 0 or i + 1 == len(loader):
-    optimizer.step()
-    optimizer.zero_grad()
+    example="""\
+- if (i + 1) % N == 0:
++ if (i + 1) % N == 0 or i + 1 == len(loader):
+      optimizer.step()
+      optimizer.zero_grad()
 """,
     sources=(
         "timoschick/pet#36",

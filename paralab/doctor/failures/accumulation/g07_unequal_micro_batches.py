@@ -16,16 +16,12 @@ ENTRY = Entry(
     symptom="No message. The gradient differs from that of the large batch (19 % off for micro-batches of 3, 3, and 2 samples).",
     cause="A mean of means gives more weight to the samples of a small micro-batch.",
     fix="Weight each micro-batch by its number of samples, or drop the smaller one.",
-    wrong="""\
-for x, y in micro_batches:
-    loss = criterion(model(x), y) / len(micro_batches)
-    loss.backward()
-""",
-    right="""\
-samples = sum(len(x) for x, _ in micro_batches)
-for x, y in micro_batches:
-    loss = criterion(model(x), y) * len(x) / samples
-    loss.backward()
+    example="""\
++ samples = sum(len(x) for x, _ in micro_batches)
+  for x, y in micro_batches:
+-     loss = criterion(model(x), y) / len(micro_batches)
++     loss = criterion(model(x), y) * len(x) / samples
+      loss.backward()
 """,
     sources=("Lightning-AI/pytorch-lightning#19987",),
     silent=True,

@@ -18,17 +18,14 @@ ENTRY = Entry(
     symptom="No message. Tokens of short sequences count more, and the gradient may point elsewhere.",
     cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither knows the counts.",
     fix="Sum the loss, then divide by the number of tokens of the whole step on all ranks, times the world size.",
-    wrong="""\
-for tokens, targets in micro_batches:
-    loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD)
-    (loss / len(micro_batches)).backward()
-""",
-    right="""\
-count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
-dist.all_reduce(count)
-for tokens, targets in micro_batches:
-    loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
-    (loss * dist.get_world_size() / count).backward()
+    example="""\
++ count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
++ dist.all_reduce(count)
+  for tokens, targets in micro_batches:
+-     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD)
+-     (loss / len(micro_batches)).backward()
++     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
++     (loss * dist.get_world_size() / count).backward()
 """,
     sources=(
         "huggingface/transformers#34191",

@@ -22,17 +22,12 @@ ENTRY = Entry(
     symptom="No message. The learning rate falls N times too fast.",
     cause="`scheduler.step()` is outside the branch in which the optimizer steps.",
     fix="Step the scheduler where the optimizer steps.",
-    wrong="""\
-if (i + 1) % N == 0:
-    optimizer.step()
-    optimizer.zero_grad()
-scheduler.step()
-""",
-    right="""\
-if (i + 1) % N == 0:
-    optimizer.step()
-    optimizer.zero_grad()
-    scheduler.step()
+    example="""\
+  if (i + 1) % N == 0:
+      optimizer.step()
+      optimizer.zero_grad()
+- scheduler.step()
++     scheduler.step()
 """,
     sources=("tracel-ai/burn#5695",),
     silent=True,

@@ -26,13 +26,10 @@ ENTRY = Entry(
     symptom='\'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"\'.',
     cause="The checkpoint holds the state of the DDP wrapper, which puts 'module.' before every name.",
     fix="Save `model.module.state_dict()`.",
-    wrong="""\
-model = DistributedDataParallel(net)
-torch.save(model.state_dict(), "net.pt")
-""",
-    right="""\
-model = DistributedDataParallel(net)
-torch.save(model.module.state_dict(), "net.pt")
+    example="""\
+  model = DistributedDataParallel(net)
+- torch.save(model.state_dict(), "net.pt")
++ torch.save(model.module.state_dict(), "net.pt")
 """,
     sources=(
         "pytorch/pytorch#3805",

@@ -28,13 +28,10 @@ ENTRY = Entry(
     symptom="No message. Training continues from random weights.",
     cause="No name matches (they differ by 'module.'), strict=False ignores that, and nobody checks the result.",
     fix="Remove the prefix and load strictly, or check the names that load_state_dict returns.",
-    wrong="""\
-state = torch.load("net.pt", map_location="cpu")
-net.load_state_dict(state, strict=False)
-""",
-    right="""\
-state = torch.load("net.pt", map_location="cpu")
-net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
+    example="""\
+  state = torch.load("net.pt", map_location="cpu")
+- net.load_state_dict(state, strict=False)
++ net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
 """,
     sources=("pytorch/examples#1029",),
     silent=True,

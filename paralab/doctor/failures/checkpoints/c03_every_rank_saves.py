@@ -25,14 +25,12 @@ ENTRY = Entry(
     symptom="Once in a while a checkpoint cannot be read: 'PytorchStreamReader failed reading file'.",
     cause="All ranks truncate and write the same file at the same time.",
     fix="Save on rank 0 only, rename the finished file into place, and let the other ranks wait.",
-    wrong="""\
-torch.save(model.module.state_dict(), "net.pt")
-""",
-    right="""\
-if dist.get_rank() == 0:
-    torch.save(model.module.state_dict(), "net.pt.new")
-    os.replace("net.pt.new", "net.pt")
-dist.barrier()
+    example="""\
+- torch.save(model.module.state_dict(), "net.pt")
++ if dist.get_rank() == 0:
++     torch.save(model.module.state_dict(), "net.pt.new")
++     os.replace("net.pt.new", "net.pt")
++ dist.barrier()
 """,
     sources=("DLLXW/baby-llama2-chinese#56", "MLI-lab/DeepDeWedge#41", "pytorch/pytorch#73168"),
     silent=True,

@@ -24,11 +24,9 @@ ENTRY = Entry(
     symptom="Every rank puts a copy of the checkpoint on GPU 0, which then runs out of memory.",
     cause="torch.load puts tensors back on the device they were saved from, usually rank 0's.",
     fix="Pass `map_location='cpu'`, or the rank's own device.",
-    wrong="""\
-state = torch.load("net.pt")
-""",
-    right="""\
-state = torch.load("net.pt", map_location="cpu")
+    example="""\
+- state = torch.load("net.pt")
++ state = torch.load("net.pt", map_location="cpu")
 """,
     limits="Only visible on GPUs.",
 )

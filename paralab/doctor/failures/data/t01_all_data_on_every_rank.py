@@ -30,12 +30,10 @@ ENTRY = Entry(
     symptom="No message. An epoch takes as long as on one device, and every sample is used once per rank.",
     cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
     fix="Pass `sampler=DistributedSampler(data)`.",
-    wrong="""\
-loader = DataLoader(data, batch_size=32, shuffle=True)
-""",
-    right="""\
-sampler = DistributedSampler(data, shuffle=True)
-loader = DataLoader(data, batch_size=32, sampler=sampler)
+    example="""\
+- loader = DataLoader(data, batch_size=32, shuffle=True)
++ sampler = DistributedSampler(data, shuffle=True)
++ loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
     sources=(
         "Lightning-AI/pytorch-lightning#91",

@@ -31,16 +31,11 @@ ENTRY = Entry(
     symptom="No message. Every epoch has the same batches in the same order.",
     cause="DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.",
     fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
-    wrong="""\
-sampler = DistributedSampler(data)
-for epoch in range(10):
-    train(loader)
-""",
-    right="""\
-sampler = DistributedSampler(data)
-for epoch in range(10):
-    sampler.set_epoch(epoch)
-    train(loader)
+    example="""\
+  sampler = DistributedSampler(data)
+  for epoch in range(10):
++     sampler.set_epoch(epoch)
+      train(loader)
 """,
     sources=(
         "pytorch/pytorch#31771",

@@ -16,13 +16,11 @@ ENTRY = Entry(
     symptom="'sampler option is mutually exclusive with shuffle'.",
     cause="The sampler decides the order, so the DataLoader must not shuffle.",
     fix="Let the sampler shuffle.",
-    wrong="""\
-sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
-""",
-    right="""\
-sampler = DistributedSampler(data, shuffle=True)
-loader = DataLoader(data, batch_size=32, sampler=sampler)
+    example="""\
+- sampler = DistributedSampler(data)
+- loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
++ sampler = DistributedSampler(data, shuffle=True)
++ loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
     messages=(
         Message(

@@ -24,18 +24,14 @@ ENTRY = Entry(
     symptom="No message. Every rank, and every loader worker, yields each sample.",
     cause="No sampler can divide an IterableDataset. Its __iter__ must, but this one ignores rank and worker.",
     fix="In __iter__, take every n-th sample, where n = ranks × workers.",
-    wrong="""\
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from read(self.path)
-""",
-    right="""\
-class Stream(IterableDataset):
-    def __iter__(self):
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        first = dist.get_rank() * workers + number
-        yield from islice(read(self.path), first, None, dist.get_world_size() * workers)
+    example="""\
+  class Stream(IterableDataset):
+      def __iter__(self):
+-         yield from read(self.path)
++         worker = get_worker_info()
++         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
++         first = dist.get_rank() * workers + number
++         yield from islice(read(self.path), first, None, dist.get_world_size() * workers)
 """,
     sources=(
         "huggingface/datasets#5360",

@@ -24,13 +24,10 @@ ENTRY = Entry(
     symptom="The accuracy depends on the number of ranks.",
     cause="DistributedSampler repeats samples until all ranks have the same number. These are evaluated twice.",
     fix="Divide the evaluation without padding, and all-reduce sums and counts.",
-    wrong="""\
-test_sampler = DistributedSampler(test_data, shuffle=False)
-test_loader = DataLoader(test_data, sampler=test_sampler)
-""",
-    right="""\
-test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())
-test_loader = DataLoader(test_data, sampler=test_sampler)
+    example="""\
+- test_sampler = DistributedSampler(test_data, shuffle=False)
++ test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())
+  test_loader = DataLoader(test_data, sampler=test_sampler)
 """,
     sources=(
         "pytorch/pytorch#25162",

@@ -21,15 +21,11 @@ ENTRY = Entry(
     ),
     cause="The model computes the loss, DataParallel returns one per GPU, and backward needs a single number.",
     fix="Call `loss.mean().backward()`.",
-    wrong="""\
-model = nn.DataParallel(net_that_returns_its_loss)
-loss = model(x, y)
-loss.backward()
-""",
-    right="""\
-model = nn.DataParallel(net_that_returns_its_loss)
-loss = model(x, y).mean()
-loss.backward()
+    example="""\
+  model = nn.DataParallel(net_that_returns_its_loss)
+- loss = model(x, y)
++ loss = model(x, y).mean()
+  loss.backward()
 """,
     sources=(
         "Lightning-AI/pytorch-lightning#249",

@@ -15,13 +15,11 @@ ENTRY = Entry(
     symptom="GPU 0 runs out of memory while the others have room.",
     cause="GPU 0 gathers all outputs and holds the parameters, gradients, and optimizer state.",
     fix="Use DistributedDataParallel, or compute the loss inside forward so that only one number per GPU is gathered.",
-    wrong="""\
-model = nn.DataParallel(net)
-loss = criterion(model(x), y)
-""",
-    right="""\
-model = nn.DataParallel(WithLoss(net, criterion))
-loss = model(x, y).mean()
+    example="""\
+- model = nn.DataParallel(net)
+- loss = criterion(model(x), y)
++ model = nn.DataParallel(WithLoss(net, criterion))
++ loss = model(x, y).mean()
 """,
     limits="Needs GPUs whose memory can be read.",
 )

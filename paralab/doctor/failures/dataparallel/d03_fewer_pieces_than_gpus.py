@@ -24,13 +24,10 @@ ENTRY = Entry(
     symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
     cause="Pieces are rounded up: 9 samples over 4 GPUs make 3 + 3 + 3, and the fourth GPU gets none.",
     fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
-    wrong="""\
-model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
-loader = DataLoader(data, batch_size=9)
-""",
-    right="""\
-model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
-loader = DataLoader(data, batch_size=8, drop_last=True)
+    example="""\
+  model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
+- loader = DataLoader(data, batch_size=9)
++ loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
     sources=(
         "pytorch/pytorch#15161",

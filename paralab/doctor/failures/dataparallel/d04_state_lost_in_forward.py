@@ -19,23 +19,15 @@ ENTRY = Entry(
     symptom="No message. Counters and statistics that forward updates on self never change.",
     cause="forward runs on replicas that are thrown away. Only in-place changes of buffers on the first GPU survive.",
     fix="Use DistributedDataParallel, or return the value and update it outside.",
-    wrong="""\
-class Net(nn.Module):
-    def forward(self, x):
-        self.seen = self.seen + len(x)
-        return self.layer(x)
+    example="""\
+  class Net(nn.Module):
+      def forward(self, x):
+          self.seen = self.seen + len(x)
+          return self.layer(x)
 
 
-model = nn.DataParallel(Net())
-""",
-    right="""\
-class Net(nn.Module):
-    def forward(self, x):
-        self.seen = self.seen + len(x)
-        return self.layer(x)
-
-
-model = DistributedDataParallel(Net())
+- model = nn.DataParallel(Net())
++ model = DistributedDataParallel(Net())
 """,
     sources=("pytorch/pytorch#1051",),
     silent=True,

@@ -19,13 +19,10 @@ ENTRY = Entry(
     symptom="\"'DataParallel' object has no attribute 'weight'\".",
     cause="The wrapper is another module, and the model is its `.module`.",
     fix="Read `model.module.weight`.",
-    wrong="""\
-model = nn.DataParallel(net)
-print(model.weight.norm())
-""",
-    right="""\
-model = nn.DataParallel(net)
-print(model.module.weight.norm())
+    example="""\
+  model = nn.DataParallel(net)
+- print(model.weight.norm())
++ print(model.module.weight.norm())
 """,
     messages=(
         Message(

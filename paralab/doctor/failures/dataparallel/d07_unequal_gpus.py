@@ -15,11 +15,9 @@ ENTRY = Entry(
     symptom="'There is an imbalance between your GPUs. You may want to exclude GPU …'.",
     cause="Every GPU gets an equal share, so the weakest limits step time and batch size.",
     fix="List only equal GPUs in device_ids.",
-    wrong="""\
-model = nn.DataParallel(net)
-""",
-    right="""\
-model = nn.DataParallel(net, device_ids=[0, 1])
+    example="""\
+- model = nn.DataParallel(net)
++ model = nn.DataParallel(net, device_ids=[0, 1])
 """,
     limits="Needs unequal GPUs; found in logs and by preflight.",
     messages=(

@@ -29,13 +29,11 @@ ENTRY = Entry(
         "Give every rank the same number of batches (DistributedSampler, drop_last), or train "
         "inside `with model.join():`."
     ),
-    wrong="""\
-mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
-loader = DataLoader(mine, batch_size=32)
-""",
-    right="""\
-mine = DistributedSampler(data, drop_last=True)
-loader = DataLoader(data, batch_size=32, sampler=mine)
+    example="""\
+- mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+- loader = DataLoader(mine, batch_size=32)
++ mine = DistributedSampler(data, drop_last=True)
++ loader = DataLoader(data, batch_size=32, sampler=mine)
 """,
     sources=(
         "pytorch/pytorch#33148",

@@ -13,17 +13,13 @@ ENTRY = Entry(
     ),
     cause="A `return` or `sys.exit(0)` is reached by one rank only, while the others still have collectives to do.",
     fix="Let all ranks leave at the same place; what one rank alone does must not end its process.",
-    wrong="""\
-if dist.get_rank() == 0 and os.path.exists("done"):
-    sys.exit(0)
-train(model, loader)
-""",
-    right="""\
-done = torch.tensor(os.path.exists("done"), dtype=torch.int)
-dist.broadcast(done, src=0)
-if done:
-    sys.exit(0)
-train(model, loader)
+    example="""\
+- if dist.get_rank() == 0 and os.path.exists("done"):
++ done = torch.tensor(os.path.exists("done"), dtype=torch.int)
++ dist.broadcast(done, src=0)
++ if done:
+      sys.exit(0)
+  train(model, loader)
 """,
     sources=("pytorch/pytorch#122358",),
     messages=(

@@ -26,15 +26,11 @@ ENTRY = Entry(
         "The collective stands in a branch that only one rank enters (`if rank == 0:`), and it needs every rank of the group."
     ),
     fix="Call the collective on all ranks, and keep only the local work (printing, writing) in the branch.",
-    wrong="""\
-if dist.get_rank() == 0:
-    dist.all_reduce(loss)
-    print(loss.item())
-""",
-    right="""\
-dist.all_reduce(loss)
-if dist.get_rank() == 0:
-    print(loss.item())
+    example="""\
++ dist.all_reduce(loss)
+  if dist.get_rank() == 0:
+-     dist.all_reduce(loss)
+      print(loss.item())
 """,
     sources=("alan-turing-institute/autocast#386",),
 )

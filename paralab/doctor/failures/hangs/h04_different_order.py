@@ -12,17 +12,15 @@ ENTRY = Entry(
         "Collectives meet by their number, not by their name: the first call of one rank meets the first call of every other."
     ),
     fix="Take the same path through the collectives on every rank.",
-    wrong="""\
-if dist.get_rank() == 0:
-    dist.broadcast(weights, src=0)
-    dist.all_reduce(loss)
-else:
-    dist.all_reduce(loss)
-    dist.broadcast(weights, src=0)
-""",
-    right="""\
-dist.broadcast(weights, src=0)
-dist.all_reduce(loss)
+    example="""\
+- if dist.get_rank() == 0:
+-     dist.broadcast(weights, src=0)
+-     dist.all_reduce(loss)
+- else:
+-     dist.all_reduce(loss)
+-     dist.broadcast(weights, src=0)
++ dist.broadcast(weights, src=0)
++ dist.all_reduce(loss)
 """,
     sources=(
         "pytorch/pytorch#22071",

@@ -16,15 +16,12 @@ ENTRY = Entry(
         "another number of classes breaks that."
     ),
     fix="Pad to the largest size, use all_gather_object, or drop the last, shorter batch.",
-    wrong="""\
-outputs = model(last_batch)
-parts = [torch.empty_like(outputs) for _ in range(dist.get_world_size())]
-dist.all_gather(parts, outputs)
-""",
-    right="""\
-outputs = model(last_batch)
-parts = [None for _ in range(dist.get_world_size())]
-dist.all_gather_object(parts, outputs.cpu())
+    example="""\
+  outputs = model(last_batch)
+- parts = [torch.empty_like(outputs) for _ in range(dist.get_world_size())]
+- dist.all_gather(parts, outputs)
++ parts = [None for _ in range(dist.get_world_size())]
++ dist.all_gather_object(parts, outputs.cpu())
 """,
     sources=("pytorch/pytorch#79901",),
     messages=(

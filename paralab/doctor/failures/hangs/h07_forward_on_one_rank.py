@@ -13,15 +13,11 @@ ENTRY = Entry(
     ),
     cause="DDP's forward broadcasts the buffers from rank 0, in eval mode and under no_grad too, and only rank 0 has come.",
     fix="Validate on all ranks, or call `model.module` in the branch of rank 0.",
-    wrong="""\
-if dist.get_rank() == 0:
-    with torch.no_grad():
-        predicted = model(x)
-""",
-    right="""\
-if dist.get_rank() == 0:
-    with torch.no_grad():
-        predicted = model.module(x)
+    example="""\
+  if dist.get_rank() == 0:
+      with torch.no_grad():
+-         predicted = model(x)
++         predicted = model.module(x)
 """,
     sources=(
         "pytorch/pytorch#53979",

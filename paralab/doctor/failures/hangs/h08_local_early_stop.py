@@ -30,15 +30,12 @@ ENTRY = Entry(
     symptom="One rank leaves the loop. The others time out one step later.",
     cause="Every rank compares the loss of its own batches, so the ranks decide differently.",
     fix="All-reduce the metric, or broadcast rank 0's decision, before any rank stops.",
-    wrong="""\
-if loss.item() < 0.01:
-    break
-""",
-    right="""\
-total = loss.detach().clone()
-dist.all_reduce(total)
-if total.item() / dist.get_world_size() < 0.01:
-    break
+    example="""\
+- if loss.item() < 0.01:
++ total = loss.detach().clone()
++ dist.all_reduce(total)
++ if total.item() / dist.get_world_size() < 0.01:
+      break
 """,
     sources=(
         "Lightning-AI/pytorch-lightning#379",

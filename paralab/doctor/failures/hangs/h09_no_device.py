@@ -23,15 +23,12 @@ ENTRY = Entry(
         "first collective has to guess."
     ),
     fix="Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.",
-    wrong="""\
-dist.init_process_group("nccl")
-dist.barrier()
-""",
-    right="""\
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-torch.cuda.set_device(device)
-dist.init_process_group("nccl", device_id=device)
-dist.barrier()
+    example="""\
+- dist.init_process_group("nccl")
++ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
++ torch.cuda.set_device(device)
++ dist.init_process_group("nccl", device_id=device)
+  dist.barrier()
 """,
     sources=(
         "pytorch/pytorch#134617",

@@ -28,13 +28,11 @@ ENTRY = Entry(
         "Compare 'last enqueued' of all ranks: look at the rank with the smallest number. "
         "Keep one log per rank, and turn on the flight recorder."
     ),
-    wrong="""\
-subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
-""",
-    right="""\
-recorder = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-command = ["torchrun", "--nproc_per_node=8", "--redirects=3", "--log-dir=logs", "train.py"]
-subprocess.run(command, env={**os.environ, **recorder})
+    example="""\
+- subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
++ recorder = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
++ command = ["torchrun", "--nproc_per_node=8", "--redirects=3", "--log-dir=logs", "train.py"]
++ subprocess.run(command, env={**os.environ, **recorder})
 """,
     sources=(
         "pytorch/pytorch#118369",

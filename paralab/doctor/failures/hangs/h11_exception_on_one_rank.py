@@ -22,23 +22,16 @@ ENTRY = Entry(
         "consequences."
     ),
     fix=("Fix the first error that is not a lost connection. `@record` makes torchrun print it."),
-    wrong="""\
-def main():
-    train()
+    example="""\
++ from torch.distributed.elastic.multiprocessing.errors import record
++
++
++ @record
+  def main():
+      train()
 
 
-main()
-""",
-    right="""\
-from torch.distributed.elastic.multiprocessing.errors import record
-
-
-@record
-def main():
-    train()
-
-
-main()
+  main()
 """,
     messages=(
         Message(

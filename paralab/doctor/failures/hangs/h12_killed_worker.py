@@ -26,13 +26,11 @@ ENTRY = Entry(
         "Use less host memory (fewer loader workers, no copy of the data per rank, less "
         "pinned memory), or ask for more."
     ),
-    wrong="""\
-samples = [load(path) for path in paths]
-loader = DataLoader(samples, batch_size=32, num_workers=16)
-""",
-    right="""\
-samples = LoadedWhenNeeded(paths)
-loader = DataLoader(samples, batch_size=32, num_workers=2)
+    example="""\
+- samples = [load(path) for path in paths]
+- loader = DataLoader(samples, batch_size=32, num_workers=16)
++ samples = LoadedWhenNeeded(paths)
++ loader = DataLoader(samples, batch_size=32, num_workers=2)
 """,
     sources=(
         "lmzpai/roboMamba#10",

@@ -24,17 +24,12 @@ ENTRY = Entry(
         "tokenizes."
     ),
     fix=("Prepare the data before the job, or pass a long enough `timeout` to init_process_group."),
-    wrong="""\
-dist.init_process_group("nccl")
-if dist.get_rank() == 0:
-    download("https://example.org/corpus")
-dist.barrier()
-""",
-    right="""\
-dist.init_process_group("nccl", timeout=timedelta(hours=3))
-if dist.get_rank() == 0:
-    download("https://example.org/corpus")
-dist.barrier()
+    example="""\
+- dist.init_process_group("nccl")
++ dist.init_process_group("nccl", timeout=timedelta(hours=3))
+  if dist.get_rank() == 0:
+      download("https://example.org/corpus")
+  dist.barrier()
 """,
     sources=(
         "JIA-Lab-research/LongLoRA#45",

@@ -16,16 +16,13 @@ ENTRY = Entry(
         "the ranks reduce different gradients."
     ),
     fix="Set `find_unused_parameters=True`, or use every branch with a term of weight 0.",
-    wrong="""\
-hidden = self.text(tokens)
-if images is not None:
-    hidden = hidden + self.vision(images)
-""",
-    right="""\
-hidden = self.text(tokens)
-seen = images if images is not None else torch.zeros(len(tokens), 3, 32, 32)
-weight = float(images is not None)
-hidden = hidden + weight * self.vision(seen)
+    example="""\
+  hidden = self.text(tokens)
+- if images is not None:
+-     hidden = hidden + self.vision(images)
++ seen = images if images is not None else torch.zeros(len(tokens), 3, 32, 32)
++ weight = float(images is not None)
++ hidden = hidden + weight * self.vision(seen)
 """,
     sources=("modelscope/ms-swift#9443", "pytorch/pytorch#22049"),
 )

@@ -12,12 +12,10 @@ ENTRY = Entry(
         "PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs."
     ),
     fix="Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.",
-    wrong="""\
-subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    right="""\
-around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
-subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
+    example="""\
+- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
++ around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
 """,
     sources=(
         "NVIDIA/nccl#631",

@@ -24,11 +24,9 @@ ENTRY = Entry(
         "Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the "
         "rank without an error."
     ),
-    wrong="""\
-subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    right="""\
-subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
+    example="""\
+- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
++ subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
 """,
     sources=(
         "yangjianxin1/Firefly#171",

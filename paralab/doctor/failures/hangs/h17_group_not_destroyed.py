@@ -22,14 +22,11 @@ ENTRY = Entry(
     ),
     cause="The script never calls destroy_process_group, or only some ranks reach the call.",
     fix="Call it on every rank when training ends, best in a `finally`.",
-    wrong="""\
-train(model, loader)
-if dist.get_rank() == 0:
-    dist.destroy_process_group()
-""",
-    right="""\
-train(model, loader)
-dist.destroy_process_group()
+    example="""\
+  train(model, loader)
+- if dist.get_rank() == 0:
+-     dist.destroy_process_group()
++ dist.destroy_process_group()
 """,
     sources=("pytorch/pytorch#75097", "pytorch/pytorch#126275", "pytorch/pytorch#122358"),
     limits="Only NCCL prints the warning. gloo exits quietly.",

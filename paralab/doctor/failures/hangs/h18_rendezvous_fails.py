@@ -36,12 +36,10 @@ ENTRY = Entry(
         "Start as many ranks as WORLD_SIZE says, all with the same reachable MASTER_ADDR and "
         "MASTER_PORT. torchrun does that."
     ),
-    wrong="""\
-around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
-subprocess.run(["python", "train.py"], env=around)
-""",
-    right="""\
-subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
+    example="""\
+- around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+- subprocess.run(["python", "train.py"], env=around)
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
     messages=(
         Message(

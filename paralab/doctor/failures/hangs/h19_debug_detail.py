@@ -33,19 +33,13 @@ ENTRY = Entry(
         "Use INFO. To find mismatched collectives, use the flight recorder or `paralab doctor "
         "-- COMMAND`."
     ),
-    wrong="""\
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-import torch  # reads it
+    example="""\
+- os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
++ os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+  import torch  # reads it
 
-dist.init_process_group("gloo")
-model = DistributedDataParallel(model)
-""",
-    right="""\
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
-import torch  # reads it
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(model)
+  dist.init_process_group("gloo")
+  model = DistributedDataParallel(model)
 """,
     sources=(
         "pytorch/pytorch#148976",

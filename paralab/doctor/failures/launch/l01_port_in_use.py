@@ -17,13 +17,10 @@ ENTRY = Entry(
     symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
     cause="Another job, a leftover process, or another rank of this job listens on the same port.",
     fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank serve a store.",
-    wrong="""\
-os.environ["MASTER_PORT"] = "29500"
-dist.init_process_group("gloo", rank=rank, world_size=2)
-""",
-    right="""\
-os.environ["MASTER_PORT"] = str(port_that_is_free)
-dist.init_process_group("gloo", rank=rank, world_size=2)
+    example="""\
+- os.environ["MASTER_PORT"] = "29500"
++ os.environ["MASTER_PORT"] = str(port_that_is_free)
+  dist.init_process_group("gloo", rank=rank, world_size=2)
 """,
     sources=(
         "pytorch/pytorch#126510",

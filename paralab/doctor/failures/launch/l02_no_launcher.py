@@ -14,11 +14,9 @@ ENTRY = Entry(
     symptom="'environment variable RANK expected, but not set'.",
     cause="init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.",
     fix="Start it with torchrun.",
-    wrong="""\
-subprocess.run(["python", "train.py"])
-""",
-    right="""\
-subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
+    example="""\
+- subprocess.run(["python", "train.py"])
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
     messages=(
         Message(

@@ -28,16 +28,12 @@ ENTRY = Entry(
         "Call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and start at most one "
         "rank per GPU."
     ),
-    wrong="""\
-device = torch.device("cuda:0")
-dist.init_process_group("nccl")
-model = DistributedDataParallel(model.to(device))
-""",
-    right="""\
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-torch.cuda.set_device(device)
-dist.init_process_group("nccl")
-model = DistributedDataParallel(model.to(device))
+    example="""\
+- device = torch.device("cuda:0")
++ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
++ torch.cuda.set_device(device)
+  dist.init_process_group("nccl")
+  model = DistributedDataParallel(model.to(device))
 """,
     sources=(
         "Peterande/D-FINE#289",

@@ -20,13 +20,10 @@ ENTRY = Entry(
     symptom="nvidia-smi shows all processes on GPU 0, and only that one runs out of memory.",
     cause="`.cuda()` or torch.load ran before set_device, or the device number is the global instead of the local rank.",
     fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
-    wrong="""\
-model = Net().cuda()
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-""",
-    right="""\
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-model = Net().cuda()
+    example="""\
++ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+  model = Net().cuda()
+- torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """,
     sources=("pytorch/pytorch#159262",),
     limits="Memory shows it only with several GPUs, so only the script is checked.",

@@ -15,11 +15,9 @@ ENTRY = Entry(
     symptom="'Distributed package doesn't have NCCL built in'.",
     cause="torch for CPUs, Windows, or macOS comes with gloo only.",
     fix="Use gloo where there is no GPU, or install the CUDA build.",
-    wrong="""\
-dist.init_process_group("nccl")
-""",
-    right="""\
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    example="""\
+- dist.init_process_group("nccl")
++ dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 """,
     messages=(
         Message(

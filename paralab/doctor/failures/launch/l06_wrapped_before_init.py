@@ -20,13 +20,10 @@ ENTRY = Entry(
     symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
     cause="DistributedDataParallel and DistributedSampler ask the process group for rank and world size, but it does not exist yet.",
     fix="Call init_process_group first.",
-    wrong="""\
-sampler = DistributedSampler(data)
-dist.init_process_group("gloo")
-""",
-    right="""\
-dist.init_process_group("gloo")
-sampler = DistributedSampler(data)
+    example="""\
++ dist.init_process_group("gloo")
+  sampler = DistributedSampler(data)
+- dist.init_process_group("gloo")
 """,
     messages=(
         Message(

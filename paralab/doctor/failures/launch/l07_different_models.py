@@ -23,14 +23,12 @@ ENTRY = Entry(
     symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' the one of rank 0.",
     cause="The architecture depends on something that differs between ranks: the rank itself, random numbers, or the classes in a rank's files.",
     fix="Decide on rank 0 and broadcast the decision.",
-    wrong="""\
-classes = sorted({label for _, label in files_of(rank)})
-model = DistributedDataParallel(Net(len(classes)))
-""",
-    right="""\
-classes = [sorted({label for _, label in all_files()})]
-dist.broadcast_object_list(classes, src=0)
-model = DistributedDataParallel(Net(len(classes[0])))
+    example="""\
+- classes = sorted({label for _, label in files_of(rank)})
+- model = DistributedDataParallel(Net(len(classes)))
++ classes = [sorted({label for _, label in all_files()})]
++ dist.broadcast_object_list(classes, src=0)
++ model = DistributedDataParallel(Net(len(classes[0])))
 """,
     messages=(
         Message(

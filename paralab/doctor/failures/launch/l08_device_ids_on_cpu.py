@@ -21,11 +21,9 @@ ENTRY = Entry(
     ),
     cause="The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.",
     fix="Move the model first; on CPU ranks leave out device_ids.",
-    wrong="""\
-model = DistributedDataParallel(Net(), device_ids=[local_rank])
-""",
-    right="""\
-model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
+    example="""\
+- model = DistributedDataParallel(Net(), device_ids=[local_rank])
++ model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
 """,
     messages=(
         Message(

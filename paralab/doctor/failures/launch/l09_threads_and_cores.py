@@ -19,14 +19,10 @@ ENTRY = Entry(
     symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
     cause="torchrun sets OMP_NUM_THREADS=1 unless it is set; mp.spawn sets nothing, so each rank uses all cores.",
     fix="Use cores ÷ ranks threads per rank.",
-    wrong="""\
-def worker(rank, ranks):
-    train(rank)
-""",
-    right="""\
-def worker(rank, ranks):
-    torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
-    train(rank)
+    example="""\
+  def worker(rank, ranks):
++     torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
+      train(rank)
 """,
     sources=(
         "pytorch/pytorch#22501",

@@ -17,20 +17,14 @@ ENTRY = Entry(
     symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
     cause="The CPU reports AMX, but this virtual machine does not allow its instructions (inferred).",
     fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
-    wrong="""\
-import torch
+    example="""\
++ import os
++
++ os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+  import torch
 
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    loss = model(x).mean()
-""",
-    right="""\
-import os
-
-os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
-import torch
-
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    loss = model(x).mean()
+  with torch.autocast("cpu", dtype=torch.bfloat16):
+      loss = model(x).mean()
 """,
     silent=True,
     limits="Tests cannot provide a CPU that lists AMX but fails on it; found in logs and by preflight.",

@@ -18,11 +18,9 @@ ENTRY = Entry(
     symptom="'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.",
     cause="Workers pass batches through /dev/shm, and a container has only 64 MB of it by default.",
     fix="Start the container with a larger --shm-size or --ipc=host, or use fewer workers.",
-    wrong="""\
-subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    right="""\
-subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
+    example="""\
+- subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
++ subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
     sources=("pytorch/pytorch#5040", "pytorch/pytorch#108861", "NVlabs/Deep_Object_Pose#297"),
     limits="The script does not show the size of /dev/shm; found in logs, runs, and by preflight.",

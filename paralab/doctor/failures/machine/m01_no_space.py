@@ -15,11 +15,9 @@ ENTRY = Entry(
     symptom="Training ends at its first checkpoint: 'No space left on device', 'Permission denied'.",
     cause="The disk is full or belongs to someone else. Many clusters have a quota on the home folder.",
     fix="Save where there is room, set TMPDIR for temporary files, and delete old checkpoints.",
-    wrong="""\
-torch.save(model.state_dict(), "/home/me/last.pt")
-""",
-    right="""\
-torch.save(model.state_dict(), os.path.join(os.environ["SCRATCH"], "last.pt"))
+    example="""\
+- torch.save(model.state_dict(), "/home/me/last.pt")
++ torch.save(model.state_dict(), os.path.join(os.environ["SCRATCH"], "last.pt"))
 """,
 )
 ROOM_BYTES = 2**30  # smaller than many checkpoints

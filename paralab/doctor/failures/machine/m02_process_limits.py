@@ -15,12 +15,9 @@ ENTRY = Entry(
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
     cause="Every tensor that a worker hands over is an open file, and InfiniBand needs locked memory.",
     fix="Set `ulimit -n 65536` and `ulimit -l unlimited`; in a container, --ulimit memlock=-1.",
-    wrong="""\
-subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
-""",
-    right="""\
-resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
-subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
+    example="""\
++ resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
+  subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
 """,
 )
 OPEN_FILES = 1024

@@ -15,13 +15,10 @@ ENTRY = Entry(
     symptom="More ranks make training slower; or the first all-reduce never ends.",
     cause="The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.",
     fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.",
-    wrong="""\
-os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-dist.init_process_group("gloo")
-""",
-    right="""\
-os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
-dist.init_process_group("gloo")
+    example="""\
+- os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
++ os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
+  dist.init_process_group("gloo")
 """,
 )
 AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times

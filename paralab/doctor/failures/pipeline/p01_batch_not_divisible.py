@@ -26,13 +26,10 @@ ENTRY = Entry(
     ),
     cause="The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.",
     fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
-    wrong="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
-loader = DataLoader(data, batch_size=10)
-""",
-    right="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
-loader = DataLoader(data, batch_size=12, drop_last=True)
+    example="""\
+  schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
+- loader = DataLoader(data, batch_size=10)
++ loader = DataLoader(data, batch_size=12, drop_last=True)
 """,
     sources=("pytorch/pytorch#126600", "pytorch/torchtitan#947", "Coobiw/MPP-LLaVA#25"),
     silent=True,

@@ -10,13 +10,10 @@ ENTRY = Entry(
     symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'. Each stage prints something else.",
     cause="The last batch of the epoch has fewer samples than there are micro-batches.",
     fix="Set `drop_last=True`.",
-    wrong="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
-loader = DataLoader(data_of_11_samples, batch_size=8)
-""",
-    right="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
-loader = DataLoader(data_of_11_samples, batch_size=8, drop_last=True)
+    example="""\
+  schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
+- loader = DataLoader(data_of_11_samples, batch_size=8)
++ loader = DataLoader(data_of_11_samples, batch_size=8, drop_last=True)
 """,
     messages=(
         Message(

@@ -16,13 +16,10 @@ ENTRY = Entry(
     symptom="'Number of microbatches (1) must be greater than or equal to the number of stages (2)'.",
     cause="1F1B fills the pipeline with one micro-batch per stage before the first backward.",
     fix="Use at least as many micro-batches as stages; four times as many for a small bubble.",
-    wrong="""\
-stage = PipelineStage(part, rank, num_stages=2, device=device)
-schedule = Schedule1F1B(stage, n_microbatches=1, loss_fn=loss_fn)
-""",
-    right="""\
-stage = PipelineStage(part, rank, num_stages=2, device=device)
-schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
+    example="""\
+  stage = PipelineStage(part, rank, num_stages=2, device=device)
+- schedule = Schedule1F1B(stage, n_microbatches=1, loss_fn=loss_fn)
++ schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
 """,
     messages=(
         Message(

@@ -10,13 +10,10 @@ ENTRY = Entry(
     symptom="A warning about target sizes, and 8 outputs for 7 rows. Then the first stage fails in backward.",
     cause="The last micro-batch has one row, the receive buffer two. The loss broadcasts one against the other.",
     fix="Use equal micro-batches, as for P01.",
-    wrong="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
-loader = DataLoader(data, batch_size=7)
-""",
-    right="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
-loader = DataLoader(data, batch_size=8, drop_last=True)
+    example="""\
+  schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
+- loader = DataLoader(data, batch_size=7)
++ loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
     sources=("pytorch/pytorch#126600",),
     silent=True,

@@ -23,11 +23,9 @@ ENTRY = Entry(
     symptom="No message. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
     cause="A batch in one piece cannot overlap with anything.",
     fix="Use at least four micro-batches per stage.",
-    wrong="""\
-schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
-""",
-    right="""\
-schedule = ScheduleGPipe(stage, n_microbatches=4 * stage.num_stages, loss_fn=loss_fn)
+    example="""\
+- schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
++ schedule = ScheduleGPipe(stage, n_microbatches=4 * stage.num_stages, loss_fn=loss_fn)
 """,
     silent=True,
 )

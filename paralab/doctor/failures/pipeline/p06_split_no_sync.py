@@ -21,18 +21,14 @@ ENTRY = Entry(
         "(Measured with torch 2.13; without other forward passes in between, two blocks do no harm.)"
     ),
     fix="Use one `no_sync()` block around both. torch.distributed.pipelining handles stages under DDP correctly.",
-    wrong="""\
-for number, x in enumerate(parts):
-    with stage.no_sync() if number < last else nullcontext():
-        outputs.append(stage(x))
-for number, output in enumerate(outputs):
-    with stage.no_sync() if number < last else nullcontext():
-        loss_fn(output).backward()
-""",
-    right="""\
-for number, x in enumerate(parts):
-    with stage.no_sync() if number < last else nullcontext():
-        loss_fn(stage(x)).backward()
+    example="""\
+  for number, x in enumerate(parts):
+      with stage.no_sync() if number < last else nullcontext():
+-         outputs.append(stage(x))
+- for number, output in enumerate(outputs):
+-     with stage.no_sync() if number < last else nullcontext():
+-         loss_fn(output).backward()
++         loss_fn(stage(x)).backward()
 """,
     sources=("pytorch/PiPPy#1133",),
     silent=True,

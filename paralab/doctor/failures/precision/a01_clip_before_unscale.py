@@ -33,18 +33,12 @@ ENTRY = Entry(
         "It sees gradients multiplied by the loss scale (65536 at first)."
     ),
     fix="Call `scaler.unscale_(optimizer)` before clipping.",
-    wrong="""\
-scaler.scale(loss).backward()
-clip_grad_norm_(model.parameters(), 1.0)
-scaler.step(optimizer)
-scaler.update()
-""",
-    right="""\
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-clip_grad_norm_(model.parameters(), 1.0)
-scaler.step(optimizer)
-scaler.update()
+    example="""\
+  scaler.scale(loss).backward()
++ scaler.unscale_(optimizer)
+  clip_grad_norm_(model.parameters(), 1.0)
+  scaler.step(optimizer)
+  scaler.update()
 """,
     sources=("milesial/Pytorch-UNet#470",),
     silent=True,

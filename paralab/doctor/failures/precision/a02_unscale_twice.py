@@ -23,19 +23,13 @@ ENTRY = Entry(
     symptom="'unscale_() has already been called on this optimizer since the last update()'.",
     cause="`unscale_` runs for every micro-batch, or a skipped step also skips `update()`.",
     fix="Unscale once, right before the step, and call `update()` after every `unscale_`.",
-    wrong="""\
-for x, y in micro_batches:
-    scaler.scale(criterion(model(x), y) / N).backward()
-    scaler.unscale_(optimizer)
-scaler.step(optimizer)
-scaler.update()
-""",
-    right="""\
-for x, y in micro_batches:
-    scaler.scale(criterion(model(x), y) / N).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)
-scaler.update()
+    example="""\
+  for x, y in micro_batches:
+      scaler.scale(criterion(model(x), y) / N).backward()
+-     scaler.unscale_(optimizer)
++ scaler.unscale_(optimizer)
+  scaler.step(optimizer)
+  scaler.update()
 """,
     sources=(
         "huggingface/accelerate#641",

@@ -18,14 +18,10 @@ ENTRY = Entry(
     symptom="'step() has already been called since the last update()'.",
     cause="`scaler.step()` runs twice without `update()`, in which the scaler starts a new step.",
     fix="Call `scaler.update()` after every `scaler.step()`.",
-    wrong="""\
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-""",
-    right="""\
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+    example="""\
+  scaler.scale(loss).backward()
+  scaler.step(optimizer)
++ scaler.update()
 """,
     messages=(
         Message(

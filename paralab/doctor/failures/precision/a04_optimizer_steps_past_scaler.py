@@ -38,15 +38,11 @@ ENTRY = Entry(
         "`optimizer.step()` uses them as they are."
     ),
     fix="Call `scaler.step(optimizer)`.",
-    wrong="""\
-scaler.scale(loss).backward()
-optimizer.step()
-scaler.update()
-""",
-    right="""\
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+    example="""\
+  scaler.scale(loss).backward()
+- optimizer.step()
++ scaler.step(optimizer)
+  scaler.update()
 """,
     silent=True,
     messages=(

@@ -19,13 +19,10 @@ ENTRY = Entry(
     symptom="'Attempting to unscale FP16 gradients'.",
     cause="The model itself is in fp16 (`half()`, `torch_dtype=float16`), so its gradients are too. The scaler needs fp32 gradients.",
     fix="Keep the parameters in fp32 and let autocast choose.",
-    wrong="""\
-model = Net().half()
-scaler = torch.amp.GradScaler()
-""",
-    right="""\
-model = Net()
-scaler = torch.amp.GradScaler()
+    example="""\
+- model = Net().half()
++ model = Net()
+  scaler = torch.amp.GradScaler()
 """,
     sources=("huggingface/transformers#23165", "pytorch/pytorch#74739"),
     messages=(

@@ -22,16 +22,12 @@ ENTRY = Entry(
     symptom="No message on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
     cause="bf16 has the range of fp32, so there is nothing to scale. The scaler only adds work and may skip steps.",
     fix="Remove the scaler, or enable it for fp16 only.",
-    wrong="""\
-scaler = torch.amp.GradScaler("cuda")
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    loss = criterion(model(x), y)
-scaler.scale(loss).backward()
-""",
-    right="""\
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    loss = criterion(model(x), y)
-loss.backward()
+    example="""\
+- scaler = torch.amp.GradScaler("cuda")
+  with torch.autocast("cuda", dtype=torch.bfloat16):
+      loss = criterion(model(x), y)
+- scaler.scale(loss).backward()
++ loss.backward()
 """,
     sources=("pytorch/pytorch#127176", "huggingface/trl#4901", "huggingface/accelerate#1036"),
     silent=True,

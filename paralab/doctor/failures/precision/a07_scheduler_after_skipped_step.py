@@ -16,17 +16,13 @@ ENTRY = Entry(
     symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is right.",
     cause="The first fp16 steps often overflow. The scaler skips the optimizer, and the schedule moves on without it.",
     fix="Step the scheduler only if the scale did not shrink.",
-    wrong="""\
-scaler.step(optimizer)
-scaler.update()
-scheduler.step()
-""",
-    right="""\
-before = scaler.get_scale()
-scaler.step(optimizer)
-scaler.update()
-if scaler.get_scale() >= before:
-    scheduler.step()
+    example="""\
++ before = scaler.get_scale()
+  scaler.step(optimizer)
+  scaler.update()
+- scheduler.step()
++ if scaler.get_scale() >= before:
++     scheduler.step()
 """,
     sources=(
         "Lightning-AI/pytorch-lightning#5558",

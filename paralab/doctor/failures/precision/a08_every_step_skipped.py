@@ -16,15 +16,11 @@ ENTRY = Entry(
     symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
     cause="The model itself produces NaN. The scaler takes it for an overflow, skips the step, and lowers the scale, forever.",
     fix="Find the first layer that returns NaN (anomaly detection, hooks), and stop if the scale drops below 1.",
-    wrong="""\
-scaler.step(optimizer)
-scaler.update()
-""",
-    right="""\
-scaler.step(optimizer)
-scaler.update()
-if scaler.get_scale() < 1:
-    raise RuntimeError("gradients are not finite at any scale: look for NaN in forward")
+    example="""\
+  scaler.step(optimizer)
+  scaler.update()
++ if scaler.get_scale() < 1:
++     raise RuntimeError("gradients are not finite at any scale: look for NaN in forward")
 """,
 )
 

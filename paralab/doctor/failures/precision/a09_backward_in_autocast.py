@@ -17,15 +17,11 @@ ENTRY = Entry(
     symptom="Usually none. Under torch.compile the gradients may be wrong without a message.",
     cause="backward already uses the dtypes that forward chose. PyTorch advises against running it under autocast.",
     fix="End the autocast block after computing the loss.",
-    wrong="""\
-with torch.autocast("cuda"):
-    loss = criterion(model(x), y)
-    loss.backward()
-""",
-    right="""\
-with torch.autocast("cuda"):
-    loss = criterion(model(x), y)
-loss.backward()
+    example="""\
+  with torch.autocast("cuda"):
+      loss = criterion(model(x), y)
+-     loss.backward()
++ loss.backward()
 """,
     silent=True,
 )

@@ -10,11 +10,9 @@ ENTRY = Entry(
     symptom="'GradScaler is enabled, but CUDA is not available. Disabling.'",
     cause="GradScaler assumes CUDA unless you name another device, and this machine has no CUDA.",
     fix="Name the device you train on: `torch.amp.GradScaler('cpu')`.",
-    wrong="""\
-scaler = torch.amp.GradScaler()
-""",
-    right="""\
-scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
+    example="""\
+- scaler = torch.amp.GradScaler()
++ scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
 """,
     messages=(
         Message(

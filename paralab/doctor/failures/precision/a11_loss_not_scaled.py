@@ -19,15 +19,11 @@ ENTRY = Entry(
     symptom="'Attempted step but _scale is None'.",
     cause="`loss.backward()` runs without `scaler.scale(…)`.",
     fix="Write `scaler.scale(loss).backward()`.",
-    wrong="""\
-loss.backward()
-scaler.step(optimizer)
-scaler.update()
-""",
-    right="""\
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+    example="""\
+- loss.backward()
++ scaler.scale(loss).backward()
+  scaler.step(optimizer)
+  scaler.update()
 """,
     messages=(
         Message(

@@ -28,14 +28,10 @@ ENTRY = Entry(
     symptom="'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.",
     cause="DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.",
     fix="Remove the layer, freeze it before wrapping, or pass `find_unused_parameters=True`.",
-    wrong="""\
-model = Net()  # .auxiliary is not used in forward
-model = DistributedDataParallel(model)
-""",
-    right="""\
-model = Net()  # .auxiliary is not used in forward
-model.auxiliary.requires_grad_(False)
-model = DistributedDataParallel(model)
+    example="""\
+  model = Net()  # .auxiliary is not used in forward
++ model.auxiliary.requires_grad_(False)
+  model = DistributedDataParallel(model)
 """,
     sources=("huggingface/accelerate#2017", "pytorch/pytorch#22049"),
     messages=(

@@ -23,13 +23,11 @@ ENTRY = Entry(
         "twice in one backward pass."
     ),
     fix="Pass `use_reentrant=False` to checkpoint(). Otherwise drop find_unused_parameters or use static_graph=True.",
-    wrong="""\
-model = DistributedDataParallel(model, find_unused_parameters=True)
-hidden = checkpoint(block, hidden, use_reentrant=True)
-""",
-    right="""\
-model = DistributedDataParallel(model)
-hidden = checkpoint(block, hidden, use_reentrant=False)
+    example="""\
+- model = DistributedDataParallel(model, find_unused_parameters=True)
+- hidden = checkpoint(block, hidden, use_reentrant=True)
++ model = DistributedDataParallel(model)
++ hidden = checkpoint(block, hidden, use_reentrant=False)
 """,
     sources=(
         "huggingface/peft#313",

@@ -18,15 +18,11 @@ ENTRY = Entry(
     symptom="'your training graph has changed in this iteration … not compatible with static_graph set to True'.",
     cause="static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.",
     fix="Drop static_graph, or remove the branch.",
-    wrong="""\
-model = DistributedDataParallel(model, static_graph=True)
-for step, x in enumerate(loader):
-    model(x, with_head=step % 2 == 0).sum().backward()
-""",
-    right="""\
-model = DistributedDataParallel(model, find_unused_parameters=True)
-for step, x in enumerate(loader):
-    model(x, with_head=step % 2 == 0).sum().backward()
+    example="""\
+- model = DistributedDataParallel(model, static_graph=True)
++ model = DistributedDataParallel(model, find_unused_parameters=True)
+  for step, x in enumerate(loader):
+      model(x, with_head=step % 2 == 0).sum().backward()
 """,
     sources=("pytorch/pytorch#97030", "pytorch/pytorch#79171"),
     messages=(

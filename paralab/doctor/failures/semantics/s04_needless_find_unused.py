@@ -17,11 +17,9 @@ ENTRY = Entry(
     symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
     cause="In every step DDP walks the autograd graph to search for unused parameters, and there are none.",
     fix="Remove the option.",
-    wrong="""\
-model = DistributedDataParallel(model, find_unused_parameters=True)
-""",
-    right="""\
-model = DistributedDataParallel(model)
+    example="""\
+- model = DistributedDataParallel(model, find_unused_parameters=True)
++ model = DistributedDataParallel(model)
 """,
     sources=("ecmwf/WeatherGenerator#1280",),
     messages=(

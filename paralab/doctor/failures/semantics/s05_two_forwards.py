@@ -22,16 +22,12 @@ ENTRY = Entry(
     ),
     cause="The second forward broadcasts the buffers again and overwrites what the backward of the first still needs.",
     fix="Call backward after each forward, run one forward on both batches, or turn off the broadcast (forward_sync_buffers=False).",
-    wrong="""\
-model = DistributedDataParallel(model)
-loss = model(real).mean() - model(fake).mean()
-loss.backward()
-""",
-    right="""\
-model = DistributedDataParallel(model)
-real_scores, fake_scores = model(torch.cat([real, fake])).chunk(2)
-loss = real_scores.mean() - fake_scores.mean()
-loss.backward()
+    example="""\
+  model = DistributedDataParallel(model)
+- loss = model(real).mean() - model(fake).mean()
++ real_scores, fake_scores = model(torch.cat([real, fake])).chunk(2)
++ loss = real_scores.mean() - fake_scores.mean()
+  loss.backward()
 """,
     sources=(
         "pytorch/pytorch#22095",

@@ -21,15 +21,11 @@ ENTRY = Entry(
     symptom="No message. Every rank trains its own model, and only rank 0's is saved.",
     cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
     fix="Call the wrapper: `model(x)`. If you need another method, let forward choose it by an argument.",
-    wrong="""\
-model = DistributedDataParallel(net)
-loss = criterion(model.module(x), y)
-loss.backward()
-""",
-    right="""\
-model = DistributedDataParallel(net)
-loss = criterion(model(x), y)
-loss.backward()
+    example="""\
+  model = DistributedDataParallel(net)
+- loss = criterion(model.module(x), y)
++ loss = criterion(model(x), y)
+  loss.backward()
 """,
     sources=("jingyaogong/minimind#853", "moojink/openvla-oft#160", "k2-fsa/icefall#226"),
     silent=True,

@@ -21,15 +21,11 @@ ENTRY = Entry(
     symptom="Unfrozen after wrapping: no message, and the gradients differ between ranks. Frozen after wrapping: the error of S01.",
     cause="DDP decides which parameters to synchronize when it wraps the model.",
     fix="Freeze and unfreeze before wrapping, or wrap again.",
-    wrong="""\
-model = DistributedDataParallel(net)
-for parameter in net.backbone.parameters():
-    parameter.requires_grad = True
-""",
-    right="""\
-for parameter in net.backbone.parameters():
-    parameter.requires_grad = True
-model = DistributedDataParallel(net)
+    example="""\
+- model = DistributedDataParallel(net)
+  for parameter in net.backbone.parameters():
+      parameter.requires_grad = True
++ model = DistributedDataParallel(net)
 """,
     sources=("huggingface/transformers#416", "JDAI-CV/fast-reid#178"),
     silent=True,

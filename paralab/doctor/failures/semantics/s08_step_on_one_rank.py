@@ -22,14 +22,11 @@ ENTRY = Entry(
     symptom="No message. Rank 0 learns; the other ranks keep their first weights and send gradients that no longer fit.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank.",
-    wrong="""\
-loss.backward()
-if dist.get_rank() == 0:
-    optimizer.step()
-""",
-    right="""\
-loss.backward()
-optimizer.step()
+    example="""\
+  loss.backward()
+- if dist.get_rank() == 0:
+-     optimizer.step()
++ optimizer.step()
 """,
     silent=True,
 )

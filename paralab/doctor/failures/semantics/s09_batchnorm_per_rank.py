@@ -24,12 +24,10 @@ ENTRY = Entry(
     symptom="Lower accuracy than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.",
     cause="Every rank normalizes with its own few samples, and only rank 0's running statistics are kept.",
     fix="Use `SyncBatchNorm.convert_sync_batchnorm` (GPU only), larger batches per rank, or drop_last=True.",
-    wrong="""\
-model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
-""",
-    right="""\
-model = SyncBatchNorm.convert_sync_batchnorm(net_with_batch_norm).to(device)
-model = DistributedDataParallel(model, device_ids=[device.index])
+    example="""\
+- model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
++ model = SyncBatchNorm.convert_sync_batchnorm(net_with_batch_norm).to(device)
++ model = DistributedDataParallel(model, device_ids=[device.index])
 """,
     sources=(
         "LibreYOLO/libreyolo#531",

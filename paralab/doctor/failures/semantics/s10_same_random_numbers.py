@@ -24,14 +24,10 @@ ENTRY = Entry(
     symptom="No message. Dropout masks and augmentations are the same on all ranks, so there is less variety than expected.",
     cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
     fix="Build the model, then seed with `seed + rank`.",
-    wrong="""\
-torch.manual_seed(42)
-model = DistributedDataParallel(Net())
-""",
-    right="""\
-torch.manual_seed(42)
-model = DistributedDataParallel(Net())
-torch.manual_seed(42 + dist.get_rank())
+    example="""\
+  torch.manual_seed(42)
+  model = DistributedDataParallel(Net())
++ torch.manual_seed(42 + dist.get_rank())
 """,
     sources=(
         "huggingface/transformers#37932",

@@ -19,17 +19,12 @@ ENTRY = Entry(
     symptom="No message. The ranks start apart and stay apart, although every gradient is synchronized.",
     cause="DDP copies rank 0's weights when it wraps a model. Code that reduces gradients itself must do that too.",
     fix="Broadcast every parameter and buffer from rank 0 before the first step.",
-    wrong="""\
-model = Net()
-for parameter in model.parameters():
-    parameter.register_post_accumulate_grad_hook(average_over_ranks)
-""",
-    right="""\
-model = Net()
-for tensor in model.state_dict().values():
-    dist.broadcast(tensor, src=0)
-for parameter in model.parameters():
-    parameter.register_post_accumulate_grad_hook(average_over_ranks)
+    example="""\
+  model = Net()
++ for tensor in model.state_dict().values():
++     dist.broadcast(tensor, src=0)
+  for parameter in model.parameters():
+      parameter.register_post_accumulate_grad_hook(average_over_ranks)
 """,
     silent=True,
 )

@@ -21,14 +21,11 @@ ENTRY = Entry(
     symptom="No message. From then on DDP synchronizes no gradient.",
     cause="The move replaces the parameters that DDP has hooks on.",
     fix="Copy the state_dict to the CPU instead of moving the model, or wrap again.",
-    wrong="""\
-model = DistributedDataParallel(net)
-torch.save(model.cpu().module.state_dict(), "net.pt")
-model.cuda()
-""",
-    right="""\
-model = DistributedDataParallel(net)
-torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
+    example="""\
+  model = DistributedDataParallel(net)
+- torch.save(model.cpu().module.state_dict(), "net.pt")
+- model.cuda()
++ torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
 """,
     sources=("pytorch/pytorch#104336",),
     silent=True,

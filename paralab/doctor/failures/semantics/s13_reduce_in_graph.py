@@ -22,14 +22,11 @@ ENTRY = Entry(
     symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
     cause="The collective overwrites a value that backward still needs, and autograd does not know about it.",
     fix="Reduce a copy: `loss.detach().clone()`.",
-    wrong="""\
-dist.all_reduce(loss)
-loss.backward()
-""",
-    right="""\
-shown = loss.detach().clone()
-dist.all_reduce(shown)
-loss.backward()
+    example="""\
+- dist.all_reduce(loss)
++ shown = loss.detach().clone()
++ dist.all_reduce(shown)
+  loss.backward()
 """,
     messages=(
         Message(

@@ -25,15 +25,11 @@ ENTRY = Entry(
     symptom="A noisy curve, or one that is too high by a factor of the number of ranks.",
     cause="Rank 0 logs the loss of its own share, or nothing divides the result of all_reduce, which sums by default.",
     fix="all_reduce, divide by the world size, and log the result.",
-    wrong="""\
-shown = loss.detach().clone()
-dist.all_reduce(shown)
-print("loss", shown.item())
-""",
-    right="""\
-shown = loss.detach().clone()
-dist.all_reduce(shown)
-print("loss", shown.item() / dist.get_world_size())
+    example="""\
+  shown = loss.detach().clone()
+  dist.all_reduce(shown)
+- print("loss", shown.item())
++ print("loss", shown.item() / dist.get_world_size())
 """,
     sources=(
         "Lightning-AI/pytorch-lightning#13364",

@@ -18,13 +18,10 @@ ENTRY = Entry(
     symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.",
     cause="With more ranks the global batch grows, so each epoch has fewer, more precise steps.",
     fix="Keep the global batch, or scale the learning rate with it (linearly or by the square root), once.",
-    wrong="""\
-loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
-optimizer = SGD(model.parameters(), lr=0.1)
-""",
-    right="""\
-loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
-optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    example="""\
+  loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+- optimizer = SGD(model.parameters(), lr=0.1)
++ optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
 """,
     limits="No script says which rate was intended. Only scaling twice can be proven.",
 )

@@ -18,13 +18,10 @@ ENTRY = Entry(
     symptom="Out of memory, or a batch that is larger by a factor of the number of ranks.",
     cause="`batch_size` counts the samples of one rank, but the number is the one for all ranks.",
     fix="Divide it by the world size.",
-    wrong="""\
-GLOBAL_BATCH = 256
-loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
-""",
-    right="""\
-GLOBAL_BATCH = 256
-loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
+    example="""\
+  GLOBAL_BATCH = 256
+- loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
++ loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
 """,
     limits="Only a name (global_batch, total_batch) tells what was intended, so this is always a suspect.",
 )

@@ -22,13 +22,10 @@ ENTRY = Entry(
         "afterwards, its gradients have another order in memory. With 1×1 convolutions only the strides differ, not the order."
     ),
     fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
-    wrong="""\
-model = DistributedDataParallel(model)
-model.to(memory_format=torch.channels_last)
-""",
-    right="""\
-model.to(memory_format=torch.channels_last)
-model = DistributedDataParallel(model)
+    example="""\
++ model.to(memory_format=torch.channels_last)
+  model = DistributedDataParallel(model)
+- model.to(memory_format=torch.channels_last)
 """,
     sources=("pytorch/pytorch#47163", "CompVis/latent-diffusion#281", "XPixelGroup/HAT#154"),
     messages=(Message(r"Grad strides do not match bucket view strides", kind="printed"),),

@@ -27,14 +27,11 @@ ENTRY = Entry(
     symptom="More ranks hardly make training faster.",
     cause="There is too little computing between two synchronizations for the bytes they send.",
     fix="Use a larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that overlap more.",
-    wrong="""\
-loader = DataLoader(data, batch_size=8, sampler=sampler)
-model = DistributedDataParallel(model)
-""",
-    right="""\
-loader = DataLoader(data, batch_size=64, sampler=sampler)
-model = DistributedDataParallel(model)
-model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    example="""\
+- loader = DataLoader(data, batch_size=8, sampler=sampler)
++ loader = DataLoader(data, batch_size=64, sampler=sampler)
+  model = DistributedDataParallel(model)
++ model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 """,
 )
 SMALL = 0.02  # of the step: not worth reporting

@@ -17,11 +17,9 @@ ENTRY = Entry(
     symptom="DDP sends the gradients after the backward pass, not during it.",
     cause="DDP sends a bucket when all its gradients are ready. A bucket that holds the whole model is ready at the very end.",
     fix="Use smaller buckets: about four of them.",
-    wrong="""\
-model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
-""",
-    right="""\
-model = DistributedDataParallel(model, bucket_cap_mb=6)
+    example="""\
+- model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
++ model = DistributedDataParallel(model, bucket_cap_mb=6)
 """,
 )
 WORTH = 0.05  # of the step: what a change should gain

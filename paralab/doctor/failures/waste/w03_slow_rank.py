@@ -21,17 +21,13 @@ ENTRY = Entry(
     symptom="All ranks are as slow as the slowest; the other devices idle in every step.",
     cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
     fix="Give every rank the same work; do what only one rank does outside the step.",
-    wrong="""\
-for batch in loader:
-    step(batch)
-    if rank == 0:
-        write_pictures(model)
-""",
-    right="""\
-for batch in loader:
-    step(batch)
-if rank == 0:
-    write_pictures(model)
+    example="""\
+  for batch in loader:
+      step(batch)
+-     if rank == 0:
+-         write_pictures(model)
++ if rank == 0:
++     write_pictures(model)
 """,
 )
 BY_CHANCE = 0.20  # of the step: a busy machine can delay a rank this much

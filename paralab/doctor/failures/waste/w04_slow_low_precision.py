@@ -19,12 +19,10 @@ ENTRY = Entry(
     symptom="autocast makes the step longer.",
     cause="The device has no fast units for that precision (many CPUs), or the matrices are so small that the casts cost more than they save.",
     fix="Measure both, and use fp32 where it is faster.",
-    wrong="""\
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    loss = model(batch).mean()
-""",
-    right="""\
-loss = model(batch).mean()
+    example="""\
+- with torch.autocast("cpu", dtype=torch.bfloat16):
+-     loss = model(batch).mean()
++ loss = model(batch).mean()
 """,
 )
 LOW = ("bf16", "fp16")

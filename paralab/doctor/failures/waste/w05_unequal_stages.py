@@ -15,11 +15,9 @@ ENTRY = Entry(
     symptom="The stages of a pipeline idle more than the schedule requires.",
     cause="In every slot all stages wait for the longest one. The same number of layers is not the same amount of work.",
     fix="Cut by time, not by the number of layers.",
-    wrong="""\
-stages = [layers[:6], layers[6:]]  # the last one has the large output layer as well
-""",
-    right="""\
-stages = [layers[:8], layers[8:]]
+    example="""\
+- stages = [layers[:6], layers[6:]]  # the last one has the large output layer as well
++ stages = [layers[:8], layers[8:]]
 """,
 )
 UNEVEN = 0.10  # of the stages' time, beyond what the schedule costs

@@ -17,15 +17,11 @@ ENTRY = Entry(
     symptom="The loss becomes NaN or infinite at some step and stays so.",
     cause="One step with non-finite gradients spoils every weight. Nothing after it can learn.",
     fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
-    wrong="""\
-loss.backward()
-optimizer.step()
-""",
-    right="""\
-if not torch.isfinite(loss):
-    raise ValueError(f"the loss is {loss.item()} in step {step}")
-loss.backward()
-optimizer.step()
+    example="""\
++ if not torch.isfinite(loss):
++     raise ValueError(f"the loss is {loss.item()} in step {step}")
+  loss.backward()
+  optimizer.step()
 """,
 )
 FALLS = 3  # scales in a row; with fewer, GradScaler only searches for its scale

@@ -10,11 +10,8 @@ ENTRY = Entry(
     symptom="No step finishes, and no rank says why.",
     cause="A process is stopped (Ctrl-Z, SIGSTOP, a debugger), waits for a disk, or never leaves a computation.",
     fix="Check its state and its stack. Continue it, or end the job.",
-    wrong="""\
-breakpoint()  # on one rank: all others wait in their next collective
-loss.backward()
-""",
-    right="""\
-loss.backward()
+    example="""\
+- breakpoint()  # on one rank: all others wait in their next collective
+  loss.backward()
 """,
 )
