@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection
-from functools import cache
 from typing import Any
 
 from paralab.doctor import failures
@@ -68,14 +67,8 @@ def entry(id: str) -> Entry:
     )
 
 
-@cache
-def _load_older() -> None:
-    _load("paralab.doctor.machine_rules")
-
-
 def checks(source: Source) -> dict[Check, tuple[str, ...]]:
     """The checks for one source, each with the ids it may report."""
-    _load_older()
     return registered[source]
 
 

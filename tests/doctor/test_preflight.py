@@ -124,18 +124,18 @@ def test_sound_machines_give_nothing():
         (
             machine({**TORCHRUN, "WORLD_SIZE": "4"}, address=Address("localhost", "127.0.0.1")),
             ("H18", "error"),
-            "every machine's own",
+            "MASTER_ADDR=localhost",
         ),
         (
             machine({**TORCHRUN, "RANK": "1"}, address=Address("n1", "10.0.0.9", False, "refused")),
             ("H18", "suspect"),
             "Rank 1 cannot connect to n1:29500 (refused)",
         ),
-        (machine(host_address=None), ("H18", "suspect"), "own name, lab, does not resolve"),
+        (machine(host_address=None), ("H18", "suspect"), "lab, does not resolve"),
         (
             machine({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
             ("H19", "error"),
-            "torch 2.13.0+cpu dies of it",
+            "torch 2.13.0+cpu",
         ),
         (
             with_gpus(H200, environment={"TORCH_DISTRIBUTED_DEBUG": "detail"}),
@@ -232,12 +232,12 @@ def test_sound_machines_give_nothing():
         (
             with_gpus(H200, H200, pairs=(Pair(DEAD, NCCL_LINK),)),
             ("H15", "error"),
-            "do with NCCL_P2P_DISABLE=1",
+            "with NCCL_P2P_DISABLE=1 (",
         ),
         (
             with_gpus(H200, H200, pairs=(Pair(DEAD, DEAD),)),
             ("H15", "suspect"),
-            "with NCCL_P2P_DISABLE=1 neither",
+            "NCCL_P2P_DISABLE=1: ",
         ),
         (
             with_gpus(H200, H200, pairs=(Pair(replace(NCCL_LINK, seconds=1.0), None),)),

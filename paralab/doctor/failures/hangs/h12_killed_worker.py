@@ -9,7 +9,9 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
+from paralab.units import plural, size
 
 ENTRY = Entry(
     id="H12",
@@ -115,3 +117,30 @@ def _killed(logs: Logs) -> Iterator[Finding]:
     why = f"{who} was killed with SIGKILL from outside. {said} The others only lost the connection."
     fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether it was memory."
     yield Finding("H12", "error", why, fix, rank=rank, evidence=tuple(evidence))
+
+
+RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA more than half
+
+
+@check("H12", source="machine")
+def little_memory(facts: Facts) -> Iterator[Finding]:
+    """The container or job has too little memory left for its ranks, or has run out before."""
+    cgroup, ranks, evidence = facts.cgroup, facts.ranks_here or 2, facts.seen("memory")
+    if cgroup is None:
+        return
+    limit, used = cgroup.limit_bytes, cgroup.used_bytes
+    if limit is not None and used is not None and limit - used < ranks * RANK_BYTES:
+        why = (
+            f"{size(limit - used)} of the {size(limit)} for this container or job is left, and "
+            f"{ranks} ranks need about {size(RANK_BYTES)} each. When memory runs out, the kernel kills "
+            "a rank (SIGKILL). Certain if your ranks need that much."
+        )
+        fix = "Ask for more memory (--mem, docker run --memory), or start fewer ranks."
+        yield Finding("H12", "suspect", why, fix, evidence=evidence)
+    if cgroup.killed:
+        why = (
+            f"The kernel has killed {plural(cgroup.killed, 'process')} of this container or job because "
+            "memory ran out. Certain if one was a rank."
+        )
+        fix = "Use more memory, smaller batches, or fewer loader workers."
+        yield Finding("H12", "suspect", why, fix, evidence=evidence)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Entry, check
+from paralab.units import seconds
 
 ENTRY = Entry(
     id="H15",
@@ -25,3 +30,27 @@ ENTRY = Entry(
     ),
     limits="Needs two GPUs. Logs show the hang, not the hardware.",
 )
+
+
+@check("H15", source="machine")
+def broken_gpu_pair(facts: Facts) -> Iterator[Finding]:
+    """Two GPUs that do not complete an all-reduce, or only through host memory."""
+    for pair in facts.pairs:
+        first, second = pair.direct.ranks
+        evidence = facts.seen(f"GPU pair {first}-{second}")
+        if pair.direct.seconds is not None:
+            continue
+        if pair.through_host and pair.through_host.seconds is not None:
+            why = (
+                f"{first} and {second} do not complete an all-reduce ({pair.direct.problem}), but do "
+                f"with NCCL_P2P_DISABLE=1 ({seconds(pair.through_host.seconds)}): direct access between "
+                "them is broken."
+            )
+            yield Finding("H15", "error", why, ENTRY.fix, evidence=evidence)
+        else:
+            why = (
+                f"{first} and {second} do not complete an all-reduce, not even with "
+                f"NCCL_P2P_DISABLE=1: {pair.direct.problem}. Certain if idle GPUs fail as well."
+            )
+            fix = "NCCL_DEBUG=INFO shows where it stops. Driver, NCCL, and torch may not match."
+            yield Finding("H15", "suspect", why, fix, evidence=evidence)

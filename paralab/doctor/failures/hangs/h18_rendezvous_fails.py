@@ -10,12 +10,14 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
+from paralab.doctor.surroundings import is_loopback
 
 TIMED_OUT = re.compile(
     r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE
@@ -199,3 +201,64 @@ def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) ->
                 break
             node, scope = values[0]
     return script.evaluate(node, scope, 0)
+
+
+@check("H18", source="machine")
+def wrong_address(facts: Facts) -> Iterator[Finding]:
+    """MASTER_ADDR does not resolve, is the wrong machine, or does not respond."""
+    address, launch, evidence = facts.address, facts.launch, facts.seen("MASTER_ADDR")
+    if address is None:
+        return
+    if address.resolved is None:
+        why = (
+            f"MASTER_ADDR={address.name} does not resolve ({address.problem}): no rank can find rank 0, "
+            "and all ranks wait until their timeout."
+        )
+        fix = "Use the IP address of the first node: `hostname -I` there, or `scontrol show node NAME`."
+        yield Finding("H18", "error", why, fix, evidence=evidence)
+    elsewhere = launch.ranks and launch.local_ranks and launch.ranks > launch.local_ranks
+    if ((launch.nodes or 1) > 1 or elsewhere) and is_loopback(address.name):
+        why = (
+            f"MASTER_ADDR={address.name} means a different machine on each node of this job, so each "
+            "node waits for itself."
+        )
+        fix = "Set MASTER_ADDR to the address of the first node, on all nodes."
+        yield Finding("H18", "error", why, fix, evidence=evidence)
+    if address.connects is False:
+        port = launch.variables.get("MASTER_PORT")
+        why = (
+            f"Rank {launch.rank} cannot connect to {address.name}:{port} ({address.problem}). Certain "
+            "if rank 0 is running: then a firewall blocks it, or the address or port is wrong."
+        )
+        fix = "Start rank 0, and use the same MASTER_ADDR and MASTER_PORT on all nodes."
+        yield Finding("H18", "suspect", why, fix, evidence=evidence)
+
+
+@check("H18", source="machine")
+def wrong_world_size(facts: Facts) -> Iterator[Finding]:
+    """WORLD_SIZE is not the number of tasks that Slurm started."""
+    tasks, launch = facts.environment.get("SLURM_STEP_NUM_TASKS", ""), facts.launch
+    world = launch.variables.get("WORLD_SIZE", tasks)
+    if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and world != tasks:
+        why = (
+            f"WORLD_SIZE={world}, but Slurm started {tasks} tasks: the ranks wait for {world} and "
+            "never begin."
+        )
+        fix = "export WORLD_SIZE=$SLURM_NTASKS RANK=$SLURM_PROCID in every task."
+        yield Finding("H18", "error", why, fix, evidence=facts.seen("launcher"))
+
+
+@check("H18", source="machine")
+def unresolved_host(facts: Facts) -> Iterator[Finding]:
+    """This machine does not know its own name."""
+    if facts.host and facts.host_address is None:
+        why = (
+            f"The name of this machine, {facts.host}, does not resolve. gloo and torchrun look it up "
+            "unless an interface is given, and then wait or fail. Certain if a job on this machine "
+            "says 'Unable to resolve hostname'."
+        )
+        fix = (
+            f"Add the line `127.0.1.1 {facts.host}` to /etc/hosts, or use GLOO_SOCKET_IFNAME=lo and "
+            "torchrun --rdzv-endpoint=127.0.0.1:0."
+        )
+        yield Finding("H18", "suspect", why, fix, evidence=facts.seen("host name"))

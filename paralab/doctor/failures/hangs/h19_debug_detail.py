@@ -9,10 +9,11 @@ from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Wrap
 from paralab.doctor.failures.hangs.groups import backends, environment
 from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static import report
 from paralab.doctor.static.names import DDP
@@ -131,3 +132,19 @@ def debug_level_detail(script: Script) -> Iterator[Finding]:
             f"the constructor of DDP ({report.line_of(wraps[0], at)})."
         )
         yield report.found(script, "H19", "suspect", at, why, ENTRY.fix, also=(wraps[0],))
+
+
+@check("H19", source="machine")
+def debug_level_in_environment(facts: Facts) -> Iterator[Finding]:
+    if facts.environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() != "DETAIL":
+        return
+    version = facts.torch.version if facts.torch else ""
+    certain = version.startswith(("2.12", "2.13")) and not facts.gpus
+    why = (
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL crashes DistributedDataParallel on gloo "
+        f"({f'torch {version}' if version else 'this torch'}, SIGSEGV), even in a healthy script."
+    )
+    why += "" if certain else " Certain if your backend is gloo and torch is 2.12 or 2.13."
+    severity: Severity = "error" if certain else "suspect"
+    evidence = facts.seen("TORCH_DISTRIBUTED_DEBUG")
+    yield Finding("H19", severity, why, ENTRY.fix, evidence=evidence)
