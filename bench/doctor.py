@@ -35,7 +35,7 @@ BATCH = 64
 
 def main(device: str, widths: tuple[int, ...]) -> None:
     from paralab.doctor.observation import Reader
-    from paralab.doctor.observing import Watch
+    from paralab.doctor.watch import Watch
 
     for width in widths:
         with socket.socket() as probe:

@@ -20,13 +20,13 @@ from typing import Any
 from paralab.doctor.baseline import Baseline, write_baseline
 from paralab.doctor.catalog import ENTRIES, apply, checked_ids
 from paralab.doctor.finding import Failure, Finding, ordered
-from paralab.doctor.ignoring import Comments, Ignored
 from paralab.doctor.project_files import find_files, python_files
 from paralab.doctor.registry import Source
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.scripts import Checked, check_project, check_scripts, merge
 from paralab.doctor.settings import Settings
 from paralab.doctor.sources import Sources
+from paralab.doctor.suppressions import Comments, Ignored
 from paralab.errors import UsageError
 from paralab.units import plural
 
@@ -231,7 +231,7 @@ def observe(
     settings: Settings | None = None,
 ) -> Diagnosis:
     """Run the command unchanged, watch its ranks, and report findings while it runs."""
-    from paralab.doctor import observing
+    from paralab.doctor import watch
 
     case = Case(settings)
     wanted = case.settings.select | case.settings.hidden
@@ -245,7 +245,7 @@ def observe(
         if folder
         else TemporaryDirectory(prefix="paralab-doctor-", ignore_cleanup_errors=True) as place
     ):
-        observed = observing.observe(
+        observed = watch.observe(
             command, folder=Path(place), steps=steps, stall_seconds=stall_seconds, say=report
         )
     case.add([finding for finding in observed.findings if finding.id in wanted])
@@ -266,10 +266,10 @@ def observe(
 
 def attach(pid: int) -> Diagnosis:
     """Find out where each rank of a hung job is stuck."""
-    from paralab.doctor import attaching
+    from paralab.doctor import attach as attachment
 
     case = Case()
-    attached = attaching.attach(pid)
+    attached = attachment.attach(pid)
     case.add(attached.findings)
     case.notes.extend(attached.notes)
     return case.close(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paralab.doctor.events import Backward, Batch, Collective, Epoch, Forward, Loader
-from paralab.doctor.lines import is_outside
 from paralab.doctor.observation import Numbered, RankSeen
+from paralab.doctor.source_context import is_outside
 
 
 @dataclass

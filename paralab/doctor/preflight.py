@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paralab.doctor.finding import Finding, Looked
-from paralab.doctor.surroundings import (
+from paralab.doctor.environment import (
     Address,
     Disk,
     Interface,
@@ -32,7 +31,8 @@ from paralab.doctor.surroundings import (
     look_at_port,
     resolve,
 )
-from paralab.doctor.trials import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
+from paralab.doctor.finding import Finding, Looked
+from paralab.doctor.probes import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
 from paralab.machine.host import cpu_name, memory_bytes, usable_cores
 from paralab.machine.precision import Probe, probe_cpu
 from paralab.units import plural, seconds, size

@@ -9,10 +9,10 @@ from typing import Any
 
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import SEVERITIES, Failure, Finding, Looked
-from paralab.doctor.ignoring import Ignored
 from paralab.doctor.patch import diff
 from paralab.doctor.registry import Source
 from paralab.doctor.sources import Sources
+from paralab.doctor.suppressions import Ignored
 from paralab.units import plural
 
 

@@ -11,8 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paralab.doctor.catalog import apply
-from paralab.doctor.collecting import nothing_collected
+from paralab.doctor.catalog import apply, without_garbage_collection
 from paralab.doctor.finding import SEVERITIES, Failure, Finding
 from paralab.doctor.project_files import entry_points
 from paralab.doctor.static.project import Project
@@ -108,7 +107,7 @@ def _check_in_processes(
 def _check_part(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
     """Check scripts in this process; they share what was parsed."""
     project, results = Project(), []
-    with nothing_collected():
+    with without_garbage_collection():
         for path in paths:
             if project.num_parsed > MOST_PARSED:
                 project = Project()

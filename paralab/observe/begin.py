@@ -8,13 +8,13 @@ import os
 
 import torch
 
-from paralab.observe import collectives, endings, files, losses, pipelines, trial, without_gpu
-from paralab.observe.answering import answer_when_asked
+from paralab.observe import collectives, exits, files, losses, pipelines, trial, without_gpu
+from paralab.observe.answers import answer_when_asked
 from paralab.observe.data import Loaders
 from paralab.observe.models import Models
-from paralab.observe.optimising import Optimizers
+from paralab.observe.optimizers import Optimizers
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import is_inside, show_warnings_of_callers, wrap
+from paralab.observe.wrappers import is_inside, show_warnings_of_callers, wrap
 
 
 def begin(folder: str) -> Rank:
@@ -31,7 +31,7 @@ def begin(folder: str) -> Rank:
     files.install(rank, models)
     losses.install(rank)
     pipelines.install(rank)
-    endings.install(rank)
+    exits.install(rank)
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
     seeded = lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)}  # noqa: E731
     for owner in (torch, torch.random):  # two functions, once the compiler has wrapped one
@@ -40,7 +40,7 @@ def begin(folder: str) -> Rank:
     rank.when_known = lambda: answer_when_asked(rank)
     os.register_at_fork(after_in_child=lambda: _forked(rank))
     if multiprocessing.parent_process() is not None:
-        endings.children_end_too(rank)  # may be a DataLoader worker, although it has RANK
+        exits.children_end_too(rank)  # may be a DataLoader worker, although it has RANK
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank.identify()
     return rank
@@ -51,4 +51,4 @@ def _forked(rank: Rank) -> None:
     # Keep the parent's files open and its GPU memory allocated.
     rank.parents = rank.journal, rank.slot, rank.overwritten
     rank.fresh()
-    endings.children_end_too(rank)
+    exits.children_end_too(rank)

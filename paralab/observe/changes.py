@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import is_inside, wrap
+from paralab.observe.wrappers import is_inside, wrap
 
 
 class Changes:

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from paralab.observe.light import Light
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrappers import argument, is_inside, wrap
 
 # name: the positions of (the tensor or object, the group, src or dst)
 COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {

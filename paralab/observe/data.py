@@ -14,7 +14,7 @@ from paralab.observe import sites
 from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
 from paralab.observe.light import Light
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import wrap
+from paralab.observe.wrappers import wrap
 
 
 class Loaders:

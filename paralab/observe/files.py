@@ -10,7 +10,7 @@ from torch import nn
 
 from paralab.observe.models import Models
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrappers import argument, is_inside, wrap
 
 MOST_KEYS = 20
 

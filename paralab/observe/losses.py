@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from paralab.observe.digests import is_sampled
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrappers import argument, is_inside, wrap
 
 AVERAGING = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),

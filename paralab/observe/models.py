@@ -22,7 +22,7 @@ from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.reducer import note_reduction
-from paralab.observe.wrapping import argument, forget_with, is_inside, wrap
+from paralab.observe.wrappers import argument, forget_with, is_inside, wrap
 
 OPTIONS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers"),

@@ -15,7 +15,7 @@ from paralab.observe import sites
 from paralab.observe.digests import tensors_in
 from paralab.observe.light import Light
 from paralab.observe.rank import Rank
-from paralab.observe.wrapping import is_inside, wrap
+from paralab.observe.wrappers import is_inside, wrap
 
 MODULE = "torch.distributed.pipelining.schedules"
 NAMES = ("schedule", "microbatches", "stages", "stage", "size", "target_size")

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paralab.doctor.meetings import group_of
 from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.rank_collectives import group_of
 
 TRIES = 10  # for a moment that could have been
 

@@ -3,7 +3,7 @@
 import time
 
 from paralab.doctor.events import Backward, Collective
-from paralab.doctor.observing import observe
+from paralab.doctor.watch import observe
 from tests import forked
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from paralab.cli import main as cli
-from paralab.doctor import attaching, diagnosis, observing, scripts
+from paralab.doctor import attach, diagnosis, scripts, watch
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.logs import reading as log_reading
@@ -68,8 +68,8 @@ def typed(tmp_path, monkeypatch):
     monkeypatch.setattr(diagnosis, "apply", apply)
     monkeypatch.setattr(scripts, "check_script", check_script)
     monkeypatch.setattr(log_reading, "read_logs", lambda paths: [str(path) for path in paths])
-    monkeypatch.setattr(observing, "observe", observe)
-    monkeypatch.setattr(attaching, "attach", lambda pid: attaching.Attached([missing], ()))
+    monkeypatch.setattr(watch, "observe", observe)
+    monkeypatch.setattr(attach, "attach", lambda pid: attach.Attached([missing], ()))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["paralab", "doctor", *words])
@@ -115,7 +115,7 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
     typed, monkeypatch, stopped, code, note
 ):
     code_told = None if stopped else -15
-    monkeypatch.setattr(observing, "observe", lambda command, **options: Observed([], code_told))
+    monkeypatch.setattr(watch, "observe", lambda command, **options: Observed([], code_told))
     done = typed("--try", "3", "--", "torchrun", "train.py")
     assert done.exit_code == code
     assert "note no GPU here" in done.stdout

@@ -13,9 +13,9 @@ import pytest
 
 from paralab.doctor.events import Backward, Forward, Step, ZeroGrad
 from paralab.doctor.failures.hangs.hung_ranks import IDS
-from paralab.doctor.lines import conditions, opposite, ways_out_of_loops
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.place import Place, Site
+from paralab.doctor.source_context import conditions, opposite, ways_out_of_loops
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.lines import _tree
 from paralab.doctor.logs.reading import read_logs
+from paralab.doctor.source_context import _tree
 
 LOGS = Path(__file__).parent / "logs"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from paralab.analyse.stack_dumps import Frame
-from paralab.doctor import attaching
-from paralab.doctor.attaching import attach, ranks_of
+from paralab.doctor import attach as attachment
+from paralab.doctor.attach import attach, ranks_of
 from paralab.doctor.events import Batch, Collective, Save, Step
 from paralab.doctor.observation import Observation
-from paralab.doctor.observing import observe
+from paralab.doctor.watch import observe
 from paralab.errors import UsageError
 from paralab.record.mmap_log import PIECE, MmapLog
 from paralab.record.open_operations import OpenOperations, read_open_operations
@@ -170,7 +170,7 @@ def test_a_command_that_is_not_there(tmp_path):
 
 def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
     from paralab.observe.rank import Rank
-    from paralab.observe.wrapping import observed
+    from paralab.observe.wrappers import observed
 
     rank = Rank(str(tmp_path), None)
     rank.identify(0, 1)
@@ -264,7 +264,7 @@ def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
     import warnings
 
     from paralab.observe.rank import Rank
-    from paralab.observe.wrapping import observed, show_warnings_of_callers
+    from paralab.observe.wrappers import observed, show_warnings_of_callers
 
     shown = []
     monkeypatch.setattr(warnings, "showwarning", lambda *args: shown.append(args[2:4]))
@@ -374,7 +374,7 @@ def now(rank, function=None, line=7, state="S", moves=False):
     if function:
         c10d = "/x/torch/distributed/distributed_c10d.py"
         stack.append(Frame(file=c10d, line=1, function=function))
-    return attaching.RankNow(rank, 100 + rank, state, stack, None, moves)
+    return attachment.RankNow(rank, 100 + rank, state, stack, None, moves)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def now(rank, function=None, line=7, state="S", moves=False):
     ],
 )
 def test_what_the_stacks_of_a_hung_job_show(ranks, expected, found):
-    findings = attaching.judge(ranks, expected)
+    findings = attachment.judge(ranks, expected)
     assert [(f.id, f.severity, f.rank) for f in findings] == [found] * bool(found)
 
 
@@ -434,12 +434,12 @@ def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
 
 
 def _is_in(pid, function):
-    stack, _ = attaching._stack(attaching._find_spy(), pid)
+    stack, _ = attachment._stack(attachment._find_spy(), pid)
     return bool(stack) and stack[-1].function == function
 
 
 def test_attach_without_py_spy_names_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr(attaching.shutil, "which", lambda *args, **options: None)
+    monkeypatch.setattr(attachment.shutil, "which", lambda *args, **options: None)
     with pytest.raises(UsageError) as raised:
         attach(os.getpid())
     assert raised.value.fix == 'pip install "paralab[attach]"'
@@ -450,7 +450,7 @@ def test_attach_without_the_right_to_read_says_how_to_get_it(tmp_path):
     spy = tmp_path / "py-spy"
     spy.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
     spy.chmod(0o755)
-    stack, unread = attaching._stack(str(spy), os.getpid())
+    stack, unread = attachment._stack(str(spy), os.getpid())
     assert stack is None
     assert "ptrace" in unread
     assert "sudo" in unread
@@ -469,7 +469,7 @@ def test_a_stack_has_the_main_thread_and_plain_function_names():
             ],
         },
     ]
-    frames = attaching._main_frames(threads, 7)
+    frames = attachment._main_frames(threads, 7)
     assert [(frame.file, frame.line, frame.function) for frame in frames] == [
         ("train.py", 9, "<module>"),
         ("ddp.py", 3, "_sync_buffers"),
@@ -499,7 +499,7 @@ def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
     script = written(tmp_path / "train.py", SLEEPS.format(mark=mark))
     words = [sys.executable, str(script)]
     program = (
-        "from pathlib import Path; from paralab.doctor.observing import observe; "
+        "from pathlib import Path; from paralab.doctor.watch import observe; "
         f"print(observe({words!r}, folder=Path({str(tmp_path / 'seen')!r})).exit_code)"
     )
     doctor = subprocess.Popen(

@@ -9,11 +9,11 @@ import pytest
 
 from paralab.doctor.diagnosis import check_paths
 from paralab.doctor.finding import Edit, Failure, Finding, ordered
-from paralab.doctor.ignoring import Ignored
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show import findings as terminal
 from paralab.doctor.show.lines import concise, github
 from paralab.doctor.show.sarif import as_sarif
+from paralab.doctor.suppressions import Ignored
 from tests.doctor.cases import CORPUS
 
 SCRIPT = """\
@@ -216,7 +216,7 @@ def test_sarif_has_what_code_hosts_need(diagnosis):
         assert rule["shortDescription"]["text"]
         assert rule["fullDescription"]["text"]
         assert rule["help"]["text"]
-        assert "```python" in rule["help"]["markdown"]
+        assert "```diff" in rule["help"]["markdown"]
         assert rule["defaultConfiguration"]["level"] in ("error", "warning", "note")
     for result in run["results"]:
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"]

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from paralab.doctor import surroundings, trials
+from paralab.doctor import environment, probes
 from paralab.doctor.catalog import apply
+from paralab.doctor.environment import Address, Disk, Interface, Memory, Port, launch_of
 from paralab.doctor.preflight import Facts, Limits, look, table
+from paralab.doctor.probes import Gpu, Link, Pair, Torch
 from paralab.doctor.show.preflight import print_looked
-from paralab.doctor.surroundings import Address, Disk, Interface, Memory, Port, launch_of
-from paralab.doctor.trials import Gpu, Link, Pair, Torch
 from paralab.machine.precision import Probe
 
 GIB = 2**30
@@ -313,11 +313,11 @@ def test_the_owner_of_a_port_is_named():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         number = listener.getsockname()[1]
-        port = surroundings.look_at_port({"MASTER_PORT": str(number)})
+        port = environment.look_at_port({"MASTER_PORT": str(number)})
         assert (port.free, port.asked) == (False, True)
         if sys.platform == "linux":
             assert port.owner_pid == os.getpid()
-    assert surroundings.look_at_port({"MASTER_PORT": str(number)}).free
+    assert environment.look_at_port({"MASTER_PORT": str(number)}).free
 
 
 def test_an_address_is_resolved_and_tried_by_those_who_connect():
@@ -325,34 +325,34 @@ def test_an_address_is_resolved_and_tried_by_those_who_connect():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        assert surroundings.look_at_address({**there, "RANK": "1"}).connects is True
-        assert surroundings.look_at_address({**there, "RANK": "0"}).connects is None, (
+        assert environment.look_at_address({**there, "RANK": "1"}).connects is True
+        assert environment.look_at_address({**there, "RANK": "0"}).connects is None, (
             "rank 0 opens it itself"
         )
-    assert surroundings.look_at_address({**there, "RANK": "1"}).connects is False
-    assert surroundings.look_at_address({}) is None
+    assert environment.look_at_address({**there, "RANK": "1"}).connects is False
+    assert environment.look_at_address({}) is None
 
 
 def test_a_name_server_without_an_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(surroundings, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: __import__("time").sleep(1))
-    assert surroundings.resolve("nowhere")[0] is None
+    assert environment.resolve("nowhere")[0] is None
 
 
 def test_a_container_with_a_limit(tmp_path):
-    assert surroundings.look_at_cgroup(tmp_path) is None
+    assert environment.look_at_cgroup(tmp_path) is None
     (tmp_path / "memory.max").write_text("4294967296\n")
     (tmp_path / "memory.current").write_text("1024\n")
     (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    assert surroundings.look_at_cgroup(tmp_path) == Memory(4 * GIB, 1024, 1)
+    assert environment.look_at_cgroup(tmp_path) == Memory(4 * GIB, 1024, 1)
     (tmp_path / "memory.max").write_text("max\n")
-    assert surroundings.look_at_cgroup(tmp_path).limit_bytes is None
+    assert environment.look_at_cgroup(tmp_path).limit_bytes is None
 
 
 def test_gpu_pairs_go_round_the_ring(monkeypatch):
     tried = []
     monkeypatch.setattr(
-        trials,
+        probes,
         "two_ranks",
         lambda backend, devices, environment=None: (None, tried.append(devices) or NCCL_LINK),
     )
@@ -362,15 +362,15 @@ def test_gpu_pairs_go_round_the_ring(monkeypatch):
         (4, {(0, 1), (1, 2), (2, 3), (3, 0)}),
     ]:
         tried.clear()
-        assert len(trials.gpu_pairs(gpus)) == len(ring)
+        assert len(probes.gpu_pairs(gpus)) == len(ring)
         assert set(tried) == ring
-    assert len(set(trials.gpu_pairs(8))) == 1
+    assert len(set(probes.gpu_pairs(8))) == 1
 
 
 @pytest.mark.processes
 def test_a_trial_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(trials, "SECONDS", 0.2)  # not even torch is imported by then
-    torch, link = trials.two_ranks("gloo")
+    monkeypatch.setattr(probes, "SECONDS", 0.2)  # not even torch is imported by then
+    torch, link = probes.two_ranks("gloo")
     assert torch is None
     assert link.problem == "no response within 0 s"
     assert children_of(os.getpid()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paralab.doctor import observing
+from paralab.doctor import watch
 from paralab.doctor.agreement import differing, equal, odd_one_out
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import (
@@ -237,13 +237,13 @@ def test_gradients_that_nothing_explains_are_said_to_be_so():
 
 @pytest.mark.processes
 def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(observing, "LIVE_SECONDS", -60.0)
+    monkeypatch.setattr(watch, "LIVE_SECONDS", -60.0)
     wrong, order = (replace(seen(training(1.0), training(norm)), over=False) for norm in (2.0, 1.0))
     said = []
     with subprocess.Popen(["true"]) as job:
-        watch = observing.Watch(job, Reader(tmp_path), 60.0, said.append, False)
+        job_watch = watch.Watch(job, Reader(tmp_path), 60.0, said.append, False)
     for observation, count in [(wrong, 0), (order, 0), (wrong, 0), (wrong, 1), (wrong, 1)]:
-        watch.look(observation)
+        job_watch.look(observation)
         assert len(said) == count
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paralab.doctor.trials import two_ranks
+from paralab.doctor.probes import two_ranks
 from paralab.launch import torchrun as agent
 from paralab.machine.child import command
 from tests.conftest import ROOT

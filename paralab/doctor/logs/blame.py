@@ -15,12 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from paralab.doctor.lines import conditions
 from paralab.doctor.logs.exits import Exit
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import Frame, Traceback
 from paralab.doctor.place import Place
+from paralab.doctor.source_context import conditions
 from paralab.doctor.static.names import meaning
 from paralab.record.victims import MISMATCH, WAITED
 

@@ -11,11 +11,11 @@ from urllib.parse import quote
 from paralab import __version__
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.ignoring import Ignored
 from paralab.doctor.patch import diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.entry import page
 from paralab.doctor.sources import Sources
+from paralab.doctor.suppressions import Ignored
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "primaryLocationLineHash"  # the name under which code hosts recognize a result

@@ -9,10 +9,18 @@ from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
 from paralab.doctor.agreement import found
 from paralab.doctor.events import Collective, Forward, Wrap
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.lines import opposite, site_conditions
-from paralab.doctor.meetings import calls, fits, has_failed, mismatches, named, stuck, times_called
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import passes
+from paralab.doctor.rank_collectives import (
+    calls,
+    fits,
+    has_failed,
+    mismatches,
+    named,
+    stuck,
+    times_called,
+)
+from paralab.doctor.source_context import opposite, site_conditions
 
 
 def made_different_calls(seen: Observation) -> Finding | None:

@@ -8,9 +8,9 @@ from paralab.doctor.agreement import found, listed
 from paralab.doctor.events import Backward, Pipeline
 from paralab.doctor.failures.hangs.missing_ranks import describe_end
 from paralab.doctor.finding import Finding
-from paralab.doctor.meetings import raised_of_its_own, stuck
 from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_collectives import raised_of_its_own, stuck
 
 UNUSED = "Expected to have finished reduction in the prior iteration"
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")

@@ -9,9 +9,9 @@ from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.agreement import found
 from paralab.doctor.events import Collective
 from paralab.doctor.finding import Finding
-from paralab.doctor.lines import opposite, written
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.source_context import opposite, written
 
 Calls = dict[int, Collective]
 

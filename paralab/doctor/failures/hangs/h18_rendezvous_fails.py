@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from paralab.doctor.agreement import found, place_of
+from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
@@ -17,7 +18,6 @@ from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
-from paralab.doctor.surroundings import is_loopback
 
 TIMED_OUT = re.compile(
     r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paralab.doctor.agreement import found
 from paralab.doctor.events import Join
 from paralab.doctor.finding import Finding
-from paralab.doctor.lines import ways_out_of_loops
-from paralab.doctor.meetings import raised_of_its_own
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import Pass, passes
+from paralab.doctor.rank_collectives import raised_of_its_own
+from paralab.doctor.source_context import ways_out_of_loops
 
 Passes = dict[tuple[int, int], Pass]
 

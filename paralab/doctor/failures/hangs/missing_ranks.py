@@ -11,9 +11,16 @@ from paralab.doctor.events import Collective, Destroy, Forward, Init
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
 from paralab.doctor.failures.hangs.left_loops import early_exit, leaving
 from paralab.doctor.finding import Finding
-from paralab.doctor.lines import Leaving, returns_before
-from paralab.doctor.meetings import Stuck, is_same_call, mismatches, named, stuck, times_called
 from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.rank_collectives import (
+    Stuck,
+    is_same_call,
+    mismatches,
+    named,
+    stuck,
+    times_called,
+)
+from paralab.doctor.source_context import Leaving, returns_before
 
 TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
 

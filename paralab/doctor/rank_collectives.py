@@ -22,9 +22,9 @@ from paralab.analyse.collective_matching import (
     find_mismatches,
 )
 from paralab.doctor.events import Backward, Collective, Forward, Group, Init, Wrap
-from paralab.doctor.lines import opposite
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.place import Place
+from paralab.doctor.source_context import opposite
 from paralab.record.victims import MISMATCH, is_victim
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
 from paralab.observe.rank import Guarded, Rank
 from paralab.observe.trial import hold
-from paralab.observe.wrapping import argument, is_inside, wrap
+from paralab.observe.wrappers import argument, is_inside, wrap
 
 
 class Optimizers:

@@ -26,7 +26,7 @@ from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
 from paralab.doctor.failures.hangs.hung_ranks import IDS as HANGS
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.observation import Observation, Reader
-from paralab.doctor.words_of_ranks import with_exceptions_explained
+from paralab.doctor.rank_exceptions import with_exceptions_explained
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of
 from paralab.machine.signals import STOPS, hear

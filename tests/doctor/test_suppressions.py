@@ -3,8 +3,8 @@
 import pytest
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.ignoring import Comments, find_comments
 from paralab.doctor.sources import Sources
+from paralab.doctor.suppressions import Comments, find_comments
 
 SCRIPT = """\
 loss.backward()  # paralab: ignore[G01] divided by the loss function
