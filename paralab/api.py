@@ -5,8 +5,6 @@ command line. They repeat the names and types of the `Request` fields so that ed
 them. A test compares the two.
 """
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ did not finish is a `RunFailed` (1), an `Interrupted` (128 + the signal: 130 for
 `Paused` (75: saved, can resume). paralab's own invariants are checked with plain asserts.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

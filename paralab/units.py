@@ -1,7 +1,5 @@
 """Format seconds, bytes, counts, and other numbers as text. No other module formats them."""
 
-from __future__ import annotations
-
 
 def seconds(value: float | None) -> str:
     """`0.0463` -> `46.3 ms`. An unknown value is `not measured`."""

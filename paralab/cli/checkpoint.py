@@ -1,7 +1,5 @@
 """`paralab checkpoint`: list the checkpoints in a folder and check their bytes, without torch."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

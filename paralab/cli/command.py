@@ -1,7 +1,5 @@
 """Click classes for all commands: they group options under headings and remember `--json`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

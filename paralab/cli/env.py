@@ -1,7 +1,5 @@
 """`paralab env`: what this machine can run."""
 
-from __future__ import annotations
-
 import click
 
 from paralab.cli.command import Command

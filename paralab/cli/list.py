@@ -1,7 +1,5 @@
 """`paralab list`: the strategies and the built-in workloads."""
 
-from __future__ import annotations
-
 import click
 
 from paralab.cli.command import Command

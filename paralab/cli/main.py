@@ -4,8 +4,6 @@ Each command has its own file, which parses the options, calls the library, and 
 These files never import torch.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ Options have no defaults here, because the dataclass defines the defaults. An op
 given is None.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`paralab plan`: print how a configuration would use this machine."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

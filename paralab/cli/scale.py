@@ -1,7 +1,5 @@
 """`paralab scale`: train the same model on increasing numbers of devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

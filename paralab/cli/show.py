@@ -1,7 +1,5 @@
 """`paralab show`: print tables and write pages for recorded runs, without torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

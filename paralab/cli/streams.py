@@ -6,8 +6,6 @@
 - If a terminal disappears (a closed ssh session), later output is lost, and the command continues.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import io

@@ -1,7 +1,5 @@
 """`paralab tune`: search for the options with the fastest step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

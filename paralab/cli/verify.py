@@ -1,7 +1,5 @@
 """`paralab verify`: check that a strategy trains like a single device."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

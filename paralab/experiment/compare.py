@@ -5,8 +5,6 @@ them in turn, round after round, in the same processes.
 configuration and round, and all results are computed from these run folders.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile
@@ -20,7 +18,7 @@ from msgspec.structs import replace as replace_fields
 from paralab.analyse.compare import Comparison, Measured, Outcome, comparison_of
 from paralab.analyse.manifest import About, Planned
 from paralab.analyse.verify import Verification
-from paralab.errors import Interrupted, RunFailed, UsageError
+from paralab.errors import RunFailed, UsageError
 from paralab.experiment.configurations import (
     Configuration,
     Resolved,
@@ -32,7 +30,7 @@ from paralab.experiment.reference_runs import ReferencePair, ReferenceRuns
 from paralab.experiment.run import finish
 from paralab.experiment.shared_launch import has_started, is_complete, train_all
 from paralab.launch.job import Training
-from paralab.machine.signals import exit_code_of, name_of, number_of
+from paralab.machine.signals import interrupted, number_of
 from paralab.plan.plan import label
 from paralab.plan.request import Request, in_fp64
 from paralab.record.folder import RunFolder
@@ -115,11 +113,10 @@ def compare(
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
     folder.write_result(result.to_dict())
     if measured.signal is not None:
-        raise Interrupted(
-            f"Stopped by {name_of(measured.signal)} after "
-            f"{plural(measured.rounds, 'complete round')}. "
+        raise interrupted(
+            measured.signal,
+            f" after {plural(measured.rounds, 'complete round')}. "
             f"See the measurements: paralab show {folder.path}",
-            exit_code=exit_code_of(measured.signal),
         )
     return result
 

@@ -1,7 +1,5 @@
 """Choose and plan an experiment's configurations, and skip those that cannot run here."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

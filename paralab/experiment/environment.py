@@ -1,7 +1,5 @@
 """Report what this machine can run, what it cannot, and why."""
 
-from __future__ import annotations
-
 from paralab.launch.inspect import inspect_machine
 from paralab.machine.host import Machine
 from paralab.machine.precision import probe_cpu

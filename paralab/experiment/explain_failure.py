@@ -1,7 +1,5 @@
 """Explain a failed run: the root cause first, then where to read more."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Plan a configuration: inspect the machine and the workload, resolve, and record the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache

@@ -1,8 +1,6 @@
 """Train each configuration to be verified, train its reference on a single device, and compare the
 two."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Perform one run: plan it, launch it, and read the run folder. `paralab run` and `paralab.run`
 call this."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +10,14 @@ from msgspec.structs import replace
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
-from paralab.errors import Interrupted, ParalabError, Paused, RunFailed, refusing
+from paralab.errors import ParalabError, Paused, RunFailed, refusing
 from paralab.experiment.explain_failure import explain_failure, explain_slurm_failure
 from paralab.experiment.planning import make_plan, record_plan, slug
 from paralab.launch.job import Job, Launcher, Outcome, Print, Training, Watch
 from paralab.launch.local import LocalLauncher
 from paralab.launch.run_options import RunOptions
 from paralab.launch.slurm import SlurmJob
-from paralab.machine.signals import exit_code_of, name_of
+from paralab.machine.signals import interrupted
 from paralab.plan.grid import Place
 from paralab.plan.request import Request
 from paralab.record.checkpoints import checkpoints, step_folder
@@ -90,11 +88,8 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
         return explain_failure(outcome)
     if outcome.status == "interrupted":
         assert outcome.signal is not None
-        return Interrupted(
-            f"Stopped by {name_of(outcome.signal)} after {reached} of {steps} steps. All ranks "
-            f"have ended; the run folder is {path}",
-            exit_code=exit_code_of(outcome.signal),
-        )
+        ended = f"All ranks have ended; the run folder is {path}"
+        return interrupted(outcome.signal, f" after {reached} of {steps} steps. {ended}")
     if outcome.status == "stopped":
         done = f"Stopped and saved after {reached}" if reached else "Stopped before the first"
         return find_unsaved(outcome) or Paused(

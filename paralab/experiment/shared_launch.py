@@ -5,8 +5,6 @@ Starting a process that imports torch takes seconds, which is longer than a shor
 needs fewer ranks than the largest run uses only the first ranks, while the others wait.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

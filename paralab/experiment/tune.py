@@ -13,8 +13,6 @@ Low precision is measured the same way but listed separately. It is fast because
 changes the last digits of the results.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace

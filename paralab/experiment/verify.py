@@ -6,8 +6,6 @@ numbers, low precision, a stateful forward), the check removes the cause on both
 its effect separately. All configurations share one launch.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence

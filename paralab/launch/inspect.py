@@ -1,8 +1,6 @@
 """Inspect the machine and the workload in a child process, which imports torch. This process never
 imports torch."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -9,8 +9,6 @@ failures afterward. A launcher that must plan or explain during the launch calls
 `job.explain`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -119,7 +117,7 @@ class Job:
 
     request: Request
     options: RunOptions
-    prepare: Callable[[Job, Sequence[Place]], Training]
+    prepare: Callable[["Job", Sequence[Place]], Training]
     explain: Callable[[Outcome], str]
     watch: Watch
     say: Print

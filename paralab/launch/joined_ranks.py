@@ -7,8 +7,6 @@ plans, creates the run folder, informs the other ranks, and reports to the user.
 print nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal
@@ -64,9 +62,8 @@ class Team:
     ) -> RankExits:
         """Start this process's rank and watch it. Return how it ended. The exit code is None if we
         ended the rank because another rank failed, and 128 + N if signal N stopped this process."""
-        rank = self.place.rank
+        rank, folder = self.place.rank, RunFolder(Path(work["folder"]))
         seat = Seat(rank, self.group, _interface(work["towards"][rank]))
-        folder, deadlines = RunFolder(Path(work["folder"])), Deadlines(*work["deadlines"])
         stop = StopTogether(self.place, self.store, request)
 
         def on_poll(board: StatusBoard) -> None:
@@ -74,6 +71,7 @@ class Team:
             stop.poll(board)
 
         try:
+            deadlines = Deadlines(*work["deadlines"])
             return run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
         except OtherFailed:
             return ended_with(None)
@@ -104,8 +102,7 @@ class JoinedLauncher:
                 follow(team)
             return lead(team, job)
         except Lost as error:
-            where = f"{place.address}:{place.port}"
-            where = where if place.address else str(rendezvous_file(place))
+            where = f"{place.address}:{place.port}" if place.address else rendezvous_file(place)
             raise ParalabError(
                 f"Rank {place.rank} of {place.world_size} ({place.launcher}) did not find the "
                 f"other ranks: {error}.",
@@ -241,15 +238,12 @@ class JoinedAttempts(Attempts):
     def _towards(self) -> list[str | None]:
         """Return the address of another node for each rank, which then uses the network interface
         that leads there. If all ranks are on one node, return None for each rank."""
-        here = self.places[0].node
-        away = [
-            fact["address"]
-            for fact, place in zip(self.facts, self.places, strict=True)
-            if place.node != here
-        ]
-        if not away:
-            return [None] * len(self.places)
-        return [away[0] if place.node == here else self.team.address for place in self.places]
+        nodes = [place.node for place in self.places]
+        away = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
+        if away is None:
+            return [None] * len(nodes)
+        other = self.facts[away]["address"]
+        return [other if node == nodes[0] else self.team.address for node in nodes]
 
     def _require_shared_folder(self) -> None:
         """Refuse a run folder that some nodes cannot see, because their ranks could not write
@@ -261,16 +255,14 @@ class JoinedAttempts(Attempts):
         }
         self.store.put("begin", 2 if blind else 0)
         if blind:
-            nodes = f"{plural(len(blind), 'node')} ({', '.join(sorted(blind))})"
             raise UsageError(
-                f"{nodes} in this job cannot see the run folder "
-                f"{self.training.folder.path.resolve()}, which rank 0 created on "
+                f"{plural(len(blind), 'node')} ({', '.join(sorted(blind))}) in this job cannot see "
+                f"the run folder {self.training.folder.path.resolve()}, which rank 0 created on "
                 f"{self.places[0].node}.",
                 fix="--out DIR on a file system that all nodes share",
             )
 
     def _collect_exits(self, own: RankExits) -> RankExits:
-        """Collect the exits of all ranks."""
         deadline = time.monotonic() + (3 * GRACE_SECONDS if own.failed else CONNECT_SECONDS)
         ranks, unknown = [own], []
         for rank in range(1, len(self.places)):
@@ -311,13 +303,12 @@ def follow(team: Team) -> NoReturn:
                 saves = work["jobs"][0]["checkpoints"] is not None
                 with stop_in_order(saves, together_seconds=REPEAT_SECONDS) as request:
                     exits = team.run_rank(work, request)
-    except Lost:
-        exits = ended_with(1)
     except KeyboardInterrupt as error:
         exits = ended_with(exit_code_of(number_of(error)))
-    except BaseException:
+    except BaseException as error:
         exits = ended_with(1)
-        raise
+        if not isinstance(error, Lost):
+            raise
     finally:
         store.put(f"ended/{rank}", asdict(exits))
         if exits.failed:
@@ -339,8 +330,6 @@ def _interface(towards: str | None) -> str | None:
     """Return the network interface for gloo, or None to let gloo choose."""
     if towards is None:
         return loopback()
-    own = address_towards(towards)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == own for each in addresses):
-            return name
-    return None
+    own, interfaces = address_towards(towards), psutil.net_if_addrs().items()
+    own_names = [name for name, listed in interfaces for each in listed if each.address == own]
+    return own_names[0] if own_names else None

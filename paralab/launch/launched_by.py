@@ -8,8 +8,6 @@ rank 0 takes a free port and writes its address to a file in the job's working d
 nodes can see.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

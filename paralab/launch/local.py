@@ -1,7 +1,5 @@
 """The launcher for one machine: it starts the ranks itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.launch.job import Job, Outcome

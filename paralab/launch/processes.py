@@ -10,8 +10,6 @@ these cases, each process imports torch itself:
 - with a prefix (numactl …), or with environment variables that libraries read at import
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -40,7 +38,7 @@ DRIVER = Path("/dev/nvidiactl")
 class Forked:
     """A process that the template forked, with the `subprocess.Popen` methods that we use."""
 
-    def __init__(self, template: Template, pid: int, stdin: IO[bytes]) -> None:
+    def __init__(self, template: "Template", pid: int, stdin: IO[bytes]) -> None:
         self.template, self.pid, self.stdin = template, pid, stdin
         self.returncode: int | None = None
 

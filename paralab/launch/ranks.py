@@ -5,8 +5,6 @@ failed attempt leaves no files behind. Each rank has the read end of a pipe, and
 end. If this process dies, even from SIGKILL, the ranks end too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Restart after a failure: try again from the last checkpoint, at most `--max-restarts` times and
 only while it helps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Choose the checkpoint that a run starts from. Only the launcher does this: it checks every byte
 and passes an intact folder to the ranks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

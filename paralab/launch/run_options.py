@@ -1,7 +1,5 @@
 """`RunOptions`: the `paralab run` options that are not part of the configuration."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple

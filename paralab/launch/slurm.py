@@ -4,8 +4,6 @@ This needs only `sbatch`, `scontrol`, `sinfo`, and `scancel`. Many clusters have
 paralab does not use `sacct`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -21,9 +19,9 @@ from paralab.errors import ParalabError, UsageError
 CALL_SECONDS = 60.0  # how long one command may take; the controller may be busy
 SHOW_ACCOUNTS = "sacctmgr show assoc user=$USER lists yours"
 ENDED = (
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-    *("BOOT_FAIL", "DEADLINE", "REVOKED", "SPECIAL_EXIT"),
-)
+    "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED BOOT_FAIL DEADLINE "
+    "REVOKED SPECIAL_EXIT"
+).split()
 
 
 class Waiting(NamedTuple):
@@ -38,100 +36,79 @@ class Waiting(NamedTuple):
         return self.do.startswith("wait")
 
 
-# The reason from `squeue` or `scontrol` (* matches anything) -> its meaning and fix. Use the first
-# match.
-REASONS: Mapping[str, tuple[str, str]] = {
-    "None": ("Slurm has not considered it yet", "wait"),
-    "Resources": ("it is next once enough nodes are free", "wait, or request less"),
-    "Priority": ("other jobs come first", "wait, or request less time: a short job fits into gaps"),
-    "BeginTime": ("its start time is later; Slurm delays a requeued job for a while", "wait"),
-    "Dependency": ("it is waiting for another job", "wait for that job"),
-    "Licenses": ("no license is free", "wait"),
-    "Prolog": ("Slurm is preparing the nodes", "wait"),
-    "Nodes_required_for_job_are_DOWN*": (
-        "the matching nodes are down, drained, or reserved",
-        "wait",
-    ),
-    "PartitionNodeLimit": (
-        "it requests more nodes than the partition has or allows per job",
-        "fewer --nodes, or another partition",
-    ),
-    "PartitionTimeLimit": (
-        "it requests more time than the partition allows",
-        "a shorter time=, or another partition",
-    ),
-    "PartitionConfig": (
-        "no node in the partition is large enough",
-        "fewer ranks, CPUs, or GPUs per node, or more --nodes",
-    ),
-    "PartitionDown": ("the partition is disabled", "another partition"),
-    "PartitionInactive": ("the partition is disabled", "another partition"),
-    "BadConstraints": (
-        "no node meets all constraints at once",
-        "fewer constraints: gres, constraint, mem",
-    ),
-    "ReqNodeNotAvail*": (
-        "a required node is down, drained, or reserved, for example for maintenance that "
-        "begins before the job would end",
-        "leave out nodelist=, use a shorter time=, or wait for the node",
-    ),
-    "Reservation*": ("its reservation has not begun or has ended", "another reservation="),
-    "JobHeldUser": ("you put it on hold", "leave out hold, or run scontrol release JOB"),
-    "JobHeldAdmin": ("an administrator put it on hold", "ask the administrators"),
-    "DependencyNeverSatisfied": (
-        "the job it depends on did not end as required",
-        "another dependency=",
-    ),
-    "InvalidAccount": ("the account does not exist", f"account=NAME; {SHOW_ACCOUNTS}"),
-    "InvalidQOS": ("the QOS does not exist", f"qos=NAME; {SHOW_ACCOUNTS}"),
-    "AccountNotAllowed": (
-        "the account may not use this partition",
-        "another account= or partition=",
-    ),
-    "QOSNotAllowed": ("this partition does not allow the QOS", "another qos= or partition="),
-    "QOS*Per[JN]o[bd]*": (
-        "it requests more than the QOS allows per job",
-        "request less, or another qos=",
-    ),
-    "QOSMin*": ("it requests less than the QOS requires per job", "request more, or another qos="),
-    "QOS*": (
-        "your jobs, or all jobs in this QOS, have reached the QOS's limit",
-        "wait for those jobs, or another qos=",
-    ),
-    "Assoc*PerJob*": (
-        "it requests more than your account allows per job",
-        "request less, or another account=",
-    ),
-    "Assoc*": ("your account's jobs reached its limit", "wait for those jobs, or another account="),
-    "launch_failed_requeued_held": (
-        "a node could not start it, and Slurm put it on hold",
-        "scontrol release JOB, or ask the administrators",
-    ),
-}
+def _table(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse a table: the first column maps to the others. A line that starts with | continues the
+    row above it."""
+    lines = re.sub(r"\n +[|]", " |", text).strip().splitlines()
+    rows = [line.strip().split(" | ") for line in lines]
+    return {name: tuple(columns) for name, *columns in rows}
 
-# For jobs that did not complete: the final state -> what happened, and the fix.
-ENDINGS: Mapping[str, tuple[str, str]] = {
-    "CANCELLED": ("was canceled with scancel or by an administrator", "submit it again: {again}"),
-    "TIMEOUT": ("reached its time limit of {limit}", "a longer --slurm time=, or fewer --steps"),
-    "NODE_FAIL": (
-        "lost one of its nodes, {nodes}",
-        "submit it again with --slurm exclude=NODE; sinfo -R shows the failed node",
-    ),
-    "OUT_OF_MEMORY": (
-        "used more CPU memory than Slurm allocated",
-        "more --slurm mem=, a smaller --batch-size, or more ranks",
-    ),
-    "PREEMPTED": (
-        "was preempted by a job with higher priority",
-        "another partition or qos, or submit it again: {again}",
-    ),
-    "BOOT_FAIL": (
-        "got a node that did not boot, one of {nodes}",
-        "submit it again with --slurm exclude=NODE; sinfo -R shows the failed node",
-    ),
-    "DEADLINE": ("did not finish before its deadline", "leave out deadline="),
-    "FAILED": ("ended with exit code {code}", "read {prints}"),
-}
+
+# The reason from `squeue` or `scontrol` (* matches anything), its meaning, and the fix. Use the
+# first match.
+REASONS = _table(f"""
+    None | Slurm has not considered it yet | wait
+    Resources | it is next once enough nodes are free | wait, or request less
+    Priority | other jobs come first | wait, or request less time: a short job fits into gaps
+    BeginTime | its start time is later; Slurm delays a requeued job for a while | wait
+    Dependency | it is waiting for another job | wait for that job
+    Licenses | no license is free | wait
+    Prolog | Slurm is preparing the nodes | wait
+    Nodes_required_for_job_are_DOWN* | the matching nodes are down, drained, or reserved | wait
+    PartitionNodeLimit | it requests more nodes than the partition has or allows per job
+        | fewer --nodes, or another partition
+    PartitionTimeLimit | it requests more time than the partition allows
+        | a shorter time=, or another partition
+    PartitionConfig | no node in the partition is large enough
+        | fewer ranks, CPUs, or GPUs per node, or more --nodes
+    PartitionDown | the partition is disabled | another partition
+    PartitionInactive | the partition is disabled | another partition
+    BadConstraints | no node meets all constraints | fewer constraints: gres, constraint, mem
+    ReqNodeNotAvail* | a required node is down, drained, or reserved, for example for maintenance
+        | leave out nodelist=, use a shorter time=, or wait for the node
+    Reservation* | its reservation has not begun or has ended | another reservation=
+    JobHeldUser | you put it on hold | leave out hold, or run scontrol release JOB
+    JobHeldAdmin | an administrator put it on hold | ask the administrators
+    DependencyNeverSatisfied | the job it depends on did not end as required | another dependency=
+    InvalidAccount | the account does not exist | account=NAME; {SHOW_ACCOUNTS}
+    InvalidQOS | the QOS does not exist | qos=NAME; {SHOW_ACCOUNTS}
+    AccountNotAllowed | the account may not use this partition | another account= or partition=
+    QOSNotAllowed | this partition does not allow the QOS | another qos= or partition=
+    QOS*Per[JN]o[bd]* | it requests more than the QOS allows | request less, or another qos=
+    QOSMin* | it requests less than the QOS requires per job | request more, or another qos=
+    QOS* | your jobs, or all jobs in this QOS, reached its limit | wait for them, or another qos=
+    Assoc*PerJob* | it requests more than your account allows | request less, or another account=
+    Assoc* | your account's jobs reached its limit | wait for those jobs, or another account=
+    launch_failed_requeued_held | a node could not start it, and Slurm put it on hold
+        | scontrol release JOB, or ask the administrators
+""")
+
+# For jobs that did not complete: the final state, what happened, and the fix.
+ENDINGS = _table("""
+    CANCELLED | was canceled with scancel or by an administrator | submit it again: {again}
+    TIMEOUT | reached its time limit of {limit} | a longer --slurm time=, or fewer --steps
+    NODE_FAIL | lost one of its nodes, {nodes} | submit it again with --slurm exclude=NODE (sinfo -R names it)
+    OUT_OF_MEMORY | used more CPU memory than Slurm allocated
+        | more --slurm mem=, a smaller --batch-size, or more ranks
+    PREEMPTED | was preempted by a job with higher priority
+        | another partition or qos, or submit it again: {again}
+    BOOT_FAIL | got a node that did not boot, one of {nodes} | submit it again with --slurm exclude=NODE (sinfo -R names it)
+    DEADLINE | did not finish before its deadline | leave out deadline=
+    FAILED | ended with exit code {code} | read {prints}
+""")
+
+# A pattern in sbatch's refusal of a job, and the fix. Use the first match.
+REFUSALS = _table(r"""
+    invalid partition|partition name | --slurm partition=NAME, one of: {partitions} (* is the default)
+    time limit|--time | --slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most TIMELIMIT
+    account|qos | --slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours
+    node (configuration|count|name)|CPU count|(memory|feature) spec|generic resource|processors
+        | at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm gres=gpu:N
+    unrecognized option|ambiguous | an sbatch long option (sbatch --help)
+    contact slurm|configuration|controller|connect
+        | use a cluster login node, where `scontrol ping` and `sinfo` answer
+    .* | sbatch --help lists the options that --slurm accepts
+""")
 
 
 @dataclass(frozen=True)
@@ -169,7 +146,6 @@ def explain_reason(reason: str) -> Waiting:
 
 
 def require_commands() -> None:
-    """Raise an error if Slurm's commands are missing."""
     commands = ("sbatch", "scontrol", "scancel", "sinfo")
     missing = [name for name in commands if not shutil.which(name)]
     if missing:
@@ -191,14 +167,10 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
     """Return this process's environment without variables that override the script (such as
     SBATCH_PARTITION) or describe an enclosing job."""
-    given = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
-    inside = "SLURM_JOB_ID" in os.environ
-    about = re.compile(r"SLURM_(?!CONF$)")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in given and not (inside and about.match(name))
-    }
+    ours = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
+    if "SLURM_JOB_ID" in os.environ:
+        ours |= {name for name in os.environ if re.match(r"SLURM_(?!CONF$)", name)}
+    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 def query(number: int) -> SlurmJob | None:
@@ -233,31 +205,15 @@ def cancel(number: int) -> None:
     _call("scancel", str(number))
 
 
-# A pattern in sbatch's refusal of a job -> the fix. Use the first match.
-REFUSALS: Mapping[str, str] = {
-    r"invalid partition|partition name": "--slurm partition=NAME, one of: {partitions} (* is the "
-    "default)",
-    r"time limit|--time": "--slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most the "
-    "partition's TIMELIMIT",
-    r"account|qos": "--slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours",
-    r"node configuration|node count|CPU count|memory spec|feature spec|generic resource|node name"
-    r"|processors": "at most what the nodes have (GRES: GPUs, CPUS, MEMORY in MB), e.g. --slurm "
-    "gres=gpu:N",
-    r"unrecognized option|ambiguous": "an sbatch long option (sbatch --help)",
-    r"contact slurm|configuration|controller|connect": "use a cluster login node, where "
-    "`scontrol ping` and `sinfo` answer",
-    "": "sbatch --help lists the options that --slurm accepts",
-}
-
-
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
     """Return the error for a job that sbatch refused, with sbatch's message and the fix. Include
     sinfo's table if the fix refers to its columns."""
     message = _message(stderr)
-    known = (fix for pattern, fix in REFUSALS.items() if re.search(pattern, message, re.IGNORECASE))
+    known = (fix for pattern, [fix] in REFUSALS.items() if re.search(pattern, message, re.I))
     fix = next(known)
     if "{partitions}" in fix:
-        fix = fix.format(partitions=", ".join(partitions()) or "sinfo lists them")
+        names = dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split())
+        fix = fix.format(partitions=", ".join(names) or "sinfo lists them")
     return UsageError(
         f"Slurm refused the job: {message} (the script is {script})",
         fix=fix,
@@ -270,11 +226,6 @@ def _message(stderr: str) -> str:
     prefix = r"^\w+: (error: |fatal: )?(Batch job submission failed: )?"
     lines = [re.sub(prefix, "", line).strip() for line in stderr.strip().splitlines()]
     return "; ".join(dict.fromkeys(filter(None, lines))).rstrip(".") + "."
-
-
-def partitions() -> list[str]:
-    """Return the partition names. As in sinfo, a star marks the default."""
-    return list(dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split()))
 
 
 def list_nodes() -> str | None:

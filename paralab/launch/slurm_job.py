@@ -5,8 +5,6 @@ plans on its own nodes. We read its progress from the run folder, which must be 
 that both machines share.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -22,7 +20,7 @@ from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import RunOptions
 from paralab.launch.slurm_script import Allocation, JobScript, allocate, parse_options, run_name
 from paralab.machine import child
-from paralab.machine.signals import exit_code_of, name_of, number_of
+from paralab.machine.signals import interrupted, name_of, number_of
 from paralab.plan.check import check
 from paralab.plan.option import to_words
 from paralab.plan.plan import Plan
@@ -72,14 +70,14 @@ class SlurmLauncher:
         text = self._script(request, options, asked, folder.path, folder.path.absolute())
         write_new(path, text)
         folder.write_manifest(kind="slurm", request=asdict(request), slurm=asdict(asked))
-        number = _submit(path, asked)
-        job.say(f"Submitted Slurm job {number}: {path}")
-
-        follower = JobFollower(number, folder, self.wait_seconds, job.say, job.watch)
+        number: int | None = None
         try:
+            number = slurm.submit(path, asked.options)
+            job.say(f"Submitted Slurm job {number}: {path}")
+            follower = JobFollower(number, folder, self.wait_seconds, job.say, job.watch)
             state = follower.follow()
         except KeyboardInterrupt as error:
-            raise _stop_following(error, number, folder, path) from None
+            raise _stop_following(number_of(error), number, path) from None
         folder.write_outcome({"slurm": asdict(state), "run": follower.run.name})
         result = follower.run / "result.json"
         done = state.state == "COMPLETED" and wait_for_file(result, ARRIVE_SECONDS)
@@ -111,36 +109,27 @@ class SlurmLauncher:
         ).text()
 
 
-def _submit(path: Path, asked: Allocation) -> int:
-    try:
-        return slurm.submit(path, asked.options)
-    except KeyboardInterrupt as error:
-        number = number_of(error)
-        raise Interrupted(
-            f"Stopped by {name_of(number)} while submitting {path}. Slurm may have accepted it.",
-            fix="squeue --me to check for a job, and scancel JOB to end it",
-            exit_code=exit_code_of(number),
-        ) from None
-
-
-def _stop_following(
-    error: KeyboardInterrupt, number: int, folder: RunFolder, path: Path
-) -> Interrupted:
+def _stop_following(by: int, number: int | None, script: Path) -> Interrupted:
     """Cancel the job, unless only the ssh session was closed (SIGHUP)."""
-    by = number_of(error)
-    stopped = f"Stopped by {name_of(by)}: Slurm job {number}"
+    folder = script.parent
+    if number is None:
+        return interrupted(
+            by,
+            f" while submitting {script}. Slurm may have accepted it.",
+            fix="squeue --me to check for a job, and scancel JOB to end it",
+        )
     if name_of(by) == "SIGHUP":
-        return Interrupted(
-            f"{stopped} keeps running. The folder is {folder.path}",
+        return interrupted(
+            by,
+            f": Slurm job {number} keeps running. The folder is {folder}",
             fix=f"scancel {number} to end it",
-            exit_code=exit_code_of(by),
         )
     slurm.cancel(number)
-    return Interrupted(
-        f"{stopped} was canceled (scancel {number}). The folder is {folder.path}",
-        fix=f"`sbatch {path}` to submit it again without following it, and "
-        f"`paralab show {folder.path}` to see its results",
-        exit_code=exit_code_of(by),
+    return interrupted(
+        by,
+        f": Slurm job {number} was canceled (scancel {number}). The folder is {folder}",
+        fix=f"`sbatch {script}` to submit it again without following it, and "
+        f"`paralab show {folder}` to see its results",
     )
 
 

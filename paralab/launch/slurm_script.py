@@ -4,8 +4,6 @@ into the text that `sbatch` reads.
 Users can also edit the script and submit it by hand.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,9 +23,9 @@ WARN_SECONDS = 60  # Slurm sends SIGUSR1 this long before the time limit
 SHORTEST_WARNED_SECONDS = 300
 
 FLAGS = (
-    *("contiguous", "exclusive", "hold", "no-kill", "no-requeue", "overcommit", "oversubscribe"),
-    *("reboot", "requeue", "spread-job", "use-min-nodes"),
-)
+    "contiguous exclusive hold no-kill no-requeue overcommit oversubscribe reboot requeue "
+    "spread-job use-min-nodes"
+).split()
 OURS = {
     "output": "paralab reads the job's output from slurm-JOB.out in the run folder",
     "error": "paralab reads the job's errors from slurm-JOB.out in the run folder",
@@ -41,56 +39,43 @@ OURS = {
     "parsable": "paralab parses sbatch output",
 }
 
-_PART = re.compile(
-    r"""\s*(?P<name>[^=,"']+?)\s*                      # a name …
-        (?:=(?P<value>"[^"]*"|'[^']*'|[^,"']*))?       # … and a value, quoted if it has commas
-        (?:,|$)""",
-    re.VERBOSE,
-)
-
 
 def parse_options(text: str) -> dict[str, str | None]:
     """Parse `partition=gpu,constraint="a,b",exclusive` into {"partition": "gpu", "constraint":
     "a,b", "exclusive": None}."""
+
+    def refuse(problem: str, fix: str) -> UsageError:
+        return UsageError(f"--slurm {text!r}: {problem}.", fix=fix)
+
+    parts = shlex.shlex(text, posix=True)
+    parts.whitespace, parts.whitespace_split, parts.commenters, parts.escape = ",", True, "", ""
     options: dict[str, str | None] = {}
-    position = 0
-    while position < len(text):
-        part = _PART.match(text, position)
-        if not part:
-            raise UsageError(
-                f"--slurm {text!r}: {text[position:]!r} is not key=value.",
-                fix="--slurm partition=NAME,time=10:00",
+    try:
+        words = list(parts)
+    except ValueError:
+        raise refuse("it is not key=value,…", "--slurm partition=NAME,time=10:00") from None
+    for word in words:
+        name, equals, value = word.strip().removeprefix("--").partition("=")
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+            raise refuse(
+                f"{name!r} is not an sbatch long option", "long names: partition=, gres=, time=, …"
             )
-        name, value = part["name"].removeprefix("--"), part["value"]
-        _check_option(text, name, value)
+        if not equals and name not in FLAGS:
+            raise refuse(
+                f"{name!r} has no value and is not an sbatch flag",
+                f'{name}=VALUE; quote a value that contains commas: constraint="a,b". '
+                f"Flags: {', '.join(FLAGS)}",
+            )
+        if equals and not (value and value.isprintable()):
+            raise refuse(f"{name} has no value", f"{name}=VALUE, or leave it out")
+        if name in OURS:
+            raise UsageError(
+                f"--slurm {name} cannot be set: {OURS[name]}.", fix=f"leave out {name}"
+            )
         if name in options:
-            raise UsageError(
-                f"--slurm {text!r}: {name} appears twice.",
-                fix=f"one {name}, with quotes around a value that contains commas",
-            )
-        options[name] = None if value is None else value.strip("\"'")
-        position = part.end()
+            raise refuse(f"{name} appears twice", f"one {name}; quote a value that contains commas")
+        options[name] = value if equals else None
     return options
-
-
-def _check_option(text: str, name: str, value: str | None) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-        raise UsageError(
-            f"--slurm {text!r}: {name!r} is not an sbatch long option.",
-            fix="sbatch long names: partition=, gres=, time=, …",
-        )
-    if value is None and name not in FLAGS:
-        raise UsageError(
-            f"--slurm {text!r}: {name!r} has no value and is not an sbatch flag.",
-            fix=f'{name}=VALUE; quote a value that contains commas: constraint="a,b". '
-            f"Flags: {', '.join(FLAGS)}",
-        )
-    if value is not None and (not value.strip("\"'") or not value.isprintable()):
-        raise UsageError(
-            f"--slurm {text!r}: {name} has no value.", fix=f"{name}=VALUE, or leave it out"
-        )
-    if name in OURS:
-        raise UsageError(f"--slurm {name} cannot be set: {OURS[name]}.", fix=f"leave out {name}")
 
 
 @dataclass(frozen=True)
@@ -185,11 +170,9 @@ def _count(text: str) -> int:
 
 
 def _number(name: str, text: str | None) -> int:
-    if not (text or "").isdigit() or int(text or 0) < 1:
-        raise UsageError(
-            f"--slurm {name}={text}: {text!r} is not a positive number.", fix=f"{name}=2"
-        )
-    return int(text or 0)
+    if text and text.isdigit() and int(text):
+        return int(text)
+    raise UsageError(f"--slurm {name}={text}: {text!r} is not a positive number.", fix=f"{name}=2")
 
 
 def limit_seconds(time: str | None) -> int | None:

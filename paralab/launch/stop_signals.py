@@ -1,8 +1,6 @@
 """Graceful stop: the first signal asks all ranks to finish their step and save, and the second
 signal stops them immediately."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

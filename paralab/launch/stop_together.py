@@ -1,8 +1,6 @@
 """Stop all ranks of a torchrun or srun job together: after the same step if there is a signal, or
 soon after a rank fails."""
 
-from __future__ import annotations
-
 import time
 
 from paralab.launch.launched_by import LaunchedRank

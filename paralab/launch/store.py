@@ -5,8 +5,6 @@ Only torch can access the store, and this process must not import torch. So a ch
 (`paralab.worker.store_client`) accesses the store, and we talk to the child.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -4,8 +4,6 @@ This process becomes `torchrun … paralab run …` with one process per rank. T
 launcher in `joined_ranks.py`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 """Detect hung ranks from the launcher. Each phase has a deadline, and all ranks dump their stacks
 before paralab ends them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -10,8 +10,6 @@ own location, so paralab does not have to be installed. `paralab.workload.load` 
 folder to the path when it loads the workload.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

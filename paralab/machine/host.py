@@ -5,8 +5,6 @@ Most functions use Linux interfaces. macOS has no /proc, /sys, or core affinity,
 has a fallback or returns None there.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

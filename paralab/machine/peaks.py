@@ -5,8 +5,6 @@ worse than no percentage. Variants with different clocks or memory have differen
 separate devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ product kills the process with SIGILL. Limiting oneDNN to a smaller instruction 
 crash. The limit must be set before importing torch.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

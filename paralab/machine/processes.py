@@ -3,8 +3,6 @@
 Ranks do not import this module, because they need only torch and numpy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -6,14 +6,14 @@ finish their step and save. So ranks, and the process that they are forked from,
 signals. The launcher sends them orders through the pipe to their standard input.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from paralab.errors import Interrupted
 
 
 def _known(*names: str) -> tuple[signal.Signals, ...]:
@@ -47,6 +47,13 @@ def exit_code_of(number: int) -> int:
     """Return the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP,
     and 131 for SIGQUIT."""
     return 128 + number
+
+
+def interrupted(number: int, problem: str, fix: str | None = None) -> Interrupted:
+    """Return the error for a command that a signal stopped: `Stopped by Ctrl-C` and the problem."""
+    return Interrupted(
+        f"Stopped by {name_of(number)}{problem}", fix, exit_code=exit_code_of(number)
+    )
 
 
 def raise_stop(number: int, frame: FrameType | None = None) -> None:

@@ -15,8 +15,6 @@ checkpoint never runs code from it: see `paralab.record.metadata` for `.metadata
 `paralab.worker.checkpoint` for the tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ clock that all ranks share. None means that the event has no such field or that 
 unknown.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from paralab.record.types import Record

@@ -12,8 +12,6 @@ weights.pt          the final weights, on request
 profile/rankN.json  torch.profiler's trace of steps 4 to 7, on request
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -21,7 +19,7 @@ import time
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from paralab.errors import ParalabError, UsageError, refusing
 
@@ -45,7 +43,7 @@ class RunFolder:
         return self.path / "stacks" / str(attempt)
 
     @classmethod
-    def create(cls, out: Path | None, label: str) -> RunFolder:
+    def create(cls, out: Path | None, label: str) -> Self:
         """Create `out`, or `runs/DATE_TIME_label` with a number if that folder exists."""
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(

@@ -10,15 +10,13 @@ Our checkpoints contain only tensors. Anything else is an error, because DCP wou
 without a check.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 METADATA = ".metadata"
 
@@ -107,7 +105,7 @@ class _StandIn:
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any) -> _StandIn:
+    def __new__(cls, *args: Any) -> Self:
         self = super().__new__(cls)
         self.args, self.state = args, None
         return self

@@ -4,8 +4,6 @@ are lost if the process is killed.
 The file grows in large pieces. Until it is closed, its unused end contains zeros.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

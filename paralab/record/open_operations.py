@@ -1,8 +1,6 @@
 """A process's current operations, in a small file mapped into its memory. Writing needs no system
 call. Other processes can read the file even if this process hangs, holds the GIL, or was killed."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import struct

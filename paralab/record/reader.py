@@ -1,8 +1,6 @@
 """Read events, even during a run or after a kill. The reader skips a truncated last line, and a
 damaged line does not affect other lines."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -6,8 +6,6 @@ enough for every step. Other processes can read the unfinished operations no mat
 this process.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import struct

@@ -1,8 +1,6 @@
 """A stack dump shows where each thread in this process is, and the process's last collectives. A
 background thread writes it when the launcher asks."""
 
-from __future__ import annotations
-
 import json
 import linecache
 import sys

@@ -10,13 +10,12 @@ launcher sees posts late. So a rank that reaches the posted step waits there. If
 the same step, they have agreed. Otherwise, the launcher posts a later step (see `agree`).
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 PHASES = ("start", "step", "save", "end", "idle")  # idle: waiting for other ranks to finish
 NEVER = -1
@@ -44,7 +43,7 @@ class StatusBoard:
             self._map = mmap.mmap(file.fileno(), HEADER.size + ranks * SLOT.size)
 
     @classmethod
-    def create(cls, path: Path, ranks: int) -> StatusBoard:
+    def create(cls, path: Path, ranks: int) -> Self:
         slots = SLOT.pack(PHASES.index("start"), NEVER, time.perf_counter(), False) * ranks
         path.write_bytes(HEADER.pack(NEVER, False) + slots)
         return cls(path, ranks)

@@ -4,8 +4,6 @@ mypy checks the attributes. `to_dict()` returns plain dicts and lists. `result["
 and means `result.steps`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypeVar

@@ -2,8 +2,6 @@
 out, because another rank ended or did not arrive. The launcher, the doctor, and attach all use this
 list, so none of them blames a victim."""
 
-from __future__ import annotations
-
 import re
 
 # Another rank has ended.

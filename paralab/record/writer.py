@@ -4,8 +4,6 @@ Lines reach the file within `FLUSH_SECONDS`. A killed process loses at most the 
 `FLUSH_SECONDS`, and truncates at most one line.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
