@@ -167,7 +167,7 @@ def doctor(
         from paralab.doctor.show.sarif import as_sarif
 
         write_new(Path(sarif), json.dumps(as_sarif(diagnosis), indent=1) + "\n")
-    _print(diagnosis, fixes, style, suspects or strict, code)
+    _print(diagnosis, fixes, style, suspects or strict or diagnosis.is_undecided_log, code)
     sys.exit(code)
 
 

@@ -17,6 +17,7 @@ from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Message, entries
 
 LAST = "H11"  # explains exceptions that have no entry of their own
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # groups of the pattern that did not match
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 
@@ -41,7 +42,7 @@ class Known:
         return Finding(
             self.entry.id,
             self.message.severity,
-            re.sub("  +", " ", why[0].upper() + why[1:]),
+            re.sub("  +", " ", EMPTY.sub("", why[0].upper() + why[1:])),
             fix or self.entry.fix,
             at.file if at else None,
             at.line if at else None,

@@ -42,6 +42,11 @@ class Diagnosis:
         """Errors and warnings."""
         return tuple(finding for finding in self.findings if finding.severity != "suspect")
 
+    @property
+    def is_undecided_log(self) -> bool:
+        """Nothing in a log is certain. Its suspects are shown: they are the best answer there is."""
+        return self.ways == ("log",) and not self.certain()
+
     def count(self, *severities: str) -> str:
         """`2 errors, 1 suspect`, or empty."""
         counts = {

@@ -7,7 +7,7 @@ import re
 # Another rank has ended.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
-    r"|remote process (?:has )?exited|Socket closed|ECONNRESET"
+    r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
 )
 # Another rank did not arrive in time.
 WAITED = re.compile(

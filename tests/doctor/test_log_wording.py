@@ -39,6 +39,17 @@ def progress(rank, enqueued, completed, group=0, before="Last"):
 
 DUMP = "Received a dump signal due to a collective timeout from rank 1 and we will dump the debug info. Last"
 
+FIRST_COLLECTIVE = (
+    "[rank3]: torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId "
+    "from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout\n"
+)
+IN_BARRIER = (
+    '[rank2]:   File "/opt/lib/python3.12/site-packages/recipes/tune.py", line 74, in save\n'
+    "[rank2]:     torch.distributed.barrier()\n"
+    '[rank2]:   File "/opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 5, in barrier\n'
+    "[rank2]:     work.wait()\n"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -81,6 +92,41 @@ DUMP = "Received a dump signal due to a collective timeout from rank 1 and we wi
             [("L03", "error", None)],
         ),
         ("ValueError: bad row, skipping\n" + "step\n" * 9, []),  # printed, and the script went on
+        (  # only the message, without the name of its exception
+            "`Expected to mark a variable ready only once. Parameter at index 7 has been marked as ready twice.`\n",
+            [("S02", "suspect", None)],
+        ),
+        (  # the words of several ranks in one line, so that no exception begins it
+            "^ ^torch^.DistBackendError^: ^ NCCL error\nLast error:\n"
+            "Duplicate GPU detected : rank 0 and rank 3 both on CUDA device 60^\n",
+            [("L03", "error", None)],
+        ),
+        (
+            "RuntimeError: cuda runtime error (101) : invalid device ordinal\n",
+            [("L03", "error", None)],
+        ),
+        (
+            "RuntimeError: connect() timed out. Original timeout was 9 ms.\n",
+            [("H18", "error", None)],
+        ),
+        (
+            "The client socket has timed out after 9s while trying to connect to 10.0.0.1:29500\n",
+            [("H18", "error", None)],
+        ),
+        (
+            "AssertionError: No inf checks were recorded prior to update.\n",
+            [("A04", "error", None)],
+        ),
+        (
+            "AssertionError: No inf checks were recorded for this optimizer.\n",
+            [("H11", "error", None)],
+        ),
+        ("RuntimeError: CUDA error: out of memory\n", [("H11", "error", None)]),
+        (FIRST_COLLECTIVE, [("H18", "suspect", None)]),  # rank 0 is not there; nobody knows why
+        (
+            FIRST_COLLECTIVE + "Sending process 12 closing signal SIGTERM\n",
+            [("H13", "suspect", None)],
+        ),
     ],
 )
 def test_pasted_messages(tmp_path, text, expected):
@@ -141,3 +187,81 @@ def test_texts_of_ranks_are_read_like_logs():
     assert [(f.id, f.line, f.evidence[-1]) for f in found] == [
         ("H11", 3, "rank 1:3: KeyError: 'x'")
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "expected"),
+    [
+        # Every name in a wrapper begins with "module.", so missing names alone say nothing.
+        ("DistributedDataParallel", 'Missing key(s) in state_dict: "module.head.bias".', "H11"),
+        (
+            "DataParallel",
+            'Missing key(s) in state_dict: "module.a".\n\tsize mismatch for module.b',
+            "H11",
+        ),
+        ("DataParallel", 'Unexpected key(s) in state_dict: "module.head.bias".', "H11"),
+        ("DataParallel", 'Unexpected key(s) in state_dict: "head.weight", "head.bias".', "C01"),
+        ("Net", 'Missing key(s): "a".\n\tUnexpected key(s) in state_dict: "module.a".', "C01"),
+    ],
+)
+def test_names_of_a_checkpoint(tmp_path, model, keys, expected):
+    text = f"RuntimeError: Error(s) in loading state_dict for {model}:\n\t{keys}\n"
+    (finding,) = diagnosed(tmp_path, text)
+    assert finding.id == expected
+    assert expected == "C01" or "module." in finding.why  # not only "Error(s) in loading"
+
+
+def test_a_victim_that_caught_its_exception(tmp_path):
+    text = "rank 1: step failed: Application timeout caused pair closure\n"
+    assert told(tmp_path, text) == [("H11", "suspect", None)]
+    assert told(tmp_path, text + "step done\n" * 9) == []
+
+
+def test_a_rank_that_waits_inside_a_library(tmp_path):
+    """No frame is the user's own, so the innermost outside torch counts; nobody is blamed."""
+    text = (
+        IN_BARRIER
+        + "[rank2]: RuntimeError: [gloo/x.cc:81] Timed out waiting 9ms for recv operation to complete\n"
+    )
+    (finding,) = diagnosed(tmp_path, text)
+    assert (finding.id, finding.severity, finding.rank, finding.line) == (
+        "H03",
+        "suspect",
+        None,
+        74,
+    )
+
+
+def test_a_log_that_ends_inside_a_traceback(tmp_path):
+    (finding,) = diagnosed(tmp_path, IN_BARRIER)
+    assert (finding.id, finding.severity, finding.line) == ("H11", "suspect", 74)
+    assert diagnosed(tmp_path, IN_BARRIER + "[rank2]: step\n" * 9) == []  # a stack that it printed
+
+
+def test_the_report_of_a_launcher_is_no_exception_of_its_own(tmp_path):
+    """Older versions of spawn raise a bare Exception. The process that it quotes is cut off, and so
+    it did not fail to come."""
+    text = (
+        "RuntimeError: Application timeout caused pair closure\n\nTraceback (most recent call last):\n"
+        '  File "/home/ann/train.py", line 62, in <module>\n    launch(main)\n'
+        '  File "/opt/lib/python3.7/site-packages/torch/multiprocessing/spawn.py", line 118, in join\n'
+        "    raise Exception(msg)\nException: \n\n-- Process 3 terminated with the following error:\n"
+        'Traceback (most recent call last):\n  File "/home/ann/train.py", line 31, in main\n    gather(x)\n'
+    )
+    (finding,) = diagnosed(tmp_path, text)
+    assert (finding.id, finding.severity, finding.rank) == ("H11", "suspect", None)
+    assert "victim" in finding.why
+
+
+def test_a_timeout_without_its_group(tmp_path):
+    """Rank 2's line that names the group is not in the excerpt; another rank's is."""
+    (finding,) = diagnosed(tmp_path, timeout(0, 5, group=3) + timeout(2, 5))
+    assert "Ranks 0 and 2 waited" in finding.why
+    assert "rank 1" in finding.why  # says nothing here
+
+
+def test_dumps_name_the_rank_that_has_nothing_pending(tmp_path):
+    observed = "[rank0]:[E714 10:00:00.1 ProcessGroupNCCL.cpp:1806] [PG ID 0 PG GUID 0 Rank 0] Observed flight recorder dump\n"
+    text = progress(1, 22, 21, before=DUMP) + observed + progress(2, 22, 21, before=DUMP)
+    (finding,) = diagnosed(tmp_path, text)
+    assert "Ranks 1 and 2 did not finish collective 22. Rank 0" in finding.why

@@ -134,6 +134,7 @@ def blame(logs: Logs) -> Blame:
     events.sort(key=lambda event: _when(event, logs))
 
     failed = {event.rank for event in events if event.role != "unknown"}
+    failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # its end is cut off
     known = [exit_ for exit_ in logs.exits if exit_.rank is not None]
     ended = {exit_.rank for exit_ in known if exit_.asked or exit_.code == -15} - failed
     silent = logs.heard - failed - {exit_.rank for exit_ in known}

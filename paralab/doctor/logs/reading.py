@@ -31,8 +31,10 @@ WORDS = (
     *(b"slurm", b"oom", b"out of memory", b"xid", b"ecc ", b"mismatch", b"by peer", b"broken pipe"),
     *(b"in use", b"addrinuse", b"assertion", b'file "', b"illegal instruction", b"key(s)"),
     *(b"strides() =", b"omp_num_threads", b"did not receive", b"clients joined", b"unable to"),
-    *(b"imbalance", b"autograd kernel", b"process group", b"cancelled", b"dataloader"),
+    *(b"imbalance", b"autograd kernel", b"process group", b"cancelled", b"dataloader", b"detected"),
+    b"expected",
 )
+PASTED = 300  # lines: of a shorter text, every line counts
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
 SAME = 200  # lines kept that differ only in their numbers
@@ -182,6 +184,7 @@ class _File:
             stream.close()
             self.logs.tracebacks += stream.done
         self.logs.reports += self.reports.values()
+        self.logs.lengths[self.name] = self.number
 
     def _block(self, block: bytes) -> None:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:
@@ -229,7 +232,7 @@ class _File:
         self._notice(line)
         if has_word or text.startswith("  "):
             report.feed(line)
-        if has_word:
+        if has_word or number <= PASTED:
             shape = "Watchdog" if "atchdog" in text or "enqueued" in text else DIGITS.sub("", text)
             self.same[shape] += 1
             if self.same[shape] <= SAME or shape == "Watchdog":

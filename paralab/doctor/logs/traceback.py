@@ -27,6 +27,11 @@ OF_LAUNCHER = (
     "ProcessRaisedException",
     "ProcessExitedException",
 )
+TORCH_OR_PYTHON = re.compile(
+    r"(?:^|[/\\])torch[/\\]|[/\\]lib[/\\]python3[\d.]*[/\\](?!site-packages|dist-packages)|bin/torchrun|^<|runpy"
+)
+# The innermost frame of a launcher that reports the exception of another process.
+REPORTING = ("torch/multiprocessing/spawn.py", "torch/distributed/launcher/api.py")
 LONGEST = 200  # lines
 LONGEST_BARE = 3  # lines of a message without a traceback
 LONGEST_MESSAGE = 8  # lines, where nothing separates it from what the process prints next
@@ -43,6 +48,10 @@ class Frame:
     def own(self) -> bool:
         """Whether it is the user's code, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
+
+    @property
+    def outside_torch(self) -> bool:
+        return not TORCH_OR_PYTHON.search(self.file)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" (`{self.code}`)" if self.code else "")
@@ -78,6 +87,12 @@ class Traceback:
         return "\n".join(line.text for line in self.lines[start:])
 
     @property
+    def headline(self) -> str:
+        """The exception in one line; if its first line only announces the next, with that line."""
+        more = self.message.splitlines()[1:2] if self.error.endswith(":") else []
+        return " ".join([self.error, *(line.strip() for line in more)])
+
+    @property
     def kind(self) -> str:
         """The exception's class, without its module."""
         found = ERROR.match(self.error)
@@ -89,13 +104,17 @@ class Traceback:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost frame of the user's code; with `raise … from …`, of the original."""
-        frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
-        return next((frame for frame in reversed(frames) if frame.own), None)
+        """The innermost frame of the user's code; with `raise … from …`, of the original. Without
+        one, the innermost outside torch: a library's recipe can be the whole program."""
+        frames = [*self.frames[self.caused :], *self.frames[: self.caused]][::-1]
+        outside = (frame for frame in frames if frame.outside_torch)
+        return next((frame for frame in frames if frame.own), next(outside, None))
 
     @property
     def of_launcher(self) -> bool:
-        return any(name in self.error for name in OF_LAUNCHER)
+        last = self.frames[-1] if self.frames else None
+        reports = last and last.file.endswith(REPORTING) and last.code.startswith("raise ")
+        return bool(reports) or any(name in self.error for name in OF_LAUNCHER)
 
     @property
     def of_victim(self) -> bool:

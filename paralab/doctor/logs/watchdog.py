@@ -69,10 +69,12 @@ def waiting_ranks(logs: Logs) -> list[Waiting]:
     timeout names no group: the next lines of the rank, about the same number, do."""
     by_rank: dict[tuple[int | None, str], Waiting] = {}
     groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
+    by_number: dict[int, set[str]] = {}  # the groups in which any rank waits for this number
     for line in logs.lines:
         progress, group = PROGRESS.search(line.text), GROUP.search(line.text)
         if progress and group and progress[1]:
             groups[line.rank, int(progress[1])] = group[1] or group[2]
+            by_number.setdefault(int(progress[1]), set()).add(group[1] or group[2])
     rank = None
     for line in logs.lines:
         timeout, progress = TIMEOUT.search(line.text), PROGRESS.search(line.text)
@@ -82,6 +84,8 @@ def waiting_ranks(logs: Logs) -> list[Waiting]:
         own = GROUP.search(line.text)
         name = own[1] or own[2] if own else "0"
         if timeout:
+            others = by_number.get(int(timeout[1]), set())
+            name = next(iter(others)) if len(others) == 1 and not own else name
             name = groups.get((rank, int(timeout[1])), name)
         item = by_rank.setdefault((rank, name), Waiting(rank, name))
         if timeout and item.call is None:

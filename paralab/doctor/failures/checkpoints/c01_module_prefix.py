@@ -38,12 +38,15 @@ ENTRY = Entry(
     ),
     messages=(
         Message(
-            r"loading state_dict for.*Unexpected key\(s\) in state_dict:.*?\"module\.",
+            r"loading state_dict for (?!DistributedDataParallel|DataParallel).*Unexpected key\(s\) in "
+            r"state_dict:.*?\"module\.",
             "The keys of the checkpoint begin with `module.`{at}: it was saved from the DDP or "
             "DataParallel wrapper and is loaded into a plain model.",
         ),
         Message(
-            r"loading state_dict for.*Missing key\(s\) in state_dict:.*?\"module\.",
+            # Every name in a wrapper begins with `module.`, so missing names prove nothing.
+            r"loading state_dict for (?:DistributedDataParallel|DataParallel):.*Unexpected key\(s\) in "
+            r"state_dict:\s*\"(?!module\.)",
             "The keys of the checkpoint lack `module.`{at}: it was saved from a plain model and is "
             "loaded into a DDP or DataParallel wrapper.",
         ),

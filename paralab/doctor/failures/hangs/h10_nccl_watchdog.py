@@ -62,14 +62,14 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
     timed = [item for item in everybody if item.call]
     if not timed:
         if any("dump signal" in line.text for line in logs.lines) and everybody:
-            yield _elsewhere(everybody)
+            yield _elsewhere(logs, everybody)
         return
     group = [item for item in everybody if item.group == timed[0].group]
     number = min(item.number for item in group if item.call)
     yield _compare(logs, group, number, len({item.group for item in everybody}) == 1)
 
 
-def _elsewhere(everybody: list[Waiting]) -> Finding:
+def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
     """The default group has dumped its state, but the collective belongs to another group."""
     idle = all(item.enqueued == item.completed for item in everybody)
     why = "A collective timed out, and these ranks only report that they dump their state. "
@@ -78,8 +78,11 @@ def _elsewhere(everybody: list[Waiting]) -> Finding:
             "Nothing is pending in the groups shown, so the collective belongs to another group. "
         )
     else:
-        ranks = named(item.rank for item in everybody if item.enqueued != item.completed)
-        why += f"{ranks} had collectives pending. "
+        pending = [item for item in everybody if item.enqueued != item.completed]
+        first = min((item.completed or 0) + 1 for item in pending)
+        why += f"{named(item.rank for item in pending)} did not finish collective {first}. "
+        rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
+        why += f"{named(rest)} reports none: look there first. " if rest else ""
     why += "The logs of all ranks make it certain."
     return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
 
@@ -117,7 +120,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         why += f"Rank {rank} reports no timeout: it did not come. "
         return _h10(first, why, rank, bool(logs.exits), evidence)
     if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
-        why += "Every rank has enqueued it, so nobody is missing and the connection does not work. "
+        why += "Every rank in this log has enqueued it, so nobody is missing and the connection does not work. "
         why += "Certain if the job runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
@@ -130,6 +133,8 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         caller = same[0].rank if alone else None
         return Finding("H07", "suspect", why, entries["H07"].fix, rank=caller, evidence=evidence)
     why += "The log does not show which rank is missing. "
+    unheard = silent - logs.heard
+    why += f"It has no line of {named(unheard).lower()}: look there first. " if unheard else ""
     return _h10(first, why, None, False, evidence)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.reading import MENTIONED
+from paralab.doctor.logs.traceback import Frame
 from paralab.doctor.messages import find_message, messages_in, named
 from paralab.doctor.registry import Entry, Message, check
+from paralab.record.victims import WAITED, is_victim
 
+LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
 ENTRY = Entry(
     id="H11",
     title="An exception on a rank ended the job",
@@ -37,8 +42,45 @@ ENTRY = Entry(
         Message(
             r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)",
             "{who} ran out of GPU memory{at}: it tried to allocate {asked}.",
-            fix="Use a smaller batch per rank with gradient accumulation, autocast, or activation "
-            "checkpointing.",
+            fix=LESS_MEMORY,
+        ),
+        Message(
+            r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'",
+            "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or "
+            "ranks that all use GPU 0.",
+            fix=f"nvidia-smi shows who uses the memory. {LESS_MEMORY}",
+            kind="printed",
+        ),
+        Message(
+            r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+            r"|driver version is insufficient for CUDA runtime",
+            "The NVIDIA driver of this machine is older than this build of torch needs{at}. The training "
+            "code is not the cause.",
+            fix="Update the driver, or install a torch build for an older CUDA version.",
+        ),
+        Message(
+            r"No inf checks were recorded for this optimizer",
+            "{who} called scaler.step(optimizer){at}, and no parameter of that optimizer has a gradient. "
+            "The loss does not depend on them, they are frozen, or backward did not run.",
+            fix="Print `[n for n, p in model.named_parameters() if p.grad is not None]` before the step.",
+        ),
+        Message(
+            r"element \d+ of tensors does not require grad",
+            "{who} called backward on a loss that depends on no trainable parameter{at}: all are frozen, the "
+            "loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
+            fix="Check requires_grad of the parameters. For checkpointing, pass use_reentrant=False.",
+        ),
+        Message(
+            r"Tensors must be CUDA and dense|No backend type associated with device type cpu",
+            "{who} gave NCCL a tensor that is not on a GPU, or is sparse{at}. A model must be on its GPU "
+            "before DDP wraps it, with all its buffers.",
+            fix="Move the model or the tensor to the rank's GPU first, or use gloo for CPU tensors.",
+        ),
+        Message(
+            r"(?:Must flatten tensors with|`?FlatParameter`? requires) uniform (?P<what>\w+)",
+            "FSDP stores the parameters of one wrapped module in one tensor{at}, so they need the same "
+            "{what}. Here they differ, as with adapters (LoRA) beside a model in lower precision.",
+            fix="Convert the parameters, pass use_orig_params=True, or wrap the parts separately.",
         ),
         Message(
             r"NVRM: Xid \([^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?|CUDA error: .{0,40}ncorrectable ECC"
@@ -94,10 +136,11 @@ ENTRY = Entry(
 
 OTHER_LOGS = "Give the logs of all ranks: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs."
 SIGNALS = {
-    "SIGSEGV": "it accessed invalid memory: a bug in compiled code, or mixed library versions",
-    "SIGABRT": "a check in compiled code failed; the lines before it say which",
-    "SIGFPE": "compiled code divided an integer by zero",
+    "SIGSEGV": "It accessed invalid memory: a bug in compiled code, or mixed library versions",
+    "SIGABRT": "A check in compiled code failed; the lines before it say which",
+    "SIGFPE": "Compiled code divided an integer by zero",
 }
+LAST = 8  # lines
 ELSEWHERE = ("SIGKILL", "SIGILL", "SIGBUS")  # H12, L10, L11
 
 
@@ -119,7 +162,7 @@ def other_exception(logs: Logs) -> Iterator[Finding]:
     same = [e for e in roots if e.trace and e.trace.kind == trace.kind and e.at == at]
     ranks = {event.rank for event in same}
     later = {event.rank for event in blame(logs).victims} - ranks - {None}
-    why = f"{named(ranks)} raised `{trace.error[:200]}`" + (f" at {at}." if at else ".")
+    why = f"{named(ranks)} raised `{trace.headline[:300]}`" + (f" at {at}." if at else ".")
     if later:
         why += f" Later errors on {named(later).lower()} are consequences."
     fix = "Fix this exception first." if at else f"Fix this exception first. {OTHER_LOGS}"
@@ -136,12 +179,12 @@ def crash(logs: Logs) -> Iterator[Finding]:
     at = root.at
     same = {event.rank for event in blame(logs).roots if event.signal}
     where = f" at {at}" if at else ""
-    meaning = SIGNALS.get(root.signal or "", "look at its last lines")
+    meaning = SIGNALS.get(root.signal or "", "Look at its last lines")
     words = [str(x) for x in logs.lines if "terminate called" in x.text or "what():" in x.text]
     yield Finding(
         "H11",
         "error",
-        f"{named(same)} died of {root.signal}{where}: {meaning}.",
+        f"{named(same)} died of {root.signal}{where}. {meaning}.",
         "Run with python -X faulthandler to see the line.",
         at.file if at else None,
         at.line if at else None,
@@ -162,7 +205,6 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
     """An exit code or a lost connection, and nothing that explains it."""
     found = blame(logs)
     codes = [event for event in found.unknown if event.exit and event.exit.code != -2]
-    lost = [event for event in found.victims if event.trace and not event.waited]
     if found.roots or any(find_message(line.text, ("printed",)) for line in logs.lines):
         return
     if codes:
@@ -176,7 +218,48 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
         fix = "Look for sys.exit and os._exit in this rank's code." if own else OTHER_LOGS
         rank, evidence = (first.rank if own else None), (str(first.line),)
         yield Finding("H11", "error" if own else "suspect", why, fix, rank=rank, evidence=evidence)
-    elif lost and lost[0].rank is None and not found.absent and not logs.exits:
-        who = named([lost[0].rank])
-        why = f"{who} lost its connection to another rank. It is a victim: the cause is elsewhere."
-        yield Finding("H11", "suspect", why, OTHER_LOGS, evidence=lost[0].evidence())
+    elif found.victims:
+        first = found.victims[0]
+        if first.rank is None and not (found.absent or logs.exits or (first.waited and first.at)):
+            yield _victim(named([None]), first.waited, first.at, first.evidence())
+    else:
+        yield from _last_lines(logs)
+
+
+def _victim(who: str, waited: bool, at: Frame | None, evidence: tuple[str, ...]) -> Finding:
+    what = (
+        "waited for another rank until its timeout"
+        if waited
+        else "lost its connection to another rank"
+    )
+    why = f"{who} {what}{f' at {at}' if at else ''}. It is a victim: the cause is elsewhere."
+    file, line = (at.file, at.line) if at else (None, None)
+    return Finding("H11", "suspect", why, OTHER_LOGS, file, line, evidence=evidence)
+
+
+def _last_lines(logs: Logs) -> Iterator[Finding]:
+    """The log ends in words that only victims print, in a message that the catalog knows without
+    the name of its exception, or inside a traceback."""
+    ends = [line for line in logs.lines if line.number > logs.lengths.get(line.source, 0) - LAST]
+    for line in ends:
+        if not line.stamped and is_victim(line.text, line.text):
+            mentioned = MENTIONED.search(line.text)
+            ranks = [
+                line.rank if line.rank is not None else int(mentioned[1]) if mentioned else None
+            ]
+            yield _victim(named(ranks), bool(WAITED.search(line.text)), None, (str(line),))
+            return
+    known = find_message("\n".join(line.text for line in ends), ("raised",), logs.lines)
+    if known and known.message.why and not any(line.stamped for line in ends):
+        found = known.finding([None], None, None, tuple(map(str, ends[:3])))
+        yield replace(found, severity="suspect")
+        return
+    for trace in logs.tracebacks:
+        at = trace.where
+        if at and not (trace.errors or trace.of_launcher or trace.logged) and trace.followed <= 3:
+            why = f"The log ends inside a traceback of {named([trace.rank]).lower()}, at {at}. The exception itself is missing."
+            fix = "Give the complete log, or the lines after the traceback."
+            yield Finding(
+                "H11", "suspect", why, fix, at.file, at.line, evidence=(str(trace.lines[-1]),)
+            )
+            return

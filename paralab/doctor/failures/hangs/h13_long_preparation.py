@@ -12,6 +12,10 @@ from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
+FIRST_COLLECTIVE = (
+    r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retr(?:ie|ei)ving ncclUniqueId from "
+    r"\[(?P<other>\d+)\] via c10d key-value store by key '[^']*', but (?:store->get|got error)"
+)
 ENTRY = Entry(
     id="H13",
     title="Rank 0 prepares data for longer than the others wait",
@@ -40,13 +44,14 @@ ENTRY = Entry(
     ),
     messages=(
         Message(
-            r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retr(?:ie|ei)ving ncclUniqueId from "
-            r"\[(?P<other>\d+)\] via c10d key-value store by key '[^']*', but (?:store->get|got error)",
+            FIRST_COLLECTIVE,
             "Rank {waiting} waited in its first collective until the timeout, and rank {other} did not come. "
-            "Rank {other} was still preparing data, or it had failed. Its own log makes it certain.",
+            "The launcher ended a rank that was still running: if it was rank {other}, it was still "
+            "preparing data, or it never calls this collective (H03).",
             severity="suspect",
             kind="printed",
             blames=False,
+            beside=r"closing signal SIGTERM",
         ),
     ),
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paralab.doctor.agreement import found, place_of
 from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
+from paralab.doctor.failures.hangs.h13_long_preparation import FIRST_COLLECTIVE
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.preflight import Facts
@@ -59,6 +60,16 @@ ENTRY = Entry(
             blames=False,
         ),
         Message(
+            FIRST_COLLECTIVE,
+            "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not come to its first "
+            "collective in time: it failed earlier, is still busy (H13), or takes another path (H03). The "
+            "log of rank {other} makes it certain.",
+            fix="Read the log of rank {other}: its last lines say where it is.",
+            severity="suspect",
+            kind="printed",
+            blames=False,
+        ),
+        Message(
             r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) cannot be retrieved",
             "The name {host} has no address on this machine, so {who} cannot reach port {port} there.",
             kind="printed",
@@ -66,7 +77,7 @@ ENTRY = Entry(
         ),
         Message(
             r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
-            r"\('?(?P<host>[^,')]+)'?, (?P<port>\d+)\)",
+            r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
             "{who} tried for {limit} to reach {host}:{port}{at}. Rank 0 is not running there, listens on "
             "another port, or a firewall is in between.",
             kind="printed",
@@ -77,6 +88,12 @@ ENTRY = Entry(
             "{who} cannot reach {host}:{port}: the name is wrong, rank 0 does not run there, or a firewall "
             "is in between.",
             kind="printed",
+            blames=False,
+        ),
+        Message(
+            r"connect\(\) timed out",
+            "{who} tried in vain to connect to the rendezvous{at}: nobody listens at that address, or a "
+            "firewall is in between.",
             blames=False,
         ),
         Message(

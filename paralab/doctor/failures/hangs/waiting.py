@@ -34,10 +34,11 @@ def waited_for_a_rank(logs: Logs) -> Iterator[Finding]:
         return
     if waiting:
         others = [event for event in victims if event.rank != waiting[0].rank and event.at]
-        if found.absent or BARRIER.search(waiting[0].trace.text if waiting[0].trace else ""):
-            yield _nobody_came(logs, waiting[0])
-        elif others:
+        barrier = BARRIER.search(waiting[0].trace.text if waiting[0].trace else "")
+        if others and not (found.absent or barrier):
             yield _two_places(waiting[0], others[0])
+        elif found.absent or waiting[0].at:
+            yield _nobody_came(logs, waiting[0])
     elif not found.unknown and not any(event.exit for event in found.victims):
         yield from _left_early(logs, victims[0])
 
@@ -109,7 +110,8 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     absent = [int(rank) for rank in barrier[2].split(",")] if barrier else blame(logs).absent
     rank = absent[0] if len(absent) == 1 else None
     last = logs.last.get(rank) if rank is not None and not barrier else None
-    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {named(absent)} did not come"
+    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. "
+    why += f"{named(absent) if absent else 'Another rank'} did not come"
     why += f"; the last line there is `{last.text.strip()[:160]}`." if last else "."
     more = (str(last),) if last else ()
     if first.alone:

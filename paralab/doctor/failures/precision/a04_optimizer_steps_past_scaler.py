@@ -47,7 +47,7 @@ ENTRY = Entry(
     silent=True,
     messages=(
         Message(
-            r"No inf checks were recorded (?:prior to update|for this optimizer)",
+            r"No inf checks were recorded prior to update",
             "{who} called scaler.update(){at}, but the scaler saw no step. The script called "
             "optimizer.step() directly, with gradients that are still multiplied by the scale.",
         ),
