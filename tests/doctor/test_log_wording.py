@@ -265,3 +265,50 @@ def test_dumps_name_the_rank_that_has_nothing_pending(tmp_path):
     text = progress(1, 22, 21, before=DUMP) + observed + progress(2, 22, 21, before=DUMP)
     (finding,) = diagnosed(tmp_path, text)
     assert "Ranks 1 and 2 did not finish collective 22. Rank 0" in finding.why
+
+
+def test_an_editor_prints_the_innermost_frame_first(tmp_path):
+    text = (
+        '  File "/opt/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py", line 15, in broadcast\n'
+        '    work = group.broadcast([tensor], opts)\n  File "/home/ann/tune.py", line 23, in main\n    share(x)\n'
+        '  File "/home/ann/tune.py", line 36, in <module>\n    main(args)\nRuntimeError: bad shape\n'
+    )
+    assert [(f.id, f.line) for f in diagnosed(tmp_path, text)] == [("H11", 23)]
+    header = "Traceback (most recent call last):\n"
+    assert [(f.id, f.line) for f in diagnosed(tmp_path, header + text)] == [("H11", 36)]
+
+
+def test_a_message_above_the_frames(tmp_path):
+    """Pasted upside down: a line of code is no exception, and one cause is told once."""
+    text = (
+        "Duplicate GPU detected : rank 9 and rank 1 both on CUDA device 34\n Last error:\n"
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, invalid usage\n"
+        'File "/opt/lib/python3.10/site-packages/torch/distributed/c10d_logger.py", line 81, in wrapper\n'
+        "torch.distributed.barrier()\n"
+    )
+    assert told(tmp_path, text) == [("L03", "error", None)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("INFO step 9", "", ["H11"]),  # a logger's line, and then the script died
+        ("INFO step 9", "INFO done\n" * 9, []),
+        ("ERROR cache: no index", "INFO step 9\n", []),  # logged, and the script went on
+    ],
+)
+def test_a_traceback_after_a_logger_s_line(tmp_path, before, after, expected):
+    stamp = "2026-07-14 10:00:00,000 "
+    text = f"{stamp}{before}\nTraceback (most recent call last):\n"
+    text += '  File "/home/ann/train.py", line 3, in <module>\n    x[1]\nIndexError: 1\n'
+    text += "".join(f"{stamp}{line}\n" for line in after.splitlines())
+    assert [finding.id for finding in diagnosed(tmp_path, text)] == expected
+
+
+def test_a_lost_rendezvous(tmp_path):
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 1, in _call_store\n'
+        "    return getattr(self._store, store_op)(*args)\nRuntimeError: Connection reset by peer\n"
+    )
+    assert told(tmp_path, text) == [("H18", "suspect", None)]

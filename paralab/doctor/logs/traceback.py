@@ -16,6 +16,7 @@ ERROR = re.compile(
     r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
 )
 BARE = re.compile(r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
+ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")  # no logger prints a traceback after that
 FATAL = "Fatal Python error: "
 CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
@@ -103,10 +104,18 @@ class Traceback:
         return self.error.startswith(FATAL)
 
     @property
+    def is_upside_down(self) -> bool:
+        """Editors print the innermost frame first."""
+        functions = [frame.function for frame in self.frames]
+        return HEADER not in self.first.text and functions[1:].count("<module>") == 1
+
+    @property
     def where(self) -> Frame | None:
         """The innermost frame of the user's code; with `raise … from …`, of the original. Without
         one, the innermost outside torch: a library's recipe can be the whole program."""
-        frames = [*self.frames[self.caused :], *self.frames[: self.caused]][::-1]
+        frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
+        if not self.is_upside_down:
+            frames.reverse()
         outside = (frame for frame in frames if frame.outside_torch)
         return next((frame for frame in frames if frame.own), next(outside, None))
 
@@ -200,6 +209,7 @@ class Assembler:
             self.open.logged = line.stamped
             return
         by_logger = before.stamped and not before.compiled and before.number >= line.number - 2
+        by_logger &= not ROUTINE.search(before.text)
         self.open.logged = line.stamped or (by_logger and not line.hooked)
         if found := SPAWNED.match(before.text):
             self.open.rank, self.open.reported = int(found[1]), True
@@ -224,8 +234,8 @@ class Assembler:
             last = trace.frames[-1]  # its code, or the marks below it
             trace.frames[-1] = Frame(last.file, last.line, last.function, last.code or text.strip())
         elif not text.lstrip().startswith("[Previous line"):
-            if trace.lines and FRAME.match(trace.first.text) and not ERROR.match(text):
-                return False  # frames that a stack dump printed
+            if trace.lines and HEADER not in trace.first.text and not ERROR.match(text):
+                return False  # frames that a stack dump printed, or a torn excerpt
             trace.errors.append(line)
             self._message = True
         trace.lines.append(line)

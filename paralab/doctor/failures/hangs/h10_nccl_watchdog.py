@@ -134,7 +134,10 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         return Finding("H07", "suspect", why, entries["H07"].fix, rank=caller, evidence=evidence)
     why += "The log does not show which rank is missing. "
     unheard = silent - logs.heard
-    why += f"It has no line of {named(unheard).lower()}: look there first. " if unheard else ""
+    if len(unheard) > 3:
+        why += "Most ranks left no line here: their logs are needed. "
+    elif unheard:
+        why += f"It has no line of {named(unheard).lower()}: look there first. "
     return _h10(first, why, None, False, evidence)
 
 

@@ -156,7 +156,10 @@ def other_exception(logs: Logs) -> Iterator[Finding]:
     root = roots[0] if roots else None
     if root is None or root.trace is None or root.signal:
         return
-    if find_message(root.trace.text, lines=logs.lines):
+    printed = any(find_message(line.text, ("printed",)) for line in logs.lines)
+    if find_message(root.trace.text, lines=logs.lines) or (
+        "NCCL error" in root.trace.error and printed
+    ):
         return
     trace, at = root.trace, root.at
     same = [e for e in roots if e.trace and e.trace.kind == trace.kind and e.at == at]
@@ -220,6 +223,8 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
         yield Finding("H11", "error" if own else "suspect", why, fix, rank=rank, evidence=evidence)
     elif found.victims:
         first = found.victims[0]
+        if first.trace and find_message(first.trace.text, lines=logs.lines):
+            return
         if first.rank is None and not (found.absent or logs.exits or (first.waited and first.at)):
             yield _victim(named([None]), first.waited, first.at, first.evidence())
     else:
@@ -256,7 +261,7 @@ def _last_lines(logs: Logs) -> Iterator[Finding]:
         return
     for trace in logs.tracebacks:
         at = trace.where
-        if at and not (trace.errors or trace.of_launcher or trace.logged) and trace.followed <= 3:
+        if at and not (trace.errors or trace.of_launcher) and trace.followed <= 3:
             why = f"The log ends inside a traceback of {named([trace.rank]).lower()}, at {at}. The exception itself is missing."
             fix = "Give the complete log, or the lines after the traceback."
             yield Finding(

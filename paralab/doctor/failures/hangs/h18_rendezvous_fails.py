@@ -91,6 +91,15 @@ ENTRY = Entry(
             blames=False,
         ),
         Message(
+            r"c10d_rendezvous_backend\.py.*(?:reset by peer|Broken pipe|closed by peer)",
+            "A launcher lost its connection to the node that runs the rendezvous: that node ended first, "
+            "or the network is down.",
+            fix="Read the log of the node that --rdzv-endpoint names. Use the same --nnodes, --rdzv-id, and "
+            "--rdzv-endpoint on all nodes.",
+            severity="suspect",
+            blames=False,
+        ),
+        Message(
             r"connect\(\) timed out",
             "{who} tried in vain to connect to the rendezvous{at}: nobody listens at that address, or a "
             "firewall is in between.",
