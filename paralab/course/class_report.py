@@ -22,6 +22,8 @@ from paralab.course.practical import document_of, name_of
 from paralab.errors import ParalabError, UsageError
 from paralab.record.types import Record
 
+LARGEST_BYTES = 10**6  # a filled-in sheet has 10 KB
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -52,6 +54,8 @@ def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
     it too."""
     beside = sheet.parent / "checkpoint.md"
     try:
+        if sheet.stat().st_size > LARGEST_BYTES:
+            raise UsageError(f"{sheet} is too large for a sheet.", fix="a sheet of up to 1 MB")
         text = sheet.read_text(encoding="utf-8")
         if beside.exists() and sheet.name != beside.name:
             text += "\n\n" + beside.read_text(encoding="utf-8")

@@ -59,19 +59,20 @@ class Measurements:
         runs = self.rows[key].runs if key in self.rows else []
         return [Recording.read(self.folder / run) for run in runs]
 
-    def notes(self, keys: Sequence[str]) -> str:
+    def notes(self, keys: Sequence[str], columns: Sequence[str] = ()) -> str:
         """Say what is virtual, emulated, or shared in these runs, and how memory was measured."""
         rows = [self.rows[key] for key in keys if key in self.rows]
         if not rows:
             return ""
         # Remarks that differ only in their numbers (2, 3, or 5 devices) appear once.
         remarks = {re.sub(r"\d+", "", each): each for row in rows for each in row.remarks}
-        counted = rows[0].peak_bytes[0].how != "allocator"
-        memory = (
-            "memory is the tensors' total size" if counted else "memory is the allocator's peak"
-        )
-        text = "; ".join([*remarks.values(), memory])
-        return text[:1].upper() + text[1:] + "."
+        text = "; ".join(remarks.values())
+        notes = [f"{text[:1].upper()}{text[1:]}."] if text else []
+        if "memory" in columns:
+            counted = rows[0].peak_bytes[0].how != "allocator"
+            what = "the tensors' total size" if counted else "the allocator's peak"
+            notes.append(f"Memory is {what}.")
+        return " ".join(notes)
 
 
 def sharing(row: Row) -> str:
@@ -168,8 +169,10 @@ def first_is_busier(row: Measured) -> bool | None:
 
 
 def first_is_bottleneck(row: Measured) -> bool:
+    """Return whether the other ranks wait for rank 0. A busier device 0 alone is no proof: another
+    program may share its core."""
     late = row.metrics.straggler
-    return bool(first_is_busier(row)) or bool(late and int(late.rank) == 0)
+    return bool(late and int(late.rank) == 0)
 
 
 def rank_losses(row: Measured) -> list[float]:

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 UNITS = (
     ("number", 1.0, ("", "×", "x", "times")),
     ("time", 1.0, ("s", "sec", "second", "seconds")),
-    ("time", 60.0, ("min",)),
-    ("time", 1e-3, ("ms",)),
-    ("time", 1e-6, ("µs", "μs", "us")),
+    ("time", 60.0, ("min", "minute", "minutes")),
+    ("time", 1e-3, ("ms", "msec", "millisecond", "milliseconds")),
+    ("time", 1e-6, ("µs", "μs", "us", "microsecond", "microseconds")),
     ("size", 1.0, ("b", "byte", "bytes")),
     *(("size", 10.0**power, (unit,)) for power, unit in ((3, "kb"), (6, "mb"), (9, "gb"))),
     *(("size", 2.0**power, (unit,)) for power, unit in ((10, "kib"), (20, "mib"), (30, "gib"))),
-    ("share", 0.01, ("%",)),
+    ("share", 0.01, ("%", "percent")),
 )
 FACTORS = {unit: (kind, factor) for kind, factor, units in UNITS for unit in units}
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-DIGITS = r"[-+]?\d[\d,.]*(?:[eE][-+]?\d+)?"
-NUMBER = re.compile(rf"^[~≈]?\s*({DIGITS})\s*([^\d\s(]*)\s*(?:\(.*\))?$")
+DIGITS = r"[-+]?\d[\d,.]*(?:[eE][-+]?\d{1,2}(?!\d))?"
+ABOUT = r"(?:[~≈=]|about|approx\w*\.?|around|roughly|circa|ca\.)?"
+# A number, its unit, and a remark: `39.7 ms (median)`, `39.7 ms ± 2`, `1350 samples/s`.
+NUMBER = re.compile(
+    rf"^{ABOUT}\s*({DIGITS}|(?:{'|'.join(WORDS)}|none)\b)\s*([^\d\s(/±+;]*)\s*(?:[(±/+].*|\D*)$",
+    re.IGNORECASE,
+)
 IN_TEXT = re.compile(
     rf"(?<![\w.])({DIGITS}|{'|'.join(WORDS)})(?!\w*-\w)\s*(%|×|[A-Za-zµμ-]+)?", re.IGNORECASE
 )
@@ -29,13 +34,15 @@ ROUNDING = 0.05  # maximum rounding error, as a share of the value
 
 @dataclass(frozen=True)
 class Stated:
-    """A number in a sentence. Its value is in seconds, in bytes, or a share. `noun` is the word
-    after it."""
+    """A number in a sentence or a cell, in seconds, in bytes, or as a share. `noun` is the word
+    after it, unless that is a unit."""
 
     value: float
     noun: str
-    start: int
-    end: int
+    start: int = 0
+    end: int = 0
+    step: float = 0.0  # the value of its last digit
+    kind: str = ""
 
     def equals(self, known: float, tolerance: float) -> bool:
         """Return whether the number equals one from the run. A count must match exactly, and any
@@ -50,47 +57,56 @@ def is_count(number: float) -> bool:
 
 
 def numbers_in(text: str) -> list[Stated]:
+    """Find the numbers in a sentence. In `1.4-1.6`, the hyphen is not a sign."""
     found = []
-    for match in IN_TEXT.finditer(text.replace(":", " ")):
-        digits, after = match[1].lower().rstrip(".,"), (match[2] or "").lower()
-        number = float(WORDS.index(digits)) if digits in WORDS else read_number(digits)
-        _, factor = FACTORS.get(after, ("", 1.0))
-        if number is not None:
-            noun = "" if after in FACTORS else after
-            found.append(Stated(number * factor, noun, match.start(1), match.end(1)))
+    for match in IN_TEXT.finditer(re.sub(r"(?<=\d)-(?=\d)|:", " ", text)):
+        after = (match[2] or "").lower()
+        kind, factor = FACTORS.get(after, ("", 1.0))
+        noun = "" if after in FACTORS else after
+        for digits in readings(match[1].rstrip(".,"))[:1]:
+            value = float(digits) * factor
+            found.append(Stated(value, noun, match.start(1), match.end(1), kind=kind))
     return found
 
 
-def parsed(words: str) -> tuple[float | None, float, str]:
-    """Parse `34.6 ms` into (0.0346, 0.0001, "time"): the number, the value of its last digit, and
-    its kind."""
-    found = NUMBER.match(words.replace("`", "").strip())
-    if not found or found[2].lower() not in FACTORS:
-        return None, 0.0, ""
-    kind, factor = FACTORS[found[2].lower()]
-    number = read_number(found[1])
-    if number is None or not math.isfinite(number * factor):
-        return None, 0.0, ""
-    mantissa, _, exponent = _with_point(found[1]).lower().partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    worth = 10.0 ** (int(exponent or 0) - decimals) * factor
-    return number * factor, worth if factor != 1.0 or decimals else 0.0, kind
+def quantities(words: str) -> list[Stated]:
+    """Read a cell: `34.6 ms` is (0.0346, step 0.0001, "time"). Return one reading, two if the
+    separator may be a decimal comma (`1,020 s`), or none if this is not a number."""
+    found = NUMBER.match(words.replace("`", "").strip().rstrip(".,"))
+    if not found:
+        return []
+    noun = found[2].lower()
+    kind, factor = FACTORS.get(noun, ("", 1.0))
+    numbers = []
+    for digits in readings(found[1]):
+        mantissa, _, exponent = digits.partition("e")
+        decimals = len(mantissa.partition(".")[2])
+        worth = 10.0 ** (int(exponent or 0) - decimals) * factor
+        step = worth if factor != 1.0 or decimals else 0.0
+        number = Stated(float(digits) * factor, "" if kind else noun, step=step, kind=kind)
+        numbers += [number] if math.isfinite(number.value) else []
+    return numbers
 
 
-def read_number(digits: str) -> float | None:
-    """Parse a number with separators: `1,768` is 1768, `39,7` is 39.7, and `1.234,5` is 1234.5."""
-    try:
-        number = float(_with_point(digits))
-    except (OverflowError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _with_point(digits: str) -> str:
+def readings(written: str) -> list[str]:
+    """Return the possible meanings of a number, the most likely first: `1,768` is 1768 or 1.768,
+    `39,7` is 39.7, and `1.234,5` is 1234.5."""
+    digits = written.lower()
+    digits = str(WORDS.index(digits)) if digits in WORDS else digits.replace("none", "0")
     last = max(digits.rfind(","), digits.rfind("."))
+    joined = digits.replace(",", "").replace(".", "")
     if "," in digits and "." in digits:
-        whole = digits[:last].replace(",", "").replace(".", "")
-        return f"{whole}.{digits[last + 1 :]}"
-    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+", digits):
-        return digits.replace(",", "")
-    return digits.replace(",", ".")
+        possible = [f"{digits[:last].replace(',', '').replace('.', '')}.{digits[last + 1 :]}"]
+    elif re.fullmatch(r"[-+]?[1-9]\d{0,2}([,.]\d{3})+", digits):
+        point = digits.replace(",", ".")
+        possible = [joined, point] if "," in digits else [point, joined]
+    else:
+        possible = [digits.replace(",", ".")]
+    return [each for each in possible if _is_number(each)]
+
+
+def _is_number(digits: str) -> bool:
+    try:
+        return math.isfinite(float(digits)) and len(digits) < 400
+    except (OverflowError, ValueError):
+        return False

@@ -19,7 +19,8 @@ from markdown_it.token import Token
 # Parse only headings and tables; "zero" leaves lists and quotes as text.
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
 BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
-PART = re.compile(r"^\s*part\s+(\d+)\b", re.IGNORECASE)
+# `Part 3: Compare`, `part 3`, or `3. Compare`
+PART = re.compile(r"^\W*(?:part\s*(\d+)\b|(\d{1,2})\s*(?:[.:)]|$))", re.IGNORECASE)
 LABEL = re.compile(r"^[\s*_-]*\(?(?:([a-h])[).:]|(q\d+)\b)", re.IGNORECASE)
 PREDICTED = re.compile(r"^predict(?:ed|ion):", re.IGNORECASE)
 
@@ -39,8 +40,9 @@ def parse(text: str) -> dict[int, WrittenPart]:
     question: str | None = None
 
     for kind, content in _pieces(MARKDOWN.parse(text)):
-        if kind == "heading" and (found := PART.match(str(content))):
-            number = int(found[1])
+        found = PART.match(str(content)) if kind in ("heading", "bold") else None
+        if found and (found[1] or kind == "heading"):
+            number = int(found[1] or found[2])
             current, question = parts.setdefault(number, WrittenPart(number)), None
         elif current is None:
             continue

@@ -73,6 +73,9 @@ COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "exposed": lambda row: cells.duration(row.metrics.exposed_communication_seconds),
     "hidden share": lambda row: cells.measured_share(row.metrics.overlap),
     "all-reduces": lambda row: cells.exact(row.all_reduces_per_step),
+    "all-reduces per pass": lambda row: cells.exact(
+        row.all_reduces_per_step / row.observed.passes.backward
+    ),
     "data per step": lambda row: cells.held_bytes(row.bytes_per_step),
     "bubble": lambda row: cells.measured_share(bubble(row), PIPELINE),
     "ideal bubble": lambda row: _ideal(row),
@@ -156,7 +159,7 @@ def table(
         assert lab
         return _cell(lab, keys[place], column, base or keys[0])
 
-    note = lab.notes(keys) if lab else ""
+    note = lab.notes(keys, columns) if lab else ""
     return _grid(lab, title, "configuration", [LABELS[k] for k in keys], columns, cell, note)
 
 
@@ -217,7 +220,7 @@ def device_table(lab: Measurements | None, title: str, keys: Keys, columns: Sequ
         [f"{row.name}: {row.peak_bytes[n].device}" for row, n in rows],
         [name for name in columns if name != "GPU load" or loads],
         lambda place, column: _device(*rows[place], column),
-        lab.notes(keys),
+        lab.notes(keys, columns),
     )
 
 

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from paralab.analyse import figures
 from paralab.analyse.blocks import Answer, Block, Section, Table
+from paralab.analyse.confidence import FEWEST
 from paralab.course import measurements, tables
 from paralab.course.configurations import LABELS
 from paralab.course.measurements import Measurements
@@ -120,10 +121,12 @@ class Sheet:
         known = {name: value for name, value in (numbers or {}).items() if value is not BLANK}
         undecided = verdict is None or choice == ""
         choice = choice or None
+        noise = "few rounds" if self.lab.comparison.rounds < FEWEST else "noisy"
+        first = f"Too {noise} to tell" if undecided else choice or ""
         self.blocks.append(
             Answer(
                 question,
-                _one_space(f"{choice[:1].upper()}{choice[1:]}. {caller()}" if choice else caller()),
+                _one_space(f"{first[:1].upper()}{first[1:]}. {caller()}" if first else caller()),
                 known,
                 None if verdict is BLANK else verdict,
                 terms=tuple(terms),
@@ -140,8 +143,9 @@ class Sheet:
         @wraps(make)
         def add(*arguments: Any, **options: Any) -> str:
             table = make(self.lab, *arguments, **options)
-            if any(isinstance(b, Table) and b.note == table.note for b in self.blocks):
-                table = replace(table, note="")  # one note per part is enough
+            for block in self.blocks:  # a part says everything only once
+                if isinstance(block, Table) and block.note:
+                    table = replace(table, note=table.note.replace(block.note, "").strip())
             if table.rows:
                 self.blocks.append(table)
             return ""

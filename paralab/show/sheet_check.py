@@ -37,7 +37,10 @@ def _print_item(item: Item) -> None:
         text = f"  you wrote {_short(item.written)}, the run has {_short(item.expected)}"
         say(escape(text + (f": {item.reason}" if item.reason else "")))
     elif item.status == "not judged":
-        say(f"  {escape(_short(item.written))}")
+        say(
+            f"  {escape(_short(item.written))}"
+            + (f" ({escape(item.reason)})" if item.reason else "")
+        )
 
 
 def print_class(submissions: Sequence[Submission]) -> None:

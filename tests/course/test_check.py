@@ -8,10 +8,17 @@ from xml.etree import ElementTree
 import pytest
 
 from paralab.analyse.blocks import Answer, Cell, Document, Section, Table
-from paralab.course.check import contradiction, grade
-from paralab.course.class_report import FORMATS, Submission, same_timings, speed_up_spread
+from paralab.course.check import grade
+from paralab.course.class_report import (
+    FORMATS,
+    Submission,
+    grade_one,
+    same_timings,
+    speed_up_spread,
+)
 from paralab.course.configurations import PRACTICALS
-from paralab.course.numbers import parsed
+from paralab.course.judge_cell import judge_cell
+from paralab.course.numbers import quantities
 from paralab.course.sheet_text import parse
 from paralab.errors import UsageError
 from paralab.show.markdown import as_markdown
@@ -196,17 +203,22 @@ TIME = Cell("34.6 ms", 0.0346, 0.0340, 0.0350)
     ],
 )
 def test_what_contradicts_a_cell(written, cell, right):
-    assert (contradiction(written, cell, 0.25) == "") is right
+    assert judge_cell(written, cell, 0.25)[0] == ("right" if right else "wrong")
 
 
 def test_numbers_with_units():
-    assert parsed("34.6 ms") == (pytest.approx(0.0346), pytest.approx(1e-4), "time")
-    assert parsed("1.234,5")[0] == 1234.5
-    assert parsed("1,768")[0] == 1768
-    assert parsed("58 %")[0] == pytest.approx(0.58)
-    assert parsed("1.39× (95 % CI 1.06–1.83)")[0] == 1.39
-    for nonsense in ("1e400 s", "1e308 min", "fast", "3 bananas"):
-        assert parsed(nonsense)[0] is None
+    [found] = quantities("34.6 ms")
+    assert (found.value, found.step, found.kind) == (
+        pytest.approx(0.0346),
+        pytest.approx(1e-4),
+        "time",
+    )
+    assert quantities("1.234,5")[0].value == 1234.5
+    assert [each.value for each in quantities("1,768")] == [1768, 1.768]
+    assert quantities("58 %")[0].value == pytest.approx(0.58)
+    assert quantities("1.39× (95 % CI 1.06–1.83)")[0].value == 1.39
+    for nonsense in ("1e400 s", "0e999 s", "fast", "9" * 5000):
+        assert quantities(nonsense) == []
 
 
 def test_a_bold_line_is_a_question_unless_a_table_follows():
@@ -272,3 +284,49 @@ def test_half_of_a_list_is_for_a_human():
     known = Document("Practical 10", "", (), (Section("Part 1: Run", answers),))
     found = grade("## Part 1\n\n**Q1** all on GPU 0\n\n**Q2** Yes\n", known, 0.25)
     assert [item.status for item in found.items] == ["not judged", "right"]
+
+
+@pytest.mark.parametrize(
+    ("right", "other", "status"),
+    [
+        ("| single | 30 ms | 600 ms |", "| single | 600 ms | 30 ms |", "wrong"),  # swapped
+        ("| single | 30 ms | 600 ms |", "| single |  | - |", "missing"),
+        ("| single | 30 ms |", "| single | 30 ms ± 1 |", "right"),
+        ("| single | 30 ms |", "| single | about 30 milliseconds |", "right"),
+        ("| single | 30 ms |", "| single | 0,030 s |", "right"),
+        ("| DataParallel, 2 devices | 1 |", "| dataparallel 2 devices | one process |", "right"),
+        ("| configuration | step time |", "| configuration | step time [s] |", "right"),
+        ("| 2 | 64 | 32 | 32/32 | yes |", "| 2 | 64 | 32 | 32 and 32 samples | Yes. |", "right"),
+        ("| 2 | 64 | 32 | 32/32 | yes |", "| 2 GPUs | 64 | 32 | 32/32 | yes |", "not judged"),
+        ("| 2 | 64 | 32 | 32/32 | yes |", "| two | 64 | 32 | 32/32 | maybe |", "wrong"),
+    ],
+)
+def test_what_students_do_to_cells(right, other, status):
+    text = as_markdown(document("5"))
+    assert right in text
+    found = set(statuses(text.replace(right, other, 1)).values())
+    assert found == ({status} if status != "right" else set())
+
+
+def test_a_number_without_its_unit_takes_the_unit_of_its_column():
+    text = as_markdown(document("5"))
+    text = text.replace("| step time |", "| step time (ms) |").replace("| 30 ms |", "| 30 |")
+    assert statuses(text) == {}
+
+
+def test_the_title_of_the_checkpoint_does_not_hide_other_parts():
+    # A sheet with `checkpoint` in its first line was once graded only on the parts it had.
+    first = as_markdown(document("5")).split("## Part 2")[0].replace(":", " checkpoint:", 1)
+    assert "missing" in statuses(first).values()
+
+
+def test_a_name_above_the_title_does_not_hide_the_practical():
+    with pytest.raises(UsageError, match="This sheet is for"):
+        grade("Ann\n\n" + as_markdown(document("6")), document("5"), 0.25)
+
+
+def test_a_sheet_of_5_mb_is_refused(tmp_path):
+    sheet = tmp_path / "sheet.md"
+    sheet.write_text("a" * 5_000_000)
+    with pytest.raises(UsageError, match="too large"):
+        grade_one(sheet, tmp_path, 0.25)

@@ -3,7 +3,10 @@
 import pytest
 
 from paralab.analyse.blocks import Answer
+from paralab.course.configurations import PRACTICALS
 from paralab.course.judge import judge
+from paralab.course.numbers import numbers_in
+from tests.course.made_up import answers, made_up
 
 BOTH = ("DDP|DistributedDataParallel|distributed data parallel", "DataParallel|data parallel|DP")
 DDP = Answer("a) Which one is faster?", "…", {"ratio": 1.5}, choice="DDP", options=BOTH)
@@ -63,7 +66,18 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (NO, "**no**, it is slower", "right"),
         (NO, "- No", "right"),
         (NO, "Answer: No", "right"),
-        (NO, "Nein, langsamer", "right"),
+        (NO, "Nein.", "right"),
+        (NO, "Nein, langsamer", "not judged"),
+        (NO, "Es ist langsamer", "not judged"),
+        (NO, "Not at all.", "right"),
+        (NO, "Of course not, it is slower", "right"),
+        (NO, "DataParallel is slower than one device", "not judged"),
+        (NO, "No, it is faster", "not judged"),
+        (NO, "No, it is not faster", "right"),
+        (YES, "Yes, it is slower", "not judged"),
+        (NO, "No, because purple elephants dance", "not judged"),
+        (NO, "No, it takes 900 ms", "not judged"),
+        (NO, "asdf qwertz", "wrong"),
         (NO, "No, there is no speed-up", "right"),
         (NO, "No, it is 0.66 times as fast", "right"),
         (NO, "No, it is 1.52× slower", "right"),
@@ -74,7 +88,7 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (NO, "no/yes", "wrong"),
         (NO, "It depends", "wrong"),
         (NO, "Not sure", "wrong"),
-        (NO, "Notably yes", "wrong"),
+        (NO, "Notably yes", "not judged"),
         (NO, "Is it faster?", "missing"),
         (YES, "Yes, there is no doubt.", "right"),
         (YES, "Yes, but no.", "wrong"),
@@ -125,8 +139,65 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (WHY, "There is no central GPU.", "right"),
         (WHY, "Each rank takes part in the all-reduce.", "right"),
         (WHY, "lorem ipsum", "not judged"),
+        (WHEN, "backward bananas", "not judged"),
+        (WHEN, "Is it in the backward pass?", "not judged"),
+        (WHEN, "8 processes, all on GPU 5, backward", "not judged"),
+        (WHEN, "In the backward pass. " * 60, "not judged"),
         (WHY, "central all-reduce each every no central", "not judged"),
     ],
 )
 def test_what_an_answer_states(question, written, status):
     assert judge(question, written, 0.25)[0] == status
+
+
+# What students write, by practical, part, and question. Nothing here may be wrong.
+NATURAL = {
+    ("5", 3, "a"): ("No, it was slower: 30 ms instead of 30 ms.", "No because of the copying"),
+    ("5", 4, "a"): ("No, nn.DataParallel does it automatically.", "No, we just call model(x)"),
+    ("5", 4, "b"): ("It splits along dimension 0 into chunks of ceil(64/3) = 22.",),
+    ("5", 4, "c"): ("If 64 is a multiple of the number of GPUs", "When there is no remainder"),
+    ("5", 4, "d"): ("When the batch isn't divisible by the number of GPUs, e.g. 64/3",),
+    ("5", 4, "e"): ("Since the chunk size is rounded up (22), the last device only gets 20",),
+    ("5", 5, "c"): ("GPU 0", "On GPU 0, since all the outputs are gathered there"),
+    ("5", 6, "a"): ("Simplicity", "You only need to wrap the model in one line"),
+    ("6", 3, "b"): ("Every rank gets 64 // 2 = 32 samples", "32 each", "32/32"),
+    ("6", 4, "b"): ("To average the gradients so that all replicas stay in sync",),
+    ("6", 5, "b"): ("No, there's no central GPU anymore",),
+    ("7", 2, "a"): ("Otherwise the gradient would be 4 times too large",),
+    ("7", 4, "b"): ("fp16 has a small range so gradients would become zero",),
+    ("10", 1, "q1"): ("Two processes", "There are 2 processes, rank 0 and rank 1"),
+    ("10", 1, "q4"): ("Once per step, before the optimizer step", "at the end of each step"),
+    ("10", 2, "q2"): ("As many as micro-batches: 2, 4 and 8",),
+    ("10", 4, "q1"): ("It does not exist anymore", "rank 1 disappears, rank 0 does everything"),
+    ("10", 5, "q1"): ("Both stages run on cpu:0, so the memory doubles",),
+}
+NONSENSE = (
+    "banana",
+    "8 processes, all on GPU 5",
+    "I don't know",
+    "gpu 0 last once mean zero underflow",
+    "backward gradient average all-reduce device 0 micro stage rank zero faster memory",
+    "The mean dog sums only GPU 0 every day",
+    "What do you mean?",
+    "asdf 42",
+    "<script>alert(1)</script>",
+    "Weil die Grafikkarten verschieden sind",
+)
+
+
+def answer_of(name, part, label):
+    found = answers(name, made_up(name))
+    return next(a for (n, q), a in found.items() if n == part and q.lower().startswith(label))
+
+
+@pytest.mark.parametrize("place", NATURAL, ids=str)
+def test_what_students_write_is_right(place):
+    for written in NATURAL[place]:
+        assert judge(answer_of(*place), written, 0.25, numbers_in("22 64 30 ms"))[0] == "right"
+
+
+@pytest.mark.parametrize("name", PRACTICALS)
+def test_nonsense_is_never_right(name):
+    for answer in answers(name, made_up(name)).values():
+        for written in NONSENSE:
+            assert judge(answer, written, 0.25)[0] != "right", (answer.question, written)
