@@ -1,5 +1,4 @@
-"""`BatchPlan`: the numbers that determine how a batch is split, and the equation that they
-satisfy."""
+"""`BatchPlan`: the numbers that split a batch, and the equation that they satisfy."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class BatchPlan:
 
 
 def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPlan:
-    """Complete the requested numbers. If they cannot work, raise an error with the failed
-    equation."""
+    """Complete the requested numbers, or raise an error with the failed equation."""
     strategy = request.strategy
     replicas = request.replicas or (2 if strategy in REPLICATED else 1)
     stages = request.stages or (2 if strategy in STAGED else 1)
@@ -66,8 +64,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: Reasons) -> int:
-    """Use the given number, or 2 per stage if there are enough samples and the schedule allows
-    it."""
+    """Use the given number, or 2 per stage if samples and schedule allow it."""
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]

@@ -51,8 +51,7 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
-    """Set the number of replicas, or of stages if each stage is a process, from the number of
-    launched ranks."""
+    """Set the number of replicas (or of stages, if they are processes) from the launched ranks."""
     if not places:
         return request
     if request.schedule and request.strategy == "pipeline":
@@ -83,8 +82,7 @@ def lay_out(
 
 
 def _require_launched(request: Request, needed: int, places: Sequence[Place], device: str) -> None:
-    """Require that the number of launched ranks matches the strategy, and that each rank has a GPU
-    if the run uses GPUs."""
+    """Require a matching number of launched ranks, and a GPU for each if the run uses GPUs."""
     launched = len(places)
     if needed != launched:
         options = "".join(

@@ -50,15 +50,13 @@ class RankPlan:
     node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Return whether this rank's loss counts. If each stage has its own process, only the last
-        stage's loss counts."""
+        """Return whether this rank's loss counts: in a process per stage, only the last does."""
         return self.stage is None or self.stage == stages - 1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model, which begins at `start` and has the parameters of
-    `modules`."""
+    """A contiguous part of the model: it begins at `start` and has the modules' parameters."""
 
     start: str
     modules: tuple[str, ...]

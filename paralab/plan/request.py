@@ -182,8 +182,7 @@ APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def only_applicable(request: Request) -> Request:
-    """Remove options that this strategy does not accept, for commands that pass the same options to
-    several strategies."""
+    """Remove options that this strategy does not accept, because others share them."""
     without: dict[str, Any] = {
         each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }
@@ -203,6 +202,5 @@ def in_fp64(request: Request) -> Request:
 
 
 def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
-    """Return the prefix as words: `numactl -N {local_rank}` on local rank 1 -> ["numactl", "-N",
-    "1"]."""
+    """Return the words: `numactl -N {local_rank}` on local rank 1 -> numactl, -N, 1."""
     return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]

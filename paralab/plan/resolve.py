@@ -1,5 +1,4 @@
-"""Turn a request into a plan for a machine and a workload. Each automatic choice is stored with its
-reason."""
+"""Turn a request into a plan for a machine and a workload, with a reason per automatic choice."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
 
 
 def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) -> bool:
-    """Return whether to set find_unused_parameters. Without it, DDP waits for every parameter's
-    gradient."""
+    """Return whether DDP must look for parameters without a gradient."""
     if request.strategy not in BUCKETED:
         return False
     default = "25 MB" if request.schedule else "25 MB, 1 MB for the first"

@@ -12,8 +12,7 @@ BRANCHES = "the ranks take different branches"
 
 
 def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str, ...]:
-    """Choose the units and return their names. Parameters outside all units are gathered
-    together."""
+    """Choose the units. Parameters outside all units are gathered together."""
     if strategy not in SHARDED:
         return ()
 

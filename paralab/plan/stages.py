@@ -55,8 +55,7 @@ def slowest(parts: list[tuple[int, int]], costs: Sequence[float]) -> float:
 
 
 def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
-    """Return the layer numbers at which each stage starts and stops. Each stage gets at least one
-    layer."""
+    """Return where each stage starts and stops. Each stage gets at least one layer."""
     assert 1 <= stages <= len(costs)
     total = [0.0]
     for value in costs:
@@ -211,8 +210,7 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """Return the largest number of micro-batches, and of activation bytes, that a stage stores at
-    the same time."""
+    """Return the most micro-batches, and activation bytes, that a stage stores at a time."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
     live, most, held, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:

@@ -180,8 +180,7 @@ def _load(name: str) -> Workload:
 
 
 def _is_over(deadline: float, world_size: int) -> bool:
-    """Return whether the deadline has passed. Only rank 0 decides, because the ranks get here at
-    different times and must agree."""
+    """Return whether the deadline has passed. Rank 0 decides, because all ranks must agree."""
     over = torch.tensor(time.perf_counter() > deadline)
     if world_size > 1:
         dist.broadcast(over, 0)
@@ -202,8 +201,7 @@ _stopping = threading.Event()
 
 
 def _stop() -> None:
-    """Stop the run from a background thread. A real signal interrupts the main thread even while it
-    waits."""
+    """Send this process a real signal, which interrupts the main thread even while it waits."""
     _stopping.set()
     signal.siginterrupt(signal.SIGTERM, True)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

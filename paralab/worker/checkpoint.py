@@ -159,8 +159,7 @@ class Saver:
 
 
 def _require_files(folder: Path) -> None:
-    """Raise if files that other nodes wrote are not visible here, before the manifest is
-    written."""
+    """Raise if files that other nodes wrote are not visible here."""
     # Read the metadata back, because `save` does not return the file names in torch 2.11.
     names = {location.file for location in read_metadata(folder).locations}
     missing = sorted(name for name in names if not (folder / name).exists())

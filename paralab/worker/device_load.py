@@ -1,5 +1,4 @@
-"""Sample load and memory in a background thread while a rank trains, like `nvidia-smi` and
-`top`."""
+"""Sample load and memory while a rank trains, like `nvidia-smi` and `top`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Process groups for one launch. Several runs share the launch's processes, and some runs use only
-the first few ranks."""
+"""Process groups. Several runs share a launch's processes, and some use only its first ranks."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from torch import nn
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves on each device. Counting is slow, so do it in one
-    step."""
+    """Counts the bytes that autograd saves on each device. This is slow: do it in one step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -25,8 +24,7 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count the tensors that autograd saves in this block and thread, for this device and
-        `piece` of the batch."""
+        """Count what autograd saves in this block and thread, for this `piece` of the batch."""
         if not self.enabled:
             yield
             return

@@ -1,5 +1,4 @@
-"""GPU load and memory from NVML, the NVIDIA driver's management library. Uses ctypes, so there is
-nothing to install."""
+"""GPU load and memory from NVML, through ctypes, so there is nothing to install."""
 
 from __future__ import annotations
 

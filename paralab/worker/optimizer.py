@@ -1,5 +1,4 @@
-"""Create a workload's optimizer and scheduler. Also run a few steps on small matrices, to find out
-what a plan needs to know about the optimizer."""
+"""Create a workload's optimizer and scheduler, and find out what a plan must know about them."""
 
 from __future__ import annotations
 

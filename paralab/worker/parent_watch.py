@@ -17,8 +17,7 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """Exit as soon as the stdin pipe is closed, for any reason. Each byte from the pipe is an
-    order, which a background thread carries out."""
+    """Exit when stdin closes. Each byte from stdin is an order for a background thread."""
 
     def listen() -> None:
         while order := os.read(0, 1):

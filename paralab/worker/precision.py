@@ -53,8 +53,7 @@ class Precision:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context. Each thread that runs the model must enter it, because
-        autocast state is per thread."""
+        """Return the autocast context. Its state is per thread, so each thread must enter it."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(
@@ -65,8 +64,7 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def scale_like(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Return the scaler's scale as a tensor on the device. `get_scale()` would make the CPU
-        wait."""
+        """Return the scale as a device tensor. `get_scale()` would make the CPU wait."""
         return self.scaler.scale(torch.ones_like(loss)) if self.scaler.is_enabled() else None
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -76,8 +74,7 @@ class Precision:
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """Skip the step on all ranks if any rank has an infinite gradient. Each GradScaler checks
-        only its own rank's gradients."""
+        """Skip the step on all ranks if a gradient is infinite on any of them."""
         self.scaler.unscale_(optimizer)
         state = self.scaler._per_optimizer_states[id(optimizer)]
         flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]

@@ -33,8 +33,7 @@ Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number that is being copied from a device. It has arrived once the device passes the
-    mark."""
+    """A number on its way from a device. It has arrived once the device passes the mark."""
 
     number: torch.Tensor
     mark: Mark
@@ -156,8 +155,7 @@ class Probe:
             )
 
     def _to_host(self, value: Any) -> Any:
-        """Start copying a number to the CPU. `item()` would wait for all work in the stream,
-        including later steps."""
+        """Start copying a number to the CPU. `item()` would wait for all queued work."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         number = torch.empty((), dtype=value.dtype, pin_memory=True)

@@ -96,7 +96,6 @@ def _set(new_state: torch.Tensor) -> None:
 
 
 def _follow_streams() -> None:
-    """Make torch.get_rng_state, which torch.utils.checkpoint calls, return the stream's state in
-    threads that draw from a stream."""
+    """Make torch.get_rng_state, which torch.utils.checkpoint calls, follow the streams."""
     torch.get_rng_state = torch.random.get_rng_state = _get
     torch.set_rng_state = torch.random.set_rng_state = _set

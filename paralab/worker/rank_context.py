@@ -71,8 +71,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Compute the global gradients, store them in the parameters, and return this rank's part
-        of the loss."""
+        """Compute the global gradients, and return this rank's part of the loss."""
 
     def accumulate(
         self,
@@ -80,8 +79,7 @@ class Strategy(ABC):
         accumulation_steps: list[AccumulationStep],
         unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> torch.Tensor:
-        """Run forward and backward for each accumulation step and add up the gradients. All steps
-        but the last run inside `unsynchronized()`."""
+        """Add up the gradients of all steps. All but the last run in `unsynchronized()`."""
         context, device = self.context, self.context.rank.devices[0].name
         losses = []
         for number, [micro] in enumerate(accumulation_steps):
@@ -106,6 +104,5 @@ class Strategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the full model's state. All ranks must call this, because each may have a
-        shard."""
+        """Return the full model's state. All ranks must call this: each may have a shard."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

@@ -14,8 +14,7 @@ CONNECT_SECONDS = 300  # a job's slowest node may start minutes after its first
 def open_store(
     address: str, port: int, prefix: str, serve: bool = False
 ) -> tuple[PrefixStore, int]:
-    """Connect to the store, or serve it. Port 0 means any free port. Return the store and its
-    port."""
+    """Connect to the store, or serve it at this port (0: any). Return it and its port."""
     timeout = timedelta(seconds=CONNECT_SECONDS)
     store = TCPStore(address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False)
     return PrefixStore(prefix, store), int(store.port)

@@ -72,8 +72,7 @@ def set_up_rank(
 
 
 def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
-    """Create random streams if threads share a generator, as virtual devices and several replicas
-    on one GPU do."""
+    """Create random streams if several virtual devices or replicas share a generator."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     shared = len(set(names)) < len(names)

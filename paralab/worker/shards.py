@@ -1,5 +1,4 @@
-"""Get this rank's shard of a sharded parameter (a DTensor), or the full tensor. For a plain tensor,
-both are the tensor itself."""
+"""Get this rank's shard of a parameter, or the full tensor. Without sharding, both are the same."""
 
 from __future__ import annotations
 

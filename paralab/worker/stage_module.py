@@ -30,8 +30,7 @@ FIX = f"{UNCUT}: a replica's stages then share a process, and can use each other
 
 
 class _Cut(BaseException):
-    """Raised where the next stage begins. A BaseException, because user code might catch an
-    Exception."""
+    """Raised where the next stage begins. User code might catch an Exception."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -265,8 +264,7 @@ class StageModule(nn.Module):
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:
-        """Run this micro-batch's backward pass in this block, so that activation checkpointing
-        recomputes the same values as in the forward."""
+        """Run a micro-batch's backward pass in this block: checkpointing may recompute."""
         StageModule.active = run = self.runs[micro_number]
         run.returning = True
         try:

@@ -130,8 +130,7 @@ class ShapeMode(TorchFunctionMode):
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
-        """Return the source of this call's result, or None if the call needs a parameter or another
-        stage's result."""
+        """Return the source of this call's result, or None if it needs other stages."""
         unknown = False
 
         def source_of(value: torch.Tensor) -> Any:

@@ -152,8 +152,7 @@ class TrainingState:
         }
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
-        """Restore the optimizer, scheduler, and scaler. The optimizer's state_dict refers to this
-        rank's parameters by number."""
+        """Restore the optimizer, whose state_dict numbers its parameters, and the rest."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         plain: dict[str, dict[str, Any]] = {}
         for key in state:
@@ -219,8 +218,7 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy numbers, such as a learning rate from `np.cos`, with Python numbers, which can
-    be loaded safely."""
+    """Replace numpy numbers (a learning rate from `np.cos`), which cannot be loaded safely."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

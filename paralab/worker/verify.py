@@ -83,8 +83,7 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
-    """Return the largest absolute difference, the largest relative difference, and the parameter
-    with the largest relative difference."""
+    """Return the largest absolute and relative differences, and the latter's parameter."""
     updates = {
         name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()
     }

@@ -1,5 +1,4 @@
-"""A batch is a tree of tensors in tuples, lists, mappings, and dataclasses. Dim 0 is the sample
-dim."""
+"""A batch: a tree of tensors in tuples, lists, mappings, and dataclasses. Dim 0 is samples."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Replace each leaf in the tree. Containers keep their type, even types from other
-    libraries."""
+    """Replace each leaf in the tree. Containers keep their type, even foreign types."""
     if is_leaf(tree):
         return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple

@@ -96,8 +96,7 @@ def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outpu
 def _check_mean(
     whole: float, losses: list[float], weights: list[float], weighted: bool
 ) -> str | None:
-    """Return why the full batch's loss is not the weighted mean of its parts' losses, or None if it
-    is."""
+    """Return why the batch's loss is not the weighted mean of its parts' losses, or None."""
     # Ignore parts with weight zero, because a mean over no samples is NaN.
     counting = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w]
     losses, total = [loss for loss, _ in counting], sum(weights) or 1.0

@@ -11,8 +11,7 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module that contains its `build(name, **numbers)`, a description, and its
-    sizes, with the default first."""
+    """A model family: the module with its `build()`, and its sizes, with the default first."""
 
     module: str
     about: str
@@ -74,8 +73,7 @@ def built_in_names() -> list[str]:
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
-    """Return a built-in workload's family and numbers. If there is no such workload, raise an error
-    that suggests a similar name."""
+    """Return a built-in workload's family and numbers, or raise with a similar name."""
     family, _, size = name.partition(":")
     if name not in built_in_names():
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])

@@ -32,8 +32,7 @@ MEASUREMENTS = 3
 
 
 class _Marker(torch.autograd.Function):
-    """An identity function that is visible in the graph and records the time in forward and
-    backward."""
+    """An identity function that is visible in the graph and records when it runs."""
 
     @staticmethod
     def forward(ctx: Any, trace: _Trace, call: int, *values: torch.Tensor) -> Any:
@@ -165,8 +164,7 @@ def _run(
     only: list[int] | None = None,
     at_cut: Callable[[], None] = lambda: None,
 ) -> _Trace:
-    """Call the model with a marker before each submodule call, or only before the calls listed in
-    `only`."""
+    """Call the model with a marker before each submodule call, or before `only` these."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
@@ -226,8 +224,7 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
 
 
 def reachable(output: Any, stop_at: int = -1) -> list[int]:
-    """Return the ids of parameters that can be reached in the graph without passing through marker
-    `stop_at`."""
+    """Return ids of parameters that the graph reaches without passing marker `stop_at`."""
     parameters: list[int] = []
     visited: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors(output)]

@@ -22,8 +22,7 @@ IGNORED = -100  # the target that cross_entropy ignores
 
 
 def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
-    """Yield texts of the given lengths, made of consecutive lines from the standard library, in a
-    fixed order."""
+    """Yield texts of these lengths: consecutive lines from the standard library, in order."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -37,8 +36,7 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets for texts of context/2 to context bytes. If the library is too
-    short, repeat it."""
+    """Return inputs and targets of context/2 to context bytes. Repeat the library if needed."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)

@@ -28,8 +28,7 @@ def watched(
     enter: Callable[[str, Any], Any] = lambda name, arguments: None,
     leave: Callable[[str, Any], None] = lambda name, output: None,
 ) -> Iterator[None]:
-    """Call `enter` before and `leave` after each submodule call. `enter` gets (args, kwargs) and
-    may replace them."""
+    """Call `enter`, which may replace (args, kwargs), before each submodule, and `leave` after."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:

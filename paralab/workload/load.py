@@ -1,5 +1,4 @@
-"""Load a `Workload` by name: a built-in name, `path/to/file.py:function`, or a pickle from a
-notebook."""
+"""Load a workload: a built-in name, `path/to/file.py:function`, or a pickle from a notebook."""
 
 from __future__ import annotations
 

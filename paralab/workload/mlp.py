@@ -1,5 +1,4 @@
-"""`mlp`: the model from the practicals (linear layers of width DIM and a classifier), trained on
-noisy vectors in 10 classes."""
+"""`mlp`: the practicals' linear layers and classifier, on noisy vectors in 10 classes."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """In this block, seed all common generators from `seed` and `position`. Restore them
-    afterward."""
+    """In this block, seed all common generators. Restore them afterward."""
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):

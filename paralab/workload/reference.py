@@ -16,8 +16,7 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Return the reference with an absolute path. Reject an invalid reference early, without
-    torch."""
+    """Return the reference with an absolute path, or reject it early, without torch."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):

@@ -127,8 +127,7 @@ def _make_seeds(inputs: Any) -> list[int]:
 
 @torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
-    """Find each random tensor's sample dim, which shrinks if the model gets two samples instead of
-    three."""
+    """Find each random tensor's sample dim, which shrinks with two samples instead of three."""
     before, shapes = state_of(model), []
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):

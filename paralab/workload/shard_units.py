@@ -28,8 +28,7 @@ SMALL = 0.1  # a unit smaller than this fraction of its largest sibling is not w
 
 
 class _ParameterUse(TorchFunctionMode):
-    """Counts submodule calls, and finds submodules whose parameters are used outside the
-    submodule."""
+    """Counts submodule calls, and finds parameters that are used outside their submodule."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -69,8 +68,7 @@ class _ParameterUse(TorchFunctionMode):
 
 @torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
-    """Find the units, in the order of the model's modules. All other parameters belong to the root
-    module."""
+    """Find the units, in the model's order. The root module gets all other parameters."""
     use = _ParameterUse(model)
     with watched(model, use.enter, use.leave), use:
         call_model(model, inputs)

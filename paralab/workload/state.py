@@ -45,8 +45,7 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Restore these values. Each buffer becomes a new tensor, because a graph may still need the
-    old tensor."""
+    """Restore these values, in new buffers: a graph may still need the old ones."""
     modules = dict(model.named_modules())
     copies: dict[int, torch.Tensor] = {}
     for (name, key), value in state.items():

@@ -124,8 +124,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
-    """Find parameters that get no gradient from some samples. Different ranks could use different
-    parameters."""
+    """Find parameters without a gradient from some samples: ranks could differ in their use."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -183,8 +182,7 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both are equal. On a GPU, which may add in any order, almost equal is
-    enough."""
+    """Return whether both are equal, or almost, on a GPU, which may add in any order."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

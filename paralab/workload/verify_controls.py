@@ -78,8 +78,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace the forward on the class, not on the instance, because a copy must call its own
-    forward."""
+    """Replace the forward on the class, because a copy must call its own forward."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)

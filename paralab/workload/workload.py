@@ -56,8 +56,7 @@ class Workload:
 
 
 def as_workload(value: object, name: str) -> Workload:
-    """Convert a user function's return value to a `Workload`. It may be a `Workload`, or a dict
-    with the same names."""
+    """Convert a user function's return value: a `Workload`, or a dict with the same names."""
     known = [field.name for field in fields(Workload)]
     if isinstance(value, Mapping):
         wrong = [str(key) for key in value if key not in known]

@@ -101,8 +101,7 @@ class Fsdp(Strategy):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Keep full gradients on all ranks. This needs no communication, but as much memory as
-        ddp."""
+        """Keep full gradients on all ranks: no communication, but as much memory as ddp."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
@@ -139,8 +138,7 @@ class Unit:
 
 
 def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units, nested units first, and then the rest of the model. Yield each unit's
-    name and module."""
+    """Shard the plan's units, nested units first, and then the rest. Yield their names too."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -169,8 +167,7 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
-    """Return the bytes of a unit's gathered parameters and of its gradients, without nested
-    units."""
+    """Return the bytes of a unit's gathered parameters and gradients, without nested units."""
     low = LOW.get(context.plan.precision)
     inner = {
         id(p)

@@ -280,8 +280,7 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
 
 
 def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group trainable parameters by dtype into buckets of at most `limit_bytes`. A larger parameter
-    gets its own bucket."""
+    """Group parameters by dtype into buckets. A parameter over the limit gets its own."""
     groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None
     for parameter in parameters:

@@ -134,8 +134,7 @@ class PipelineThreads(Strategy):
 
 
 def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
-    """Move all tensors in the tree. Wait only for copies to the CPU, which reads them right
-    away."""
+    """Move the tensors. Wait only for copies to the CPU, which reads them right away."""
     return map_tensors(
         lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree
     )
