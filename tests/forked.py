@@ -46,7 +46,7 @@ def server(modules=MODULES):
 
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
         address = os.path.join(folder, "socket")
-        command = [sys.executable, "-P", "-m", "paralab.worker.template", address, *modules]
+        command = [sys.executable, "-P", "-m", "tests.shared_template", address, *modules]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, env=environment, start_new_session=True

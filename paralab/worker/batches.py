@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paralab.plan.batches import GlobalBatch, pieces, replica_span
+from paralab.plan.batches import GlobalBatch, global_batches, pieces, replica_span
 from paralab.worker.groups import group_of
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext
-from paralab.worker.samples import Sampling, rank_batches
+from paralab.worker.samples import rank_batches
 from paralab.workload.batch import map_tensors, num_samples, take, unpack
 
 
@@ -32,8 +32,9 @@ def load_batches(
     def span(batch: GlobalBatch) -> tuple[int, int]:
         return replica_span(batch.size, plan.rank_replicas, context.rank.replica)
 
-    sampling = Sampling(plan.batch_size, plan.samples, plan.steps, plan.epochs, plan.seed, done)
-    stream = rank_batches(context.workload, span, sampling, pin_memory=plan.device == "cuda")
+    batches = global_batches(plan.batch_size, plan.samples, plan.steps, plan.epochs, done)
+    on_gpu = plan.device == "cuda"
+    stream = rank_batches(context.workload, batches, span, plan.samples, plan.seed, on_gpu)
     ahead: RankBatch | None = None
     while True:
         start = clock.now()  # CPU time: the CPU loads the data

@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.machine.signals import leave_to_the_launcher
+from paralab.plan.batches import GlobalBatch
 from paralab.worker.optimizer import (
     make_optimizer,
     make_scheduler,
@@ -39,7 +40,7 @@ from paralab.worker.optimizer import (
     state_bytes_per_byte,
 )
 from paralab.worker.parent_watch import end_with_the_parent
-from paralab.worker.samples import Sampling, dataset_samples, rank_batches
+from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.workload.batch import map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_split_problem
 from paralab.workload.cut_points import find_layers
@@ -218,8 +219,8 @@ def _load_batch(workload: Workload, samples: int) -> Any:
     size = dataset_samples(workload)
     if size == 0:
         raise UsageError(f"The data of {workload.name} has no samples.", fix="at least one sample")
-    sampling = Sampling(batch_size=min(samples, size or samples), samples=size, steps=1)
-    _, batch = next(rank_batches(workload, lambda batch: (0, batch.size), sampling))
+    first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
+    _, batch = next(rank_batches(workload, [first], samples=size))
     return batch
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from paralab.workload.hooks import Intercepting, draws
 
 _swapping = threading.Lock()
-_active = threading.local()  # .swap: this thread's dispatch mode
+_active = threading.local()  # .swap: what this thread draws from
 
 
 class RandomStreams:
@@ -45,52 +47,49 @@ class RandomStreams:
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
         """In this block and thread, draw from the stream of device `current()`."""
         _follow_streams()
-        before = getattr(_active, "swap", None)
+        before, _active.swap = getattr(_active, "swap", None), (self, current)
         try:
-            with _Swap(self, current) as _active.swap:
+            with Intercepting(partial(self._swap_in, current)):
                 yield
         finally:
             _active.swap = before
 
-
-class _Swap(TorchDispatchMode):
-    def __init__(self, streams: RandomStreams, current: Callable[[], int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.streams, self.current = streams, current
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        if not draws or kwargs.get("generator") is not None:
+    def _swap_in(
+        self, current: Callable[[], int], func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator with the stream's state in the generator."""
+        if not draws(func) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        states, number, generator = self.streams.states, self.current(), self.streams.generator
+        number = current()
         with _swapping:
-            before = generator.get_state()
-            generator.set_state(states[number])
+            before = self.generator.get_state()
+            self.generator.set_state(self.states[number])
             try:
                 return func(*args, **kwargs)
             finally:
-                states[number] = generator.get_state()
-                generator.set_state(before)
+                self.states[number] = self.generator.get_state()
+                self.generator.set_state(before)
 
 
 _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
-def _swap() -> _Swap | None:
-    """Return this thread's dispatch mode, or None if it does not replace the CPU generator."""
-    swap: _Swap | None = getattr(_active, "swap", None)
-    return swap if swap and swap.streams.generator is torch.default_generator else None
+def _find_stream() -> tuple[list[torch.Tensor], int] | None:
+    """Return the states and the number of this thread's stream, if it replaces the CPU generator."""
+    swap: tuple[RandomStreams, Callable[[], int]] | None = getattr(_active, "swap", None)
+    if swap is None or swap[0].generator is not torch.default_generator:
+        return None
+    return swap[0].states, swap[1]()
 
 
 def _get() -> torch.Tensor:
-    swap = _swap()
-    return swap.streams.states[swap.current()] if swap else _get_global()
+    stream = _find_stream()
+    return stream[0][stream[1]] if stream else _get_global()
 
 
 def _set(new_state: torch.Tensor) -> None:
-    if swap := _swap():
-        swap.streams.states[swap.current()] = new_state
+    if stream := _find_stream():
+        stream[0][stream[1]] = new_state
     else:
         _set_global(new_state)
 

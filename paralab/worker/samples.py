@@ -9,8 +9,7 @@ number of ranks.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, cast
 
@@ -18,23 +17,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from paralab.errors import UsageError
-from paralab.plan.batches import GlobalBatch, Span, global_batches
+from paralab.plan.batches import GlobalBatch, Span
 from paralab.workload.batch import map_tensors, num_samples, take, tensors
 from paralab.workload.randomness import seed_everything, seeded
 from paralab.workload.workload import Workload
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Describes which global batches to load, after `done` steps. `samples` is the size of the
-    data, or None if it is endless."""
-
-    batch_size: int
-    samples: int | None
-    steps: int | None = None
-    epochs: int | None = None
-    seed: int = 0
-    done: int = 0
 
 
 def dataset_samples(workload: Workload) -> int | None:
@@ -62,19 +48,19 @@ def dataset_samples(workload: Workload) -> int | None:
 
 def rank_batches(
     workload: Workload,
-    span_of: Callable[[GlobalBatch], Span],
-    sampling: Sampling,
+    batches: Iterable[GlobalBatch],
+    span_of: Callable[[GlobalBatch], Span] = lambda batch: (0, batch.size),
+    samples: int | None = None,
+    seed: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[tuple[GlobalBatch, Any]]:
-    """For each step, yield the global batch and this rank's samples from it.
+    """For each global batch, yield the batch and this rank's samples from it. `samples` is the
+    size of the data, unless it is endless.
 
     A rank's span is empty if a partial last batch has fewer samples than there are replicas. Such a
     rank must still join the collectives, so it gets the batch's first two samples with weight zero:
     BatchNorm rejects a single sample.
     """
-    batches = global_batches(
-        sampling.batch_size, sampling.samples, sampling.steps, sampling.epochs, sampling.done
-    )
 
     def wanted(batch: GlobalBatch) -> Span:
         start, stop = span_of(batch)
@@ -82,13 +68,13 @@ def rank_batches(
 
     if dataset_samples(workload) is None:
         for batch in batches:
-            whole = _call_get_batch(workload, batch, sampling.seed)
+            whole = _call_get_batch(workload, batch, seed)
             yield batch, _pin(take(whole, *wanted(batch)), pin_memory)
         return
 
-    assert sampling.samples is not None
+    assert samples is not None
     plan = list(batches)
-    indices = _choose_samples(plan, sampling.samples, sampling.seed, wanted)
+    indices = _choose_samples(plan, samples, seed, wanted)
     if _in_memory(workload.data):
         for batch, index in zip(plan, indices, strict=True):
             yield batch, _pin(map_tensors(itemgetter(index), workload.data), pin_memory)
@@ -96,13 +82,13 @@ def rank_batches(
 
     dataset = cast("Dataset[Any]", workload.data)
     loader: DataLoader[Any] = DataLoader(
-        _SeededBatches(dataset, workload.collate or default_collate, sampling.seed),
+        _SeededBatches(dataset, workload.collate or default_collate, seed),
         batch_sampler=(
             [(_position(batch), i) for i in index.tolist()]
             for batch, index in zip(plan, indices, strict=True)
         ),
         # Use a separate generator: loading must not draw from the model's random stream.
-        generator=torch.Generator().manual_seed(sampling.seed),
+        generator=torch.Generator().manual_seed(seed),
         num_workers=workload.loader_workers,
         collate_fn=_identity,
         pin_memory=pin_memory,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.plan.batches import GlobalBatch
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.writer import EventWriter
@@ -18,8 +19,8 @@ from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, SplitNotes, sampled
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.rank_context import RankContext
-from paralab.worker.samples import Sampling, rank_batches
-from paralab.workload.batch import num_samples, unpack
+from paralab.worker.samples import rank_batches
+from paralab.workload.batch import unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.workload import Workload
@@ -87,9 +88,9 @@ def load_example(context: RankContext) -> Any:
     if "random" not in context.plan.control:
         return None
     plan, workload = context.plan, context.workload
-    sampling = Sampling(batch_size=3, samples=plan.samples, steps=1, seed=plan.seed)
-    _, samples = next(rank_batches(workload, lambda batch: (0, batch.size), sampling))
-    if num_samples(samples) != 3:
+    if plan.samples is not None and plan.samples < 3:
         return None
+    three = [GlobalBatch(step=0, epoch=0, first=0, size=3)]
+    _, samples = next(rank_batches(workload, three, samples=plan.samples, seed=plan.seed))
     inputs, _ = (workload.unpack or unpack)(context.precision.cast_batch(samples))
     return inputs

@@ -1,10 +1,7 @@
 """Import torch once and fork all processes that a command needs.
 
-python -m paralab.worker.template DESCRIPTOR
-    serve one command (paralab.launch.processes) at this end of a socket pair
-python -m paralab.worker.template SOCKET [MODULE…]
-    import the modules, then fork such a process for each command that connects, until stdin is
-    closed
+python -m paralab.worker.template DESCRIPTOR     (one end of a socket pair; the other end is at
+                                                 paralab.launch.processes)
 
 A template process never computes, so it has no threads that a fork would lose. It exits when the
 launcher closes the other end of the socket.
@@ -21,9 +18,7 @@ import importlib
 import json
 import os
 import random
-import select
 import selectors
-import signal
 import socket
 import sys
 import traceback
@@ -39,38 +34,10 @@ MODULES = {"paralab.worker": "paralab.worker.__main__"}  # `python -m` runs this
 
 def main() -> NoReturn:
     signals.ignore()
-    if sys.argv[1].isdigit():
-        _serve(socket.socket(fileno=int(sys.argv[1])))
-    _share(sys.argv[1], sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])))
 
 
-def _share(address: str, modules: list[str]) -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap the forked processes
-    for name in (MODULES["paralab.worker"], *modules):
-        importlib.import_module(name)
-    gc.freeze()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind(address)
-    listening.listen()
-    while True:
-        if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
-            os._exit(0)
-        connection, _ = listening.accept()
-        with connection:
-            if not os.fork():
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                listening.close()
-                message, [descriptor], _, _ = socket.recv_fds(connection, 1 << 20, 1)
-                state = json.loads(message)
-                os.chdir(state["folder"])
-                os.environ.clear()
-                os.environ.update(state["environment"])
-                connection.send(b"1")
-                connection.close()
-                _serve(socket.socket(fileno=descriptor))
-
-
-def _serve(channel: socket.socket) -> NoReturn:
+def serve(channel: socket.socket) -> NoReturn:
     waiting = selectors.DefaultSelector()
     waiting.register(channel, selectors.EVENT_READ)
     while True:

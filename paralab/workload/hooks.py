@@ -6,7 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Intercepting(TorchDispatchMode):
+    """In this block and thread, run `call(func, args, kwargs)` instead of each operator."""
+
+    def __init__(self, call: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})
+
+
+def draws(func: Any) -> bool:
+    """Return whether an operator draws random numbers. torch tags these operators."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from paralab.workload.batch import call_model, map_tensors, take, tensors
+from paralab.workload.hooks import Intercepting, draws
 from paralab.workload.state import put_back, state_of
 
 _generator = threading.Lock()  # all threads share torch's generator
@@ -77,7 +77,7 @@ def original_inputs(inputs: Any) -> Any:
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
     """In this block, which runs module `path`, draw separately for each sample of `inputs`."""
     _thread.path, _thread.calls = [path], Counter()
-    with _PerSample(_make_seeds(inputs), axes):
+    with Intercepting(partial(_draw_per_sample, _make_seeds(inputs), axes)):
         random.seed(0)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(0)
@@ -128,55 +128,45 @@ def _make_seeds(inputs: Any) -> list[int]:
 @torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
     """Find each random tensor's sample dim, which shrinks with two samples instead of three."""
-    before, shapes = state_of(model), []
+    before = state_of(model)
+    shapes: list[dict[Draw, list[int]]] = []
+
+    def record(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if draws(func):
+            shapes[-1][_next_draw()] = _shape_of(args, kwargs)
+        return func(*args, **kwargs)
+
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):
             _thread.path, _thread.calls = [""], Counter()
-            with _Recorder() as recorder:
+            shapes.append({})
+            with Intercepting(record):
                 call_model(model, take(example, 0, samples))
-            shapes.append(recorder.shapes)
             put_back(model, before)
 
     axes: Axes = {}
-    for draw in shapes[0].keys() & shapes[1].keys():
-        three, two = shapes[0][draw], shapes[1][draw]
+    with_three, with_two = shapes
+    for draw in with_three.keys() & with_two.keys():
+        three, two = with_three[draw], with_two[draw]
         shrunk = [n for n, (a, b) in enumerate(zip(three, two, strict=False)) if a * 2 == b * 3]
         axes[draw] = Axis(shrunk[0], three[shrunk[0]] // 3) if shrunk else Axis(None, 0)
     return axes
 
 
-class _Recorder(TorchDispatchMode):
-    """Records the shape of each draw."""
+def _draw_per_sample(
+    seeds: list[int], axes: Axes, func: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Run an operator. If it is random, draw separately for each sample, with its own seed."""
+    if not draws(func):
+        return func(*args, **kwargs)
+    draw = _next_draw()
+    on_meta = str(kwargs.get("device")) == "meta"
+    if on_meta or any(tensor.is_meta for tensor in tensors((args, kwargs))):
+        return func(*args, **kwargs)
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes: dict[Draw, list[int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.shapes[_next_draw()] = _shape_of(args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-class _PerSample(TorchDispatchMode):
-    """Draws separately for each sample, with the sample's own seed."""
-
-    def __init__(self, seeds: list[int], axes: Axes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seeds, self.axes = seeds, axes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        draw = _next_draw()
-        on_meta = str(kwargs.get("device")) == "meta"
-        if on_meta or any(tensor.is_meta for tensor in tensors((args, kwargs))):
-            return func(*args, **kwargs)
-
-        kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
-        axis = _choose_axis(self.axes.get(draw), _shape_of(args, kwargs), len(self.seeds))
-        return _draw(func, args, kwargs, zlib.crc32(repr(draw).encode()), self.seeds, axis)
+    kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+    axis = _choose_axis(axes.get(draw), _shape_of(args, kwargs), len(seeds))
+    return _draw(func, args, kwargs, zlib.crc32(repr(draw).encode()), seeds, axis)
 
 
 def _shape_of(args: Any, kwargs: Any) -> list[int]:

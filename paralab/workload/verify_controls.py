@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from paralab.workload.hooks import patched
+from paralab.workload.hooks import Intercepting, patched
 from paralab.workload.randomness import without_dropout
 from paralab.workload.sample_draws import (
     Axes,
@@ -99,12 +98,23 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 
 @contextmanager
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
-    """Ignore writes to buffers in this block, and restore attributes afterward."""
+    """Ignore writes to buffers in this block, and restore attributes afterward. If a forward
+    updates a statistic and then uses it, it mixes the samples of a batch."""
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     with DisableTorchFunction():  # a function mode may run these operations on meta tensors
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
+
+    def ignore_writes(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        target = args[0] if func._schema.is_mutable and args else None
+        is_buffer = (
+            isinstance(target, torch.Tensor)
+            and not target.is_meta
+            and target.untyped_storage().data_ptr() in storages
+        )
+        return target if is_buffer else func(*args, **kwargs)
+
     try:
-        with _IgnoreWrites(storages):
+        with Intercepting(ignore_writes):
             yield
     finally:
         with DisableTorchFunction():
@@ -112,22 +122,3 @@ def _read_only(model: nn.Module, state: State) -> Iterator[None]:
         for name, module in model.named_modules():  # attributes that this call created
             for key in [key for key in vars(module) if key not in attributes[name]]:
                 delattr(module, key)
-
-
-class _IgnoreWrites(TorchDispatchMode):
-    """Ignores writes to these tensors. If a forward updates a statistic and then uses it, it mixes
-    the samples of a batch."""
-
-    def __init__(self, storages: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages = storages
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        target = args[0] if func._schema.is_mutable and args else None
-        if (
-            isinstance(target, torch.Tensor)
-            and not target.is_meta
-            and target.untyped_storage().data_ptr() in self.storages
-        ):
-            return target
-        return func(*args, **(kwargs or {}))

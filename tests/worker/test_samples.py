@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import Dataset
 
 from paralab.errors import UsageError
-from paralab.plan.batches import replica_span
-from paralab.worker.samples import Sampling, dataset_samples, rank_batches
+from paralab.plan.batches import global_batches, replica_span
+from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.workload.workload import Workload
 
 
@@ -42,8 +42,10 @@ def steps(data, replicas, replica, samples=10, **fields):
         rows
         for _, rows in rank_batches(
             workload(data, **fields),
+            global_batches(4, samples, 6, None),
             lambda batch: replica_span(batch.size, replicas, replica),
-            Sampling(batch_size=4, samples=samples, steps=6, seed=3),
+            samples,
+            seed=3,
         )
     ]
 
@@ -130,7 +132,7 @@ def test_a_sample_draws_the_same_on_every_rank(edges):
 
     def loaded(span):
         batches = rank_batches(
-            workload, lambda batch: span, Sampling(batch_size=6, samples=12, steps=4, seed=5)
+            workload, global_batches(6, 12, 4, None), lambda batch: span, samples=12, seed=5
         )
         return [samples for _, samples in batches]
 

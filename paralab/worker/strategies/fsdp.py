@@ -34,8 +34,10 @@ from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.shards import is_sharded
 
 # PyTorch 2.13 renamed both functions and warns about the old names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+COLLECTIVES: dict[str, Any] = {
+    "all_gather": getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor,
+    "reduce_scatter": getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor,
+}
 
 
 class Fsdp(Strategy):
@@ -65,8 +67,10 @@ class Fsdp(Strategy):
         context.note_split.watch(self.model, device.name)
 
     def _time_collectives(self, unit: Unit, where: dict[str, Any]) -> None:
-        reduce_scatter = TimedReduceScatter(self.context, where, self.order)
-        unit.module.set_custom_all_gather(TimedAllGather(self.context, where, self.order))
+        all_gather, reduce_scatter = (
+            TimedCollective(kind, self.context, where, self.order) for kind in COLLECTIVES
+        )
+        unit.module.set_custom_all_gather(all_gather)
         unit.module.set_custom_reduce_scatter(reduce_scatter)
         _report_missing_gradients(unit.module, reduce_scatter)
         # Without the second line, FSDP uses PREMUL_SUM, which gloo does not support.
@@ -199,7 +203,7 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
     module.register_forward_hook(after)
 
 
-def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -> None:
+def _report_missing_gradients(module: Any, reduce_scatter: TimedCollective) -> None:
     """Tell the reduce-scatter which of the unit's parameters have a gradient. FSDP packs only
     those, even if other ranks pack different ones."""
     group = module._get_fsdp_state()._fsdp_param_group
@@ -227,51 +231,35 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedReduceScatter) -
     group.post_backward = post_backward
 
 
-class _TimedCollective:
-    """One unit's collective, implementing FSDP's custom-collective interface."""
+class TimedCollective:
+    """One unit's all-gather or reduce-scatter, with FSDP's interface for custom collectives.
 
-    def __init__(self, context: RankContext, where: dict[str, Any], order: CollectiveOrder) -> None:
-        self.context, self.where, self.order = context, where, order
+    gloo blocks this thread, so nothing is computed in the meantime. NCCL runs on FSDP's stream,
+    which is the current stream here."""
+
+    def __init__(
+        self, kind: str, context: RankContext, where: dict[str, Any], order: CollectiveOrder
+    ) -> None:
+        self.kind, self.context, self.where, self.order = kind, context, where, order
         self.gradients = ""  # names the parameters with a gradient, if not all have one
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @contextmanager
-    def _noted(
-        self, verb: str, kind: str, whole: torch.Tensor, group: dist.ProcessGroup
-    ) -> Iterator[None]:
-        """Announce and time a collective. gloo blocks this thread, so nothing is computed in the
-        meantime. NCCL runs on FSDP's stream, which is the current stream here."""
-        self.order.announce(f"{verb} {self.where['unit']!r}{self.gradients}")
-        blocking, probe = not runs_on_stream(whole, group), self.context.probe
-        note = probe.begin_collective(kind, whole, group, **self.where, blocking=blocking)
-        yield
-        note()
-
-
-class TimedAllGather(_TimedCollective):
     def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
         async_op: bool = False,
+        **op: Any,
     ) -> Any:
         assert not async_op  # true only in unshard(async_op=True)
-        with self._noted("gather", "all_gather", output_tensor, group):
-            return _all_gather(output_tensor, input_tensor, group=group)
-
-
-class TimedReduceScatter(_TimedCollective):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        assert not async_op
-        with self._noted("reduce", "reduce_scatter", input_tensor, group):
-            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group)
+        gathers = self.kind == "all_gather"
+        verb, whole = ("gather", output_tensor) if gathers else ("reduce", input_tensor)
+        self.order.announce(f"{verb} {self.where['unit']!r}{self.gradients}")
+        where = self.where | {"blocking": not runs_on_stream(whole, group)}
+        note = self.context.probe.begin_collective(self.kind, whole, group, **where)
+        result = COLLECTIVES[self.kind](output_tensor, input_tensor, group=group, **op)
+        note()
+        return result
