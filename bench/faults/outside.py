@@ -1,4 +1,4 @@
-"""Cause each fault: inside a rank through `worker/inject.py`, or from outside the run."""
+"""Cause each fault: in a rank (`bench/faults/inside.py`), or from outside the run."""
 
 from __future__ import annotations
 

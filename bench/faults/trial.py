@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.faults.inside import plant
 from paralab.errors import RunFailed
 from paralab.launch.processes import LAUNCHER
 from paralab.machine import child
@@ -165,9 +166,8 @@ class FaultTrial:
         return self.workspace.start(name or self.name, options, **environment)
 
     def start_with(self, **injected: object) -> subprocess.Popen[bytes]:
-        """Start a run whose ranks inject this fault (`worker/inject.py`)."""
-        plant = json.dumps({**injected, "mark": str(self.mark)})
-        return self.start(PARALAB_PLANT=plant)
+        """Start a run whose ranks inject this fault."""
+        return self.start(**plant(self.mark, **injected))
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the exit code; count and kill the processes that outlive the run."""

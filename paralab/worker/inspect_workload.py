@@ -48,8 +48,7 @@ from paralab.workload.load import load_workload, their_lines
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
 from paralab.workload.shard_units import find_units
-from paralab.workload.state import put_back, state_of
-from paralab.workload.summary import Inspection, Layer, Summary, Trial, Unit
+from paralab.workload.summary import Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
@@ -122,24 +121,23 @@ def inspect_workload(inspection: Inspection) -> Summary:
         batch = load(inspection.samples or workload.batch_size)
     with running("A trial step"):
         trial = try_step(workload, model, batch, lambda: load(MOST_BRANCHES))
-    layers: tuple[Layer, ...] = ()
-    uncut_reason: str | None = None
-    if inspection.layers:
-        with running("forward"):
-            layers, uncut_reason = _find_layers(workload, model, batch, trial)
     with running("optimizer"):
         optimizer = make_optimizer(workload, model)
     with running("scheduler"):
         make_scheduler(workload, optimizer)
-    units: tuple[Unit, ...] = ()
-    if inspection.units:
-        units = find_units(model, (workload.unpack or unpack)(take(batch, 0, 2))[0])
 
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    split_problem = None
+    details: dict[str, Any] = {}
+    if inspection.layers:
+        with running("forward"):
+            details |= _inspect_layers(workload, model, batch, trial)
+    if inspection.units:
+        inputs, _ = (workload.unpack or unpack)(take(batch, 0, 2))
+        details |= {"units": find_units(model, inputs), "whole_tensors": mixes_rows(workload)}
     if inspection.verify:  # this is last because it changes the model's dtype
         with running("A trial step"):
-            split_problem = find_split_problem(workload, model, batch, trial.controls)
+            problem = find_split_problem(workload, model, batch, trial.controls)
+        details["split_problem"] = problem
 
     return Summary(
         name=workload.name,
@@ -150,16 +148,28 @@ def inspect_workload(inspection: Inspection) -> Summary:
         data_path=workload.data_path,
         weighted=workload.weight is not None,
         optimizer=type(optimizer).__name__,
-        **vars(trial),
-        layers=layers,
-        uncut_reason=uncut_reason,
-        units=units,
         scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
-        optimizer_bytes_per_byte=state_bytes_per_byte(workload) if inspection.layers else None,
-        whole_tensors=inspection.units and mixes_rows(workload),
-        whole_model=inspection.layers and mixes_parameters(workload),
-        split_problem=split_problem,
+        **vars(trial),
+        **details,
     )
+
+
+def _inspect_layers(
+    workload: Workload, model: nn.Module, batch: Any, trial: Trial
+) -> dict[str, Any]:
+    """Return the fields of `Summary` that only a strategy with stages needs."""
+    inputs, targets = (workload.unpack or unpack)(batch)
+
+    def loss(output: Any) -> torch.Tensor:
+        return workload.loss(output, targets)
+
+    layers, reason = find_layers(model, inputs, loss, workload.split_points, trial.sometimes)
+    return {
+        "layers": layers,
+        "uncut_reason": reason,
+        "optimizer_bytes_per_byte": state_bytes_per_byte(workload),
+        "whole_model": mixes_parameters(workload),
+    }
 
 
 def _build_model(workload: Workload) -> nn.Module:
@@ -181,28 +191,6 @@ def _build_model(workload: Workload) -> nn.Module:
             fix="call the model once on a sample inside model(), and return it",
         )
     return model
-
-
-def _find_layers(
-    workload: Workload, model: nn.Module, batch: Any, trial: Trial
-) -> tuple[tuple[Layer, ...], str | None]:
-    inputs, targets = (workload.unpack or unpack)(batch)
-    state = state_of(model)
-
-    def reset() -> None:
-        put_back(model, state)
-        seed_everything(0)
-
-    layers, reason = find_layers(
-        model,
-        inputs,
-        lambda output: workload.loss(output, targets),
-        workload.split_points,
-        trial.sometimes,
-        reset,
-    )
-    reset()
-    return layers, reason
 
 
 def _keep_the_compiler_out() -> None:

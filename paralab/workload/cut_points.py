@@ -26,6 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
 from paralab.workload.hooks import watched
+from paralab.workload.randomness import seed_everything
+from paralab.workload.state import put_back, state_of
 from paralab.workload.summary import Layer
 
 MEASUREMENTS = 3
@@ -83,12 +85,16 @@ def find_layers(
     loss: Callable[[Any], torch.Tensor],
     split_points: Iterable[str] = (),
     sometimes: Iterable[str] = (),
-    reset: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """Return the model's parts in order, and why there are not more parts.
+    """Return the model's parts in order, and why there are not more parts. No part begins at a
+    module in `sometimes`, which only some forwards call."""
+    state = state_of(model)
 
-    No part begins at a module in `sometimes`, which only some forwards call. `reset` is called
-    before each forward and undoes changes that the previous forward made to the model."""
+    def reset() -> None:
+        """Undo changes that the previous forward made to the model."""
+        put_back(model, state)
+        seed_everything(0)
+
     # If floating-point inputs require gradients, the graph shows where they are used.
     visible = map_tensors(
         lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs
@@ -100,6 +106,7 @@ def find_layers(
     cuts = [cut for cut in cuts if trace.names[cut] not in crossed]
     cuts, reason = _choose_cuts(model, trace, cuts, crossed, list(split_points))
     owners, problem = _assign_modules(model, trace, cuts)
+    reset()
     if problem:
         return (), problem
 
@@ -113,8 +120,8 @@ def find_layers(
     activations, flops = _count(model, run)
     seconds = _measure(cuts, run)
     model.zero_grad(set_to_none=True)
+    reset()
     modules = dict(model.named_modules())
-    samples = num_samples(inputs)
     layers = [
         Layer(
             name=trace.names[cut] if cut >= 0 else "",
@@ -123,7 +130,7 @@ def find_layers(
             parameter_bytes=sum(
                 p.nbytes for name in owners[n] for p in modules[name].parameters(recurse=False)
             ),
-            activation_bytes_per_sample=activations[n] / samples,
+            activation_bytes_per_sample=activations[n] / num_samples(inputs),
             flops=flops[n],
         )
         for n, cut in enumerate([-1, *cuts])

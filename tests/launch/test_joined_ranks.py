@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from bench.faults.inside import plant
 from bench.link import link, why_not
 from paralab.analyse.recording import Recording
 from paralab.errors import UsageError
@@ -308,14 +309,12 @@ def test_a_signal_to_torchrun_saves_and_ends_all_and_leaves_a_readable_folder(tm
 def test_a_run_that_torchrun_restarts_resumes(tmp_path):
     """A rank is killed in step 8. torchrun's second attempt starts from the last complete checkpoint
     and writes to a new folder."""
-    plant = {"kind": "kill", "rank": 1, "phase": "step", "step": 8, "mark": str(tmp_path / "mark")}
+    fault = plant(tmp_path / "mark", kind="kill", rank=1, phase="step", step=8)
     run = ("run", "ddp", "--workload", "cnn:tiny", "--steps", "12", "--out", "run")
     run += ("--checkpoint", "kept", "--checkpoint-every", "3")
     agent = ("--launcher", "torchrun", "--max-restarts", "1")
     command = (sys.executable, "-m", "paralab", *run, *agent, "--json")
-    with launched(
-        *command, cwd=tmp_path, environment={"PARALAB_PLANT": json.dumps(plant)}
-    ) as process:
+    with launched(*command, cwd=tmp_path, environment=fault) as process:
         out, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, err
     first, second = out.splitlines()

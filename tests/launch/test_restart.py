@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from bench.faults.inside import plant
 from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
 pytestmark = pytest.mark.processes
@@ -75,10 +76,6 @@ def same(room, run):
     return all(torch.equal(whole[name], other[name]) for name in whole)
 
 
-def plant(room, name, **fault):
-    return {"PARALAB_PLANT": json.dumps({**fault, "mark": str(room / f"{name}.mark")})}
-
-
 def survive(room, name, *options, **fault):
     """Do a run with an injected fault and a restart."""
     checkpoint = [
@@ -99,7 +96,7 @@ def survive(room, name, *options, **fault):
         name,
         "--json",
         cwd=room,
-        environment=plant(room, name, **fault),
+        environment=plant(room / f"{name}.mark", **fault),
     )
 
 
@@ -143,7 +140,7 @@ def test_a_silent_exit_is_a_failure(tmp_path, kind, words):
     done = run_paralab(
         *run,
         cwd=tmp_path,
-        environment=plant(tmp_path, kind, kind=kind, rank=0, phase="step", step=2),
+        environment=plant(tmp_path / "mark", kind=kind, rank=0, phase="step", step=2),
     )
     assert (done.code, all(word in done.err for word in words)) == (1, True), done.err
     assert not list((tmp_path / "ckpt").glob("step-*"))
