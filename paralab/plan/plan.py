@@ -150,11 +150,9 @@ class Plan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
         given = _to_tuples(data)
-        ranks = [
-            RankPlan(**rank | {"devices": tuple(Device(**device) for device in rank["devices"])})
-            for rank in given["ranks"]
-        ]
-        given["ranks"] = tuple(ranks)
+        for rank in given["ranks"]:
+            rank["devices"] = tuple(Device(**device) for device in rank["devices"])
+        given["ranks"] = tuple(RankPlan(**rank) for rank in given["ranks"])
         given["stage_parts"] = tuple(Stage(**stage) for stage in given["stage_parts"])
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
         return cls(**given)

@@ -10,28 +10,25 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from paralab.plan.option import option, options_of
 from paralab.plan.schedules import SCHEDULES
 from paralab.units import plural
 
-STRATEGIES: Mapping[str, str] = MappingProxyType(
-    {
-        "single": "one device: the baseline for every comparison",
-        "dp": "DataParallel: one process splits each batch over replicas of the model "
-        "and sums the gradients on device 0",
-        "ddp": "DistributedDataParallel: one process per replica; "
-        "gradients are all-reduced during the backward pass",
-        "fsdp": "FSDP2: one process per replica; "
-        "each has a shard of every parameter, gradient, and optimizer state",
-        "mp": "model parallelism: one process with its layers on several devices; "
-        "one device works at a time",
-        "pipeline": "model parallelism with micro-batches: the devices work at the same time",
-        "hybrid": "ddp with a pipeline over several devices in each replica",
-    }
-)
+STRATEGIES: Mapping[str, str] = {
+    "single": "one device: the baseline for every comparison",
+    "dp": "DataParallel: one process splits each batch over replicas of the model "
+    "and sums the gradients on device 0",
+    "ddp": "DistributedDataParallel: one process per replica; "
+    "gradients are all-reduced during the backward pass",
+    "fsdp": "FSDP2: one process per replica; "
+    "each has a shard of every parameter, gradient, and optimizer state",
+    "mp": "model parallelism: one process with its layers on several devices; "
+    "one device works at a time",
+    "pipeline": "model parallelism with micro-batches: the devices work at the same time",
+    "hybrid": "ddp with a pipeline over several devices in each replica",
+}
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
@@ -176,9 +173,9 @@ class Request:
 
 
 # Which strategies accept each option. Using it with any other strategy is an error.
-APPLIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {each.name: each.strategies for each in options_of(Request) if each.strategies}
-)
+APPLIES: Mapping[str, tuple[str, ...]] = {
+    each.name: each.strategies for each in options_of(Request) if each.strategies
+}
 
 
 def only_applicable(request: Request) -> Request:

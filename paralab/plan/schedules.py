@@ -20,12 +20,9 @@ checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
-PARTS_PER_RANK: Mapping[str, int] = MappingProxyType(
-    {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
-)
+PARTS_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 SCHEDULES = tuple(PARTS_PER_RANK)
 WITHOUT = "leave out --schedule"  # the fix for a model that cannot be cut into processes
 UNCUT = f"cut elsewhere, or {WITHOUT}"  # the fix if only these cuts are the problem

@@ -85,7 +85,7 @@ class Saver:
 
         about = self.state.describe(step, samples, epoch)
         blocked = self.probe.clock.now() - start
-        self._saving = self._thread.submit(self._write, step, about, copied, start, blocked)
+        self._saving = self._thread.submit(self._write, about, copied, start, blocked)
 
     def poll(self) -> None:
         """Raise the thread's error, or write the event for a finished save."""
@@ -108,15 +108,11 @@ class Saver:
         self._copy = {name: new[name] if name in new else self._copy[name] for name in tensors}
 
     def _write(
-        self,
-        step: int,
-        about: dict[str, Any],
-        copied: list[torch.cuda.Event],
-        start: float,
-        blocked: float,
+        self, about: dict[str, Any], copied: list[torch.cuda.Event], start: float, blocked: float
     ) -> dict[str, Any]:
         """Write a checkpoint in the background thread."""
-        state, folder = self.state, step_folder(self.directory, step)
+        state, step = self.state, about["step"]
+        folder = step_folder(self.directory, step)
         for event in copied:
             event.synchronize()
         self._require_finite(step)

@@ -14,10 +14,8 @@ if __name__ == "__main__":
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,7 +42,7 @@ from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.workload.batch import map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_split_problem
 from paralab.workload.cut_points import find_layers
-from paralab.workload.load import load_workload, their_lines
+from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
 from paralab.workload.shard_units import find_units
@@ -103,7 +101,10 @@ def inspect_workload(inspection: Inspection) -> Summary:
     gc.freeze()
     gc.enable()
     seed_everything(0)
-    running = partial(_running, user_folder(inspection.workload))
+
+    def running(what: str) -> AbstractContextManager[None]:
+        return user_code(f"{what} of the workload failed with", user_folder(inspection.workload))
+
     with running("model()"):
         model = _build_model(workload)
     if inspection.threads:
@@ -210,20 +211,6 @@ def _load_batch(workload: Workload, samples: int) -> Any:
     first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
     _, batch = next(rank_batches(workload, [first], samples=size))
     return batch
-
-
-@contextmanager
-def _running(folder: Path, what: str) -> Iterator[None]:
-    """Report any exception in this block as the user's error."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{what} of the workload failed with {type(error).__name__}: {error}",
-            detail=their_lines(error, folder),
-        ) from error
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from paralab.errors import unknown
 
@@ -44,23 +43,21 @@ _GPT = {
     }.items()
 }
 
-BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
-    {
-        "mlp": BuiltIn(
-            "paralab.workload.mlp",
-            "linear layers of width DIM on a synthetic batch, as in the practicals",
-            {**_MLP, "faint": _FAINT},
-        ),
-        "cnn": BuiltIn(
-            "paralab.workload.cnn", "convolutions with BatchNorm on synthetic 10-class images", _CNN
-        ),
-        "gpt": BuiltIn(
-            "paralab.workload.gpt",
-            "a byte-level transformer on the source code of Python's standard library",
-            _GPT,
-        ),
-    }
-)
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "mlp": BuiltIn(
+        "paralab.workload.mlp",
+        "linear layers of width DIM on a synthetic batch, as in the practicals",
+        {**_MLP, "faint": _FAINT},
+    ),
+    "cnn": BuiltIn(
+        "paralab.workload.cnn", "convolutions with BatchNorm on synthetic 10-class images", _CNN
+    ),
+    "gpt": BuiltIn(
+        "paralab.workload.gpt",
+        "a byte-level transformer on the source code of Python's standard library",
+        _GPT,
+    ),
+}
 
 
 def built_in_names() -> list[str]:

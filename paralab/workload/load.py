@@ -20,8 +20,7 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload with this name. A user's mistake becomes a UsageError, which shows only
-    the user's lines from the traceback."""
+    """Build the workload with this name. A user's mistake becomes a UsageError."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
@@ -36,15 +35,22 @@ def load_workload(reference: str) -> Workload:
 
 
 def _build(function: Any, shown: str, folder: Path) -> Workload:
-    try:
-        with seeded(0):  # random data must be the same on all ranks
-            value = function() if callable(function) else function
-    except Exception as error:
-        raise UsageError(
-            f"The workload {shown} failed with {type(error).__name__}: {error}",
-            detail=their_lines(error, folder),
-        ) from error
+    # Random data must be the same on all ranks.
+    with user_code(f"The workload {shown} failed with", folder), seeded(0):
+        value = function() if callable(function) else function
     return as_workload(value, Path(shown).name)
+
+
+@contextmanager
+def user_code(what: str, folder: Path) -> Iterator[None]:
+    """Report any exception in this block as the user's mistake, with the user's own lines."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        detail = their_lines(error, folder)
+        raise UsageError(f"{what} {type(error).__name__}: {error}", detail=detail) from error
 
 
 @contextmanager
@@ -68,14 +74,8 @@ def _import_from(path: Path, attribute: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look up the module here
-    try:
-        with seeded(0):
-            spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(
-            f"{path.name} could not be imported: {type(error).__name__}: {error}",
-            detail=their_lines(error, path.parent),
-        ) from error
+    with user_code(f"{path.name} could not be imported:", path.parent), seeded(0):
+        spec.loader.exec_module(module)
     if not hasattr(module, attribute):
         own = [
             key for key, value in vars(module).items() if getattr(value, "__module__", "") == name

@@ -46,16 +46,10 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     """
     attention = nn.functional.scaled_dot_product_attention
 
-    def attend(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *more: Any,
-        **named: Any,
-    ) -> Any:
-        return attention(query, key, value, attn_mask, 0.0, *more, **named)
+    def attend(*args: Any, **named: Any) -> Any:
+        four, dropout_p, more = args[:4], args[4:5], args[5:]
+        named.pop("dropout_p", None)  # the default is 0
+        return attention(*four, *(0.0 for _ in dropout_p), *more, **named)
 
     names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
     names += ["alpha_dropout", "feature_alpha_dropout"]

@@ -34,11 +34,8 @@ def check_reference(reference: str) -> str:
 
 def user_folder(reference: str) -> Path:
     """Return the folder that contains the user's files. Tracebacks show only frames from it."""
-    return (
-        split(reference)[0].parent
-        if names_file(reference) and not reference.startswith(PICKLED)
-        else Path()
-    )
+    is_file = names_file(reference) and not reference.startswith(PICKLED)
+    return split(reference)[0].parent if is_file else Path()
 
 
 def split(reference: str) -> tuple[Path, str, str]:

@@ -155,10 +155,11 @@ def one_mistake_in_every_strategy():
         return original_wrap(context, *args, **where)
     ddp.wrap = hybrid.wrap = wrap
 
-    def average(original, self, output_tensor, input_tensor, group, op, async_op=False):
-        original(self, output_tensor, input_tensor, group, op)
-        output_tensor /= group.size()
-    patch(fsdp.TimedReduceScatter, "__call__", average, mine, ["fsdp"])
+    def average(original, self, output_tensor, input_tensor, group, **op):
+        original(self, output_tensor, input_tensor, group, **op)
+        if self.kind == "reduce_scatter":
+            output_tensor /= group.size()
+    patch(fsdp.TimedCollective, "__call__", average, mine, ["fsdp"])
 
     def drop(original, self, steps):
         return original(self, [micros[:-1] for micros in steps])
