@@ -232,8 +232,7 @@ def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
 def _across_groups(
     found: Sequence[Mismatch], ranks: Mapping[int, Sequence[CollectiveCall]]
 ) -> Iterator[Mismatch]:
-    """Yield two ranks that wait for each other in different groups: each is behind in the group
-    where the other waits."""
+    """Yield two ranks that wait for each other, each in a group that the other misses."""
     late = [(m, rank) for m in found if m.kind == "behind" for rank in m.behind]
     for (one, behind), (other, behind_too) in combinations(late, 2):
         mine, its = other.calls.get(behind), one.calls.get(behind_too)
@@ -246,8 +245,7 @@ def _across_groups(
 def _without_numbers(
     ranks: Mapping[int, Sequence[CollectiveCall]], differ: Differ
 ) -> Iterator[Mismatch]:
-    """Yield a mismatch between calls that are known only from a stack. Their groups are unknown, so
-    the result is certain only for two ranks."""
+    """Yield a mismatch between calls known only from stacks; it is certain only for two ranks."""
     waits = {rank: call for rank, own in sorted(ranks.items()) for call in own[-1:] if call.is_open}
     unknown = [rank for rank, call in waits.items() if call.number is None]
     if not unknown or len(ranks) < 2:
@@ -312,8 +310,7 @@ LIBRARIES = (
 
 
 def user_line(frames: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """Return the innermost line in the user's own code. Flight recorders list the innermost frame
-    first."""
+    """Return the innermost line in the user's own code; frames list the innermost first."""
     for frame in frames or ():
         file = str(frame.get("filename", frame.get("file", "")))
         if file.endswith(".py") and not any(part in file for part in LIBRARIES):

@@ -131,8 +131,7 @@ def comparison_of(folder: Path) -> Comparison:
 
 
 def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
-    """Recover the outcome of an experiment whose launcher was killed. Use only rounds that all
-    configurations completed."""
+    """Recover a killed experiment, using the rounds that all configurations completed."""
 
     def is_complete(run: str) -> bool:
         exists = (folder / run / "manifest.json").exists()
@@ -152,8 +151,7 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
 
 
 def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
-    """Combine single runs into one comparison. It has only one round, so differences have no
-    confidence interval."""
+    """Combine runs into a comparison with one round, and so without confidence intervals."""
     manifests = [Recording.read(folder).manifest for folder in folders]
     workloads = list(dict.fromkeys(manifest.workload.name for manifest in manifests))
     if len(workloads) > 1:
@@ -265,8 +263,7 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
 
 
 def _against(row: Row, baseline: Row) -> Row:
-    """Add the speed-up in samples per second, the efficiency, and the loss difference from the
-    baseline."""
+    """Add the speed-up, the efficiency, and the loss difference from the baseline."""
     if row.request.workload != baseline.request.workload:
         return row
     ratio = speed_up(baseline.round_seconds_per_sample, row.round_seconds_per_sample)
@@ -293,8 +290,7 @@ def loss_difference(
 
 
 def _metrics(results: list[Result]) -> Metrics:
-    """Return the medians over the rounds. A rank is a straggler only if it is one in most
-    rounds."""
+    """Return the medians over the rounds. A straggler must be one in most rounds."""
     rounds = [result.metrics for result in results]
     medians = _medians(rounds)
     late = [each.straggler for each in rounds if each.straggler]
@@ -309,8 +305,7 @@ def _metrics(results: list[Result]) -> Metrics:
 
 
 def _medians(values: Sequence[R]) -> R:
-    """Return a record with the median of each number. The other fields are those of the first
-    record."""
+    """Return the median of each number, and the other fields of the first record."""
     names = values[0].__struct_fields__
     changes = {name: _median_of([value[name] for value in values]) for name in names}
     return replace(values[0], **changes)

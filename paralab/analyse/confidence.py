@@ -38,8 +38,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words. `no difference` is a definite result; `too noisy` means that the
-        rounds cannot decide."""
+        """`no difference` is a definite result; `too noisy` is undecided."""
         if self.low is None or self.high is None:
             return "too few rounds"
         if self.low > 1 and self.value > 1 + SMALLEST:
@@ -56,8 +55,7 @@ class Ratio:
         return self.verdict == "faster"
 
     def reaches(self, goal: float) -> bool | None:
-        """Return whether the true ratio is at least `goal`, or None if `goal` lies inside the
-        interval."""
+        """Return whether the true ratio is at least `goal`; None if the interval contains it."""
         if self.low is None or self.high is None:
             return None
         return True if self.low >= goal else False if self.high < goal else None
@@ -68,8 +66,7 @@ class Ratio:
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Return the speed-up, `before` / `after`. Both are step times in seconds, from the same
-    rounds."""
+    """Return `before` / `after`, two lists of step times from the same rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

@@ -20,8 +20,7 @@ def _work(row: Row, one: Row) -> float:
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Return the seconds per step lost compared with a perfect split, by cause. `one` is the
-    configuration to compare with."""
+    """Return the seconds per step lost by cause, compared with a perfect split of `one`."""
     mine, theirs = row.metrics, one.metrics
     work = _work(row, one)
 

@@ -37,8 +37,7 @@ Points = list[tuple[float, float]]
 
 
 def timeline(recording: Recording) -> Timeline | None:
-    """Draw the last two measured steps on all ranks, or only the last one if they have too many
-    spans."""
+    """Draw the last two measured steps, or only the last one if they have many spans."""
     steps = [recording.step(number) for number in recording.detailed[-2:]]
     if not steps:
         return None
@@ -82,8 +81,7 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
 
 
 def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Span]:
-    """Yield each device's work. If replicas have their own spans, drop the process's forward and
-    backward spans that contain them."""
+    """Yield each device's work. Replicas' own spans replace the process's passes."""
     dropped = {*COLLECTIVES, "data"}
     if any(event.event in KINDS for event in spans):
         dropped |= {"forward", "backward"}
@@ -94,8 +92,7 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
-    """Yield the spans in which the rank's first device only waits for a slower rank or a
-    transfer."""
+    """Yield when the rank's first device only waits for a slower rank or a transfer."""
     own = clip_backward(recording.spans(rank, step))
     work = [e.interval for e in own if e.event in ("forward", "backward", "optimizer")]
     busy = without(work, blocked(own))
@@ -120,8 +117,7 @@ def _span(event: SpanEvent, lane: int) -> Span:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """Draw one pass of the last measured step through the first replica's stages, next to the ideal
-    schedule."""
+    """Draw a pass of the last measured step through replica 0's stages, and the ideal one."""
     plan = recording.plan
     name = plan.schedule or "gpipe"
     if plan.stages < 2 or not recording.detailed:
@@ -212,8 +208,7 @@ def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
 
 
 def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
-    """Yield the rank, the time in seconds, and the `load` event of each sample. All runs share one
-    time axis, with the gaps between runs removed."""
+    """Yield rank, time, and event of each `load` sample, with all runs on one time axis."""
     offset = 0.0
     for recording in recordings:
         times = [event.time for event in recording.of(Load)]
@@ -225,8 +220,7 @@ def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:
-    """Draw the losses of all configurations. If their training is identical, one curve hides the
-    others."""
+    """Draw all configurations' losses. Identical curves hide each other."""
     curves = {
         row.name: [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
         for row in rows

@@ -18,8 +18,7 @@ from paralab.analyse.stack_dumps import STOPPED, StackDump
 
 @dataclass(frozen=True)
 class Hang:
-    """The cause of a hang. `kind` is stopped, blocked (the interpreter), mismatch, behind, network,
-    or slow."""
+    """A hang. `kind` is stopped, blocked (the GIL), mismatch, behind, network, or slow."""
 
     kind: str
     rank: int
@@ -73,8 +72,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
 
 
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
-    """Compare two calls that have not ended. The stacks show more than the flight recorder, but
-    only for calls that the ranks are still in."""
+    """Compare two open calls. For these, the stacks show more than the flight recorder."""
     if not (one.is_open or other.is_open):
         return None
     if kind := differ(one, other):

@@ -63,8 +63,7 @@ class TuneManifest(Manifest, frozen=True, kw_only=True):
 
 
 def kind_of(folder: Path) -> str:
-    """Return the kind of folder: `run`, `compare`, `scale`, `tune`, `verify`, `practical`, `slurm`,
-    …"""
+    """Return `run`, `compare`, `scale`, `tune`, `verify`, `practical`, or `slurm`."""
     return str(read_manifest(folder).get("kind", "run"))
 
 

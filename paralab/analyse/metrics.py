@@ -152,8 +152,7 @@ def clip_backward(spans: Sequence[Span]) -> list[Span]:
 def transfers_and_waits(
     recording: Recording, rank: int, step: int
 ) -> tuple[list[Interval], list[Interval]]:
-    """Return two interval lists: when this rank's buckets were transferred, and when it only waited
-    for a slower rank."""
+    """Return when this rank's buckets were transferred, and when it waited for a slower rank."""
     ready = last_ready(recording, step)
     transfers, waits = [], []
     for key, span in _keyed(recording.spans(rank, step)).items():
@@ -222,8 +221,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
 def find_straggler(
     recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
 ) -> Straggler | None:
-    """Return the rank that the others wait for in most steps. `waiting[step][rank]` is the exposed
-    waiting time."""
+    """Find the rank that others wait for. `waiting[step][rank]` is exposed waiting time."""
     if recording.world_size < 2 or not measured:
         return None
     # A rank is late relative to the ranks it reduces with. If each stage is a process, those are
@@ -323,8 +321,7 @@ def _device_seconds(recording: Recording, rank: int, step: int, device: str, fir
 
 
 def _balance(busy: list[Busy]) -> float | None:
-    """Return the first device's busy time divided by the mean of the others. 1 is balanced; more
-    than 1 means that device 0 does more work."""
+    """Return the first device's busy time divided by the mean of the others."""
     seconds = [device.seconds for device in busy if device.seconds is not None]
     return _ratio(seconds[0], statistics.mean(seconds[1:])) if len(seconds) > 1 else None
 

@@ -43,8 +43,7 @@ def share(value: float | None) -> str:
 
 
 def collectives_per_step(row: Row | Result) -> str:
-    """Return `2 all-reduces`; with FSDP, `7 all-gathers and 4 reduce-scatters`; with one process,
-    an empty string."""
+    """`2 all-reduces`; `7 all-gathers and 4 reduce-scatters`; empty for one process."""
     counts = {
         "all-reduce": row.all_reduces_per_step,
         "all-gather": row.all_gathers_per_step,

@@ -8,38 +8,29 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse import figures
-from paralab.analyse.blocks import (
-    Bar,
-    Bars,
-    Block,
-    Cell,
-    Distribution,
-    Document,
-    Group,
-    Lines,
-    Schedule,
-    Section,
-    Split,
-    Table,
-    Timeline,
-)
+from paralab.analyse import blocks, figures
+from paralab.analyse.blocks import Bar, Bars, Cell, Distribution, Document, Group, Section, Table
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import PeakMemory
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.time_tables import where_time_goes
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
 from paralab.analyse.verify import apart_from
 from paralab.units import plural, rate, seconds, size
 
-Chart = Timeline | Schedule | Split | Lines
+Chart = blocks.Timeline | blocks.Schedule | blocks.Split | blocks.Lines
 CLOCK = (
     "All ranks and devices on one clock. Hatched: exposed communication; dotted: waiting for a "
     "slower rank. Zoom in and hover for details."
 )
 COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single run
+MEMORY = ("parameters", "gradients", "optimizer", "activations")
+# Memory that only fsdp uses: field -> column name and text for the other strategies.
+FSDP_MEMORY = {
+    "gathered": ("gathered temporarily", "–"),
+    "unreduced": ("gradients not yet reduced", "–"),
+}
 
 
 def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -> Document:
@@ -80,31 +71,27 @@ def facts(comparison: Comparison) -> tuple[tuple[str, str], ...]:
 def _side_by_side(
     rows: Sequence[Row], recordings: dict[str, list[Recording]], baseline: str | None
 ) -> Section:
-    times = {
-        name: [step for run in runs for step in run.step_seconds]
+    groups = tuple(
+        Group(name, tuple(step for run in runs for step in run.step_seconds))
         for name, runs in recordings.items()
-    }
-    groups = tuple(Group(name, tuple(values)) for name, values in times.items())
+    )
     steps = Distribution("Step times", groups, "seconds")
     cells = [_row(row) for row in rows]
     if len(rows) < 2:
         alone = [{k: v for k, v in row.items() if k not in COMPARED} for row in cells]
         return Section("The run", (table("", alone, _remarks(rows)), steps))
 
-    speed = [
-        Bar(row.name, r.value, r.low, r.high, f"{r.value:.2f}×  {r.verdict}")
-        for row in rows
-        for r in [row.ratio]
-    ]
-    efficient = [Bar(row.name, row.efficiency, text=f"{row.efficiency:.0%}") for row in rows]
+    ratios = [(row.name, row.ratio) for row in rows]
+    speed = (
+        Bar(name, r.value, r.low, r.high, f"{r.value:.2f}×  {r.verdict}") for name, r in ratios
+    )
+    efficient = (Bar(row.name, row.efficiency, text=f"{row.efficiency:.0%}") for row in rows)
     note = "Error bars show the 95 % confidence interval over the rounds."
-    blocks = (
-        table("", cells, _remarks(rows)),
+    charts = (
         Bars(f"Speed-up over {baseline}", tuple(speed), "×", 1.0, note),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),
-        steps,
     )
-    return Section("Side by side", blocks)
+    return Section("Side by side", (table("", cells, _remarks(rows)), *charts, steps))
 
 
 def _remarks(rows: Sequence[Row]) -> str:
@@ -114,12 +101,9 @@ def _remarks(rows: Sequence[Row]) -> str:
         for remark in row.remarks:
             virtual = "devices are shares of one CPU (virtual)"
             named.setdefault(virtual if "virtual" in remark else remark, []).append(row.name)
-    notes = ["communication: share of the step (exposed share)"]
-    if len(rows) > 1:
-        notes.insert(
-            0,
-            "step time: median over all steps; speed-up: mean over the rounds, in samples per second",
-        )
+    notes = ["step time: median over all steps"] if len(rows) > 1 else []
+    notes += ["speed-up: mean over the rounds, in samples per second"] if notes else []
+    notes.append("communication: share of the step (exposed share)")
     for remark, names in named.items():
         whose = "" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})"
         notes.append(remark + whose)
@@ -163,17 +147,19 @@ def same_training(row: Row) -> str:
 
 
 def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> list[Section]:
-    """Create the chart sections, grouped by kind."""
+    """Create the chart sections. Those about differences are only for several rows."""
     last = {name: list_[-1] for name, list_ in recordings.items()}
 
-    def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Block, ...]:
-        return tuple(
-            replace(block, title=f"{row.name}: {block.title}")
-            for row in rows
-            if (block := draw(row))
-        )
+    def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Chart, ...]:
+        drawn = ((row.name, draw(row)) for row in rows)
+        return tuple(replace(b, title=f"{name}: {b.title}") for name, b in drawn if b)
 
-    losses, memory = figures.loss_lines(rows), _memory(rows)
+    several, checked = len(rows) > 1, len(rows) > 1 or rows[0].verify
+    losses, memory, checks = figures.loss_lines(rows), _memory(rows), map(_verify_row, rows)
+    same = (
+        "After training in fp64, all parameters are compared with those of a single device. The "
+        "losses come from the timed runs."
+    )
     sections = [
         Section("Timelines", all_of(lambda row: figures.timeline(last[row.name])), CLOCK),
         Section(
@@ -193,21 +179,21 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
                 *all_of(lambda row: figures.load_lines(recordings[row.name])),
                 *all_of(lambda row: figures.memory_lines(recordings[row.name])),
             ),
-            "All rounds, one after the other.",
+            "All rounds, one after the other." if len(rows[0].runs) > 1 else "",
         ),
         Section(
             "Losses",
             (losses,) if losses else (),
-            "Configurations with identical training have identical curves.",
+            "Configurations with identical training have identical curves." if several else "",
         ),
-        Section("Is the training the same?", (_verify(rows),)),
+        Section("Is the training the same?", (table("", checks, same),) if checked else ()),
     ]
     return [section for section in sections if section.blocks]
 
 
 def _memory(rows: Sequence[Row]) -> Table:
     memories = [(row, memory) for row in rows for memory in row.peak_bytes]
-    kinds = {kind: kind for kind in ("parameters", "gradients", "optimizer", "activations")}
+    kinds = {kind: (kind, "not measured") for kind in MEMORY}
     if any(memory.gathered is not None for _, memory in memories):
         kinds |= FSDP_MEMORY
     cells = (
@@ -216,7 +202,10 @@ def _memory(rows: Sequence[Row]) -> Table:
             "rank": exact(memory.rank),
             "device": name(memory.device),
             "peak": number(memory.bytes, size),
-            **{column: _held(memory, kind) for kind, column in kinds.items()},
+            **{
+                column: number(memory[kind], size, unknown)
+                for kind, (column, unknown) in kinds.items()
+            },
             "how": name(memory.how),
         }
         for row, memory in memories
@@ -228,23 +217,6 @@ def _memory(rows: Sequence[Row]) -> Table:
     return table("Peak memory per device, and what uses it", cells, note)
 
 
-# Memory that only fsdp uses: field -> column name.
-FSDP_MEMORY = {"gathered": "gathered temporarily", "unreduced": "gradients not yet reduced"}
-
-
-def _held(memory: PeakMemory, kind: str) -> Cell:
-    value: int | None = memory[kind]
-    return Cell("–") if value is None and kind in FSDP_MEMORY else number(value, size)
-
-
-def _verify(rows: Sequence[Row]) -> Table:
-    note = (
-        "After training in fp64, all parameters are compared with those of a single device. The "
-        "losses come from the timed runs."
-    )
-    return table("", map(_verify_row, rows), note)
-
-
 def _verify_row(row: Row) -> Cells:
     check, moved = row.verify, row.loss_difference
     largest, tolerance = (check.max_difference, check.tolerance) if check else (None, None)
@@ -252,10 +224,8 @@ def _verify_row(row: Row) -> Cells:
     return {
         "configuration": name(row.name),
         "outcome": Cell(same_training(row), is_same_training(row)),
-        "largest difference": Cell(
-            "not measured" if largest is None else f"{largest:.1e}", largest
-        ),
-        "tolerance": Cell("not measured" if tolerance is None else f"{tolerance:g}", tolerance),
-        "loss differs by": Cell("–" if moved is None else f"{moved:.1e} (relative)", moved),
+        "largest difference": number(largest, "{:.1e}".format),
+        "tolerance": number(tolerance, "{:g}".format),
+        "loss differs by": number(moved, "{:.1e} (relative)".format, "–"),
         "cause": Cell(cause or "–", cause),
     }

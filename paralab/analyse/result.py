@@ -150,10 +150,7 @@ class Result(Numbers, frozen=True, kw_only=True):
 
 
 def result_of(folder: Path) -> Result:
-    """Compute the result of a run from its events.
-
-    If some events cannot be read, use the numbers in result.json, which were computed from all
-    events."""
+    """Compute a run's result from its events, or read result.json if events are damaged."""
     recording = Recording.read(folder)
     saved = _saved_result(folder)
     if not recording.damaged and (saved is None or saved.steps <= len(recording.steps)):

@@ -94,8 +94,7 @@ def _row(row: Row, one: Row, cores: int) -> Cells:
 
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Compare each speed-up with the number of devices. The evidence names the causes of the
-    gap."""
+    """Compare each speed-up with the number of devices, and name the causes of the gap."""
     found: list[Finding] = []
     for row in comparison.rows[1:]:
         one, cores = comparison.rows[0], comparison.machine.cores

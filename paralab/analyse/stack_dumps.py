@@ -38,8 +38,7 @@ class Frame(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StackDump:
-    """One rank's answer to the launcher. `stack` is its main thread's stack, outermost call first,
-    or empty if the rank did not answer."""
+    """A rank's answer: its main thread's stack, outermost call first; empty if none came."""
 
     rank: int
     asked: bool
@@ -83,8 +82,7 @@ class StackDump:
 
     @property
     def kind(self) -> str | None:
-        """The kind of collective that the main thread is in, according to its stack. (gloo records
-        a reduce_scatter as an all_reduce.)"""
+        """The collective on the main thread's stack. (gloo records some as all_reduce.)"""
         for frame in reversed(self.stack):
             in_torch = "torch/distributed" in frame.file.replace("\\", "/")
             if in_torch and (kind := kind_of(frame.function)):
@@ -103,8 +101,7 @@ class StackDump:
 
     @property
     def calls(self) -> list[CollectiveCall]:
-        """The calls that this rank made. The call that it waits in is last, with its line and the
-        kind shown on the stack."""
+        """The calls so far. The one that the rank waits in is last, as its stack shows it."""
         waits_in = self.waits_in
         # Sends and receives are known from the stack.
         numbered = [call for call in self.collectives if call.number is not None]
@@ -116,8 +113,7 @@ class StackDump:
 
 
 def _is_waiting(stack: list[Frame]) -> bool:
-    """Return whether the main thread is inside torch.distributed, or in autograd waiting for DDP
-    buckets."""
+    """Return whether the main thread is in torch.distributed, or in autograd waiting for DDP."""
     waits = ("wait", "_engine_run_backward", "synchronize", "barrier")
     return any("distributed" in frame.file or frame.function in waits for frame in stack[-3:])
 
@@ -132,8 +128,7 @@ def _faulted_at(fault: str) -> str | None:
 
 
 def _read_object(path: Path) -> JsonObject:
-    """Read a JSON object. Return an empty object if the file is missing or damaged, because the
-    rank may have died while writing it."""
+    """Read a JSON object, or `{}`: the rank may have died while writing it."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -142,8 +137,7 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:
-    """Convert a rank's answer. Leave out anything in an unexpected format, because the flight
-    recorder's format is private to torch and may change."""
+    """Convert an answer. Leave out anything unexpected: torch's format is private."""
     stack: list[Frame] = []
     collectives: list[CollectiveCall] = []
     try:

@@ -4,6 +4,7 @@ A count has no spread."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from paralab.analyse.blocks import Cell, Table
 from paralab.analyse.compare import Row
@@ -20,12 +21,14 @@ def table(title: str, rows: Iterable[Cells], note: str = "") -> Table:
     return Table(title, columns, tuple(tuple(cells.values()) for cells in made), note)
 
 
-def number(value: float | None, show: Callable[[float | None], str]) -> Cell:
-    return Cell(show(value), value)
+def number(
+    value: float | None, show: Callable[[float], str], unknown: str = "not measured"
+) -> Cell:
+    return Cell(unknown if value is None else show(value), value)
 
 
 def percent(value: float | None, unknown: str = "–") -> Cell:
-    return Cell(unknown if value is None else f"{value:.0%}", value)
+    return number(value, "{:.0%}".format, unknown)
 
 
 def name(text: object) -> Cell:
@@ -49,21 +52,18 @@ def step_time(row: Row) -> Cell:
     return Cell(seconds(times.median), times.median, times.p10, times.p90)
 
 
-def duration(value: float | None, why_not: str = "") -> Cell:
-    return missing(why_not) if value is None else Cell(seconds(value), value, value, value)
+def _measured(show: Callable[[float], str], value: float | None, why_not: str = "") -> Cell:
+    return missing(why_not) if value is None else Cell(show(value), value, value, value)
+
+
+duration = partial(_measured, seconds)
+measured_share = partial(_measured, share)
+per_second = partial(_measured, rate)
 
 
 def held_bytes(value: float | None, why_not: str = "") -> Cell:
     """Create a cell for counted bytes, which are the same in all runs."""
     return missing(why_not) if value is None else Cell(size(value), int(value))
-
-
-def measured_share(value: float | None, why_not: str = "") -> Cell:
-    return missing(why_not) if value is None else Cell(share(value), value, value, value)
-
-
-def per_second(value: float | None) -> Cell:
-    return missing("") if value is None else Cell(rate(value), value, value, value)
 
 
 def ratio(of: Ratio | None, why_not: str = "") -> Cell:
@@ -75,12 +75,11 @@ def ratio(of: Ratio | None, why_not: str = "") -> Cell:
 
 
 def split(sizes: Sequence[int]) -> Cell:
-    return Cell(split_words(sizes), split_words(sizes))
+    return name(split_words(sizes))
 
 
 def words(text: object) -> Cell:
-    """Create a cell for text that students may phrase differently (a goal) or that changes between
-    runs (a process id)."""
+    """Create a cell for text that students may phrase differently, or that changes between runs."""
     return Cell(str(text))
 
 

@@ -22,11 +22,12 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
     communication = table("Communication per rank and optimizer step", map(_communication, rows))
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
     machine = table("Load and FLOP/s", map(_machine, rows), "; ".join(unknown))
+    each = " of each round" if len(rows[0].runs) > 1 else ""
     buckets = table(
         "When the collectives happen",
         (cells for row in rows for cells in _buckets(row)),
-        "On rank 0, in the last step of each round: when the bucket was ready, measured from the "
-        "start of the step, and how long its transfer took.",
+        f"On rank 0, in the last step{each}: when the bucket was ready, measured from the start of "
+        "the step, and how long its transfer took.",
     )
     tables = (time, communication, *((buckets,) if buckets.rows else ()), machine)
     return Section("Where the time goes", tables)
@@ -61,7 +62,7 @@ def _communication(row: Row) -> Cells:
         ),
         "overlap": percent(metrics.overlap),
         "share of step": Cell(f"{share:.0%}" if share else "–", share),
-        f"below {RULE:.0%}": Cell("–" if kept is None else "yes" if kept else "no", kept),
+        f"below {RULE:.0%}": Cell({None: "–", True: "yes", False: "no"}[kept], kept),
         "collectives": Cell(collectives_per_step(row) or "0", collectives),
         "bytes": number(row.bytes_per_step, size),
         "bubble (ideal)": Cell(idle, bubble.measured if bubble else None),
@@ -88,11 +89,10 @@ def _machine(row: Row) -> Cells:
     cores = ", ".join(f"{share:.2f}" for share in load.cores_per_rank if share is not None)
     busy = ", ".join(f"{gpu.device} {gpu.utilization:.0%}" for gpu in load.gpu)
     busy = busy or (f"{cores} cores" if cores else "not measured: the run was too short")
-    flops_text = "not measured" if flops.per_second is None else count(flops.per_second)
     return {
         "configuration": name(row.name),
-        "device 0 vs. others": Cell("–" if balance is None else f"{balance:.2f}× as busy", balance),
+        "device 0 vs. others": number(balance, "{:.2f}× as busy".format, "–"),
         "load": name(busy),
-        "model FLOP/s": Cell(flops_text, flops.per_second),
+        "model FLOP/s": number(flops.per_second, count),
         "share of peak": percent(flops.share_of_peak, "unknown"),
     }

@@ -34,8 +34,7 @@ TIDS_PER_PID = 1000
 
 @dataclass(frozen=True)
 class Slice:
-    """A span at its position in the trace. Times are integer microseconds, so adjacent spans stay
-    adjacent."""
+    """A span in the trace. Times are whole microseconds, so adjacent spans stay adjacent."""
 
     event: Span
     rank: int
@@ -54,8 +53,7 @@ class Slice:
 
 
 def trace_of(folder: Path) -> TraceEvent:
-    """Create the trace using only the manifest and the events. The trace of a killed run lacks the
-    events that it had not written yet."""
+    """Create the trace from the manifest and the events; a killed run lacks its last ones."""
     recording = Recording.read(folder)
     manifest, plan, events = recording.manifest, recording.plan, recording.events
     found: list[TraceEvent] = []
@@ -157,8 +155,7 @@ def _complete(slice_: Slice) -> TraceEvent:
 
 
 def _arguments(event: Event) -> TraceEvent:
-    """Return the event's other fields. Numbers that are not finite become text, because JSON has no
-    NaN and a viewer would reject the entire file."""
+    """Return the other fields. NaN becomes text, because a viewer would reject the file."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.known.items()
@@ -222,8 +219,7 @@ def _counter(rank: int, name: str, time: float, unit: str, value: float) -> Trac
 
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
-    """Yield each step's batch loss at the time when the last rank finishes the step. The trace
-    shows it on rank 0."""
+    """Yield each step's batch loss, on rank 0, when the last rank finishes the step."""
     for step in recording.steps:
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
@@ -242,8 +238,7 @@ def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
 
 
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """For each bucket in each step, yield its slices on all ranks in the order in which the ranks
-    were ready. The first rank waits for the last."""
+    """For each bucket in each step, yield its slices on all ranks, first ready first."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     times: Counter[tuple[Any, ...]] = Counter()
     for slice_ in slices:
@@ -257,8 +252,7 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 
 
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
-    """Connect the stages that a micro-batch passes through, on any rank: in order for the forward
-    pass, and in reverse for the backward pass."""
+    """Connect the stages of a micro-batch: forward in order, and backward in reverse."""
     for name, direction in (("forward", 1), ("backward", -1)):
         found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         for slice_ in slices:

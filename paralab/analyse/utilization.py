@@ -47,8 +47,7 @@ def _while_training(recording: Recording, moment: float) -> bool:
 
 
 def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
-    """Divide the FLOPs that the model needs by the step time, regardless of what the machine
-    actually computed."""
+    """Divide the FLOPs that the model needs (not those computed) by the step time."""
     plan, machine = recording.plan, recording.manifest.machine
     per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:

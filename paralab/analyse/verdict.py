@@ -263,8 +263,7 @@ def _busy(baseline: Row) -> Iterator[Finding]:
 
 
 def _warnings(comparison: Comparison) -> Iterator[Finding]:
-    """Warn about losses that are not finite, steps that were skipped or unfinished, and
-    configurations that failed or were left out."""
+    """List everything that went wrong: warnings, failures, and what was left out."""
     for row in comparison.rows:
         for warning in row.warnings:
             yield Finding("warning", f"`{row.name}`: {warning}.", {})

@@ -181,8 +181,7 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
 
 
 def _inexcusable(proof: Verification, precision: str, asked: Verification) -> str | None:
-    """Return a difference that no known reason explains: a failed run, ranks with different
-    parameters, or gradient differences beyond rounding."""
+    """Return a difference that no known reason explains."""
     if asked.serious:
         return f"as configured ({precision}), {asked.cause}"
     gradients = asked.gradient_difference
@@ -203,8 +202,7 @@ CONTROLS = {
 
 
 def apart_from(proof: Verification) -> str:
-    """Return what was held fixed if it makes a difference (`BatchNorm and random numbers`), or an
-    empty string."""
+    """Return what was held fixed (`BatchNorm and random numbers`), or "" if it did not matter."""
     if not proof.excused or proof.excused.equal:
         return ""
     return " and ".join(CONTROLS[kind] for kind in proof.control) or "rounding"
@@ -216,8 +214,7 @@ def _measure(precision: str) -> str:
 
 
 def _buffers(ranks: Sequence[Verify], tolerance: float) -> dict[str, float]:
-    """Return buffers that differ from the single device's, with the largest difference on any
-    rank."""
+    """Return the buffers that differ, with their largest difference on any rank."""
     found: dict[str, float] = {}
     for rank in ranks:
         for name, error in rank.buffer_errors.items():
@@ -290,8 +287,7 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
 
 
 def _diverged(ranks: Sequence[Verify]) -> bool:
-    """Return whether ranks that hold the same parameters (all of them, or one stage's) end with
-    different values."""
+    """Return whether ranks that hold the same parameters end with different values."""
     return len({(rank.stage, rank.digest) for rank in ranks}) > len({rank.stage for rank in ranks})
 
 

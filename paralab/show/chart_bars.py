@@ -54,8 +54,7 @@ class Rows:
 
 
 def draw_bars(bars: Bars, name: str, width: int) -> str:
-    """Draw horizontal bars that start at zero, with the value at the end of each bar and a dashed
-    reference line."""
+    """Draw bars that start at zero, their values, and a dashed reference line."""
     if not bars.bars:
         return svg.nothing()
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
@@ -122,8 +121,7 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return the first quartile, median, and third quartile, interpolated. For 1 2 3 4 5, these are
-    2, 3, and 4."""
+    """Return the quartiles, interpolated: 2, 3, and 4 for 1 2 3 4 5."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     first, median, third = statistics.quantiles(values, n=4, method="inclusive")

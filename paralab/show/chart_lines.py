@@ -71,8 +71,7 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 
 def _full_axis(values: list[float], left: float, right: float) -> Axis:
-    """Create an axis that starts and ends at the outermost values, not on ticks, so that a curve
-    fills its plot."""
+    """Create an axis that ends at the outermost values, so that a curve fills its plot."""
     x = svg.axis(values, "number", (left, right), from_zero=False, about=int((right - left) // 75))
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
@@ -81,8 +80,7 @@ def _full_axis(values: list[float], left: float, right: float) -> Axis:
 
 
 def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
-    """Draw the band, the curve, and its points if there are few. An unknown value interrupts the
-    curve."""
+    """Draw the band, the curve, and few points. An unknown value interrupts the curve."""
     places = [
         (x(px) if _drawable(px, x.log) else math.nan, y(py) if svg.known([py]) else math.nan)
         for px, py in line.points
@@ -100,8 +98,7 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
 
 
 def _curve(d: str, number: int, several: bool) -> str:
-    """Draw a curve in its color and dashes. The first of several curves is a broad shadow, so that
-    equal curves on top of it stay visible."""
+    """Draw a curve. The first of several is a broad shadow, so equal curves stay visible."""
     style = number % len(DASHES)
     under = " under" if several and number == 0 else ""
     return svg.path(f"curve line-{style}{under}", d, stroke_dasharray=DASHES[style])
@@ -122,8 +119,7 @@ def connect(places: Iterable[Place]) -> str:
 
 
 def thin(places: list[Place]) -> list[Place]:
-    """Thin out points. Keep the lowest and the highest point in each group of neighbors, so that
-    peaks stay visible."""
+    """Keep the lowest and highest of each group of neighbors, so that peaks stay visible."""
     if len(places) <= MOST_POINTS:
         return places
     group = math.ceil(len(places) / (MOST_POINTS / 2))

@@ -46,8 +46,7 @@ def _piece(samples: int, x: float, middle: float, px_per_sample: float, look: st
 
 
 def _sum(pieces: tuple[int, ...]) -> str:
-    """Return `22`, `8 + 8 + 6 = 22`, or `4 × 16 = 64`. For many unequal pieces, show only their
-    number and their sum."""
+    """`22`, `8 + 8 + 6 = 22`, or `4 × 16 = 64`; many unequal pieces are only counted."""
     total = str(sum(pieces))
     if len(pieces) < 2:
         return total

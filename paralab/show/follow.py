@@ -28,8 +28,7 @@ REPLICA_WORK = ("replica_forward", "replica_backward")
 
 
 class Share(NamedTuple):
-    """A load and how it was measured. The load is between 0 and 1, or more if a process exceeds its
-    cores."""
+    """A load and how it was measured: 0 to 1, or more if a process exceeds its cores."""
 
     value: float
     measure: str
@@ -96,13 +95,11 @@ class RankProgress:
 
     @property
     def communication_share(self) -> float | None:
-        """The share of a step during which a collective was running, even if the backward pass
-        hides it."""
+        """The share of a step with a running collective, even if backward hides it."""
         return self._share_of_steps(COLLECTIVES)
 
     def load_of(self, device: str) -> Share | None:
-        """Return the load reported by the driver or the system, or else the share of a step that
-        the device spent in passes."""
+        """Return the reported load, or else the share of a step spent in passes."""
         gpu = self._gpu(device)
         if gpu and gpu.utilization is not None:
             return Share(gpu.utilization, "GPU load")
@@ -135,8 +132,7 @@ class RankProgress:
         return Held(event.bytes, capacity, "tensors") if event else None
 
     def _is_the_process(self, device: str) -> bool:
-        """Return whether the device is a CPU device with its own process, so that the process's
-        numbers apply to the device."""
+        """Return whether the device is a CPU device that has the process to itself."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
     def _gpu(self, device: str) -> DeviceLoad | None:
@@ -151,8 +147,7 @@ class RankProgress:
         return gpus[int(number)].memory_bytes if int(number) < len(gpus) else None
 
     def _share_of_steps(self, names: Iterable[str], device: str | None = None) -> float | None:
-        """Return the share of time that spans with these names cover, in the steps with recorded
-        details."""
+        """Return the share of time that these spans cover, in steps with details."""
         detailed = [
             (step.seconds, _cover(details, names, device))
             for step, details in self._recent

@@ -30,8 +30,7 @@ WIDE, MEDIUM, NARROW = 112, 76, 66
 
 
 class LiveView:
-    """The live view. `update` redraws it in the calling thread, so Ctrl-C never leaves a half-drawn
-    frame."""
+    """`update` redraws in the calling thread, so Ctrl-C never leaves a half-drawn frame."""
 
     def __init__(self, follower: Follower, console: Console) -> None:
         self.follower, self.console = follower, console
@@ -45,8 +44,7 @@ class LiveView:
             self.live.refresh()
 
     def stop(self) -> None:
-        """Leave the final frame on the screen, including the ranks' last events, and restore the
-        cursor."""
+        """Leave the final frame with the ranks' last events, and restore the cursor."""
         self.follower.poll()
         self.live.stop()
 
@@ -81,8 +79,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
 
 
 def _table(follower: Follower, width: int) -> Table:
-    """Create the table. If a column was measured in the same way in all rows, its title says
-    how."""
+    """Create the table. A title says how its column was measured, if all rows agree."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]

@@ -99,8 +99,7 @@ def embedded(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to one that JSON can represent. A number that is not finite becomes null, and
-    other objects become text."""
+    """Convert to what JSON can represent: NaN becomes null, and other objects become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -120,8 +119,7 @@ def cell_words(cell: Cell) -> str:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return which columns are numeric and right-aligned. A numeric column has at least one number,
-    and all its other cells are unknown."""
+    """Return which columns are right-aligned: they have numbers and no other known values."""
     columns = (
         [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
     )

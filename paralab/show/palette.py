@@ -52,8 +52,7 @@ def fill(kind: str) -> str:
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Create a legend from pairs of a swatch and a text. The legend is HTML, which wraps on a
-    phone. A drawn legend would be cut off."""
+    """Create a legend from swatches and texts. It is HTML, which wraps on a phone."""
     items = (
         f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
         for swatch, words in entries

@@ -18,8 +18,7 @@ MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "un
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
-    """Print the plan as a sentence, with notes about virtual devices, shared devices, and
-    differences."""
+    """Print the plan as a sentence, with notes on virtual or shared devices and differences."""
     virtual = any(device.virtual for rank in plan.ranks for device in rank.devices)
     kind = "virtual device" if virtual and plan.num_devices > 1 else "device"
     console.print(
@@ -113,8 +112,7 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the metrics that say where the step time went, if they were measured. docs/metrics.md
-    defines the numbers."""
+    """Yield the measured metrics that say where the step time went (docs/metrics.md)."""
     metrics, flops = result.metrics, result.metrics.flops
     if metrics.communication_seconds:
         share = f"{metrics.communication_share:.0%} of the step"

@@ -34,8 +34,7 @@ class Screen:
             self.looking.start()
 
     def watch(self, plan: Plan, folder: RunFolder) -> Callable[[], None]:
-        """Print the plan and return the function to call at each poll. If Slurm restarts the job,
-        the launcher calls `watch` again."""
+        """Print the plan, and return the poll function. A Slurm restart calls this again."""
         self.close()
         self.view = None
         print_sentence(plan, plan.workload.rpartition("/")[2])
@@ -97,8 +96,7 @@ class Bar:
 
 
 class Lines:
-    """Prints one line for each tenth of the run. With --live, the line includes each rank's load
-    and communication."""
+    """One line for each tenth of the run; with --live, each rank's load and communication."""
 
     def __init__(self, follower: Follower, with_ranks: bool) -> None:
         self.follower, self.with_ranks, self.tenths = follower, with_ranks, 0

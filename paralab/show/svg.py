@@ -164,8 +164,7 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
 def axis(
     values: Iterable[float], unit: str, px: tuple[float, float], from_zero: bool, about: int = 5
 ) -> Axis:
-    """Create an axis that covers all values and starts and ends on a tick. It has about `about`
-    ticks. Without values, it runs from 0 to 1."""
+    """Create an axis from tick to tick around all values, with about `about` ticks."""
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if from_zero:
@@ -182,8 +181,7 @@ def axis(
 
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
-    """Create a logarithmic axis with ticks at 1, 2, and 5 times powers of ten, or only at powers of
-    ten if there would be many ticks."""
+    """Create a logarithmic axis with ticks at powers of ten, and at 2 and 5 if there is room."""
     found = [value for value in values if value > 0]
     low, high = (min(found), max(found)) if found else (1.0, 10.0)
     if low == high:

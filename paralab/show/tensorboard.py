@@ -96,8 +96,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
 
 
 def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Yield the loss scale, which all ranks share, and the time with at least one running
-    collective, for steps with recorded details."""
+    """Yield the loss scale (rank 0) and the communication time of steps with details."""
     under_way: list[tuple[float, float]] = []
     for event in events:
         if not isinstance(event, Span):
@@ -113,8 +112,7 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Yield memory and load. Each point belongs to the last step that the rank had written by
-    then."""
+    """Yield memory and load, each at the last step that the rank had written by then."""
     step = 0
     for event in events:
         if isinstance(event, Step):
@@ -140,8 +138,7 @@ def _sentence(manifest: RunManifest) -> str:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """Create a new folder, because TensorBoard would draw two runs with the same name as one
-    line."""
+    """Create a new folder: TensorBoard draws two runs of the same name as one line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1
