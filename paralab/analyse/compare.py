@@ -10,18 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import Finding
 from paralab.analyse.confidence import speed_up
-from paralab.analyse.manifest import (
-    About,
-    ExperimentManifest,
-    LeftOut,
-    Manifest,
-    Planned,
-    read_experiment,
-)
+from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, read_experiment
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
@@ -34,8 +27,6 @@ from paralab.plan.request import Request
 from paralab.record.types import Record, convert, read_object
 from paralab.workload.summary import Summary
 
-# A comparison copies these fields from its manifest.
-DESCRIBED = ("kind", "about", "workload", "machine", "packages", "command", "left_out")
 R = TypeVar("R", bound=Record)
 
 
@@ -123,11 +114,9 @@ def comparison_of(folder: Path) -> Comparison:
     """Return the comparison that `compare --json` prints."""
     manifest = read_experiment(folder)
     path = folder / "outcome.json"
-    if path.exists():
-        outcome = convert(read_object(path), Outcome, path)
-    else:
-        outcome = _salvage(folder, manifest.configurations)
-    return _compare(folder, manifest, outcome)
+    if not path.exists():
+        return _compare(folder, manifest, _salvage(folder, manifest.configurations))
+    return _compare(folder, manifest, convert(read_object(path), Outcome, path))
 
 
 def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
@@ -137,15 +126,11 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
         exists = (folder / run / "manifest.json").exists()
         return exists and Recording.read(folder / run).status == "completed"
 
-    rounds = [
-        number
-        for number in range(len(planned[0].runs))
-        if all(is_complete(each.runs[number]) for each in planned)
-    ]
+    numbers = range(len(planned[0].runs))
+    rounds = [n for n in numbers if all(is_complete(each.runs[n]) for each in planned)]
     error = None if rounds else "it was killed before the first round was complete"
     measured = [
-        Measured(**asdict(replace(each, runs=[each.runs[n] for n in rounds])), error=error)
-        for each in planned
+        Measured.like(each, runs=[each.runs[n] for n in rounds], error=error) for each in planned
     ]
     return Outcome(configurations=measured, rounds=len(rounds))
 
@@ -173,8 +158,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
         )
         for folder, place, manifest, name in zip(folders, places, manifests, names, strict=True)
     ]
-    shared = {name: manifests[0][name] for name in Manifest.__struct_fields__}
-    experiment = ExperimentManifest(**shared, kind="run", configurations=[])
+    experiment = ExperimentManifest.like(manifests[0], kind="run", configurations=[])
     return _compare(Path(), experiment, Outcome(configurations=measured, rounds=1))
 
 
@@ -190,32 +174,24 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Leave out its round everywhere, because a ratio needs both
-    # sides.
-    rounds = [
-        number
-        for number in range(min(map(len, measured), default=0))
-        if all(runs[number].step_seconds for runs in measured)
-    ]
+    # A damaged run may have no steps. Leave out its round everywhere: a ratio needs both sides.
+    numbers = range(min(map(len, measured), default=0))
+    rounds = [n for n in numbers if all(runs[n].step_seconds for runs in measured)]
     rows, failed = [], []
     for each, runs in zip(outcome.configurations, results, strict=True):
         if rounds and any(run.step_seconds for run in runs):
-            kept = replace(each, runs=[each.runs[number] for number in rounds])
-            rows.append(_row(folder, kept, [runs[number] for number in rounds]))
+            kept = replace(each, runs=[each.runs[n] for n in rounds])
+            rows.append(_row(folder, kept, [runs[n] for n in rounds]))
         else:
             status = f" ({runs[0].status})" if runs else ""
-            failed.append(
-                FailedRow(
-                    name=each.name,
-                    command=each.command,
-                    request=each.request,
-                    error=each.error or f"no step finished{status}",
-                    runs=each.runs if each.error else [],
-                )
+            error, completed = (
+                each.error or f"no step finished{status}",
+                each.runs if each.error else [],
             )
+            failed.append(FailedRow.like(each, error=error, runs=completed))
     baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
-    return Comparison(
-        **{name: manifest[name] for name in DESCRIBED},
+    return Comparison.like(
+        manifest,
         rounds=len(rounds) or outcome.rounds,
         baseline=baseline.name if baseline else None,
         rows=[_against(row, baseline) for row in rows] if baseline else [],
@@ -236,20 +212,16 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
     rounds = [(r.step_seconds.median, r.samples_per_step or 1.0) for r in results if r.step_seconds]
     devices = len(first.grid.devices)
     rate = _median_of([r.samples_per_second for r in results])
-    combined = {
-        "total_seconds": _median_of([r.total_seconds for r in results]),
-        "samples_per_second": rate,
-        "samples_per_second_per_device": rate / devices if rate else None,
-        "peak_bytes": results[-1].peak_bytes,  # the same in all rounds
-        "metrics": _metrics(results),
-        "warnings": first.warnings[len(first.remarks) :],
-        "skipped_steps": sum(r.skipped_steps for r in results),
-    }
-    return Row(
-        **({name: first[name] for name in Numbers.__struct_fields__} | combined),
-        name=configuration.name,
-        command=configuration.command,
-        request=configuration.request,
+    return Row.like(
+        first,
+        **{name: configuration[name] for name in ("name", "command", "request", "runs", "verify")},
+        total_seconds=_median_of([r.total_seconds for r in results]),
+        samples_per_second=rate,
+        samples_per_second_per_device=rate / devices if rate else None,
+        peak_bytes=results[-1].peak_bytes,  # the same in all rounds
+        metrics=_metrics(results),
+        warnings=first.warnings[len(first.remarks) :],
+        skipped_steps=sum(r.skipped_steps for r in results),
         accumulate=first.batch.accumulate,
         devices=devices,
         processes=len(first.ranks),
@@ -257,8 +229,6 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
         round_seconds=[median for median, _ in rounds],
         round_seconds_per_sample=[median / samples for median, samples in rounds],
         not_finite_losses=sum(loss is None for r in results for loss in r.losses),
-        runs=configuration.runs,
-        verify=configuration.verify,
     )
 
 
@@ -271,7 +241,7 @@ def _against(row: Row, baseline: Row) -> Row:
     same_batch = row.batch.size == baseline.batch.size
     return replace(
         row,
-        speed_up=SpeedUp(value=ratio.value, low=ratio.low, high=ratio.high, verdict=verdict),
+        speed_up=SpeedUp.like(ratio, verdict=verdict),
         efficiency=ratio.value * baseline.devices / row.devices,
         loss_difference=loss_difference(row.losses, baseline.losses) if same_batch else None,
     )
@@ -280,9 +250,8 @@ def _against(row: Row, baseline: Row) -> Row:
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """Return the largest relative difference between the losses, over the steps that both sides
-    have. Return None if a loss is not finite but the expected one is, because no number can express
-    that difference."""
+    """Return the largest relative difference over the steps that both sides have, or None if a loss
+    is not finite but the expected one is."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     if any(a is None for a, _ in pairs):
         return None
@@ -296,12 +265,9 @@ def _metrics(results: list[Result]) -> Metrics:
     late = [each.straggler for each in rounds if each.straggler]
     most = statistics.mode(each.rank for each in late) if late else None
     same = [straggler for straggler in late if straggler.rank == most]
+    straggler = _medians(same) if 2 * len(same) > len(rounds) else None
     share = medians.communication_share
-    return replace(
-        medians,
-        keeps_rule=share < RULE if share else None,
-        straggler=_medians(same) if 2 * len(same) > len(rounds) else None,
-    )
+    return replace(medians, keeps_rule=share < RULE if share else None, straggler=straggler)
 
 
 def _medians(values: Sequence[R]) -> R:

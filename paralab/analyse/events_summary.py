@@ -12,6 +12,7 @@ stage's all-reduce can start only in its last backward pass:
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 
 from paralab.analyse.metrics import IN_PROCESS, collectives
@@ -56,7 +57,9 @@ def summarize(recording: Recording) -> EventsSummary:
     return EventsSummary(
         passes=_count_passes(last),
         copying={
-            kind: statistics.median(_seconds(spans, kind) for spans in detailed)
+            kind: statistics.median(
+                sum(s.seconds for s in spans if s.event == kind) for spans in detailed
+            )
             for kind in IN_PROCESS
             if any(span.event == kind for spans in detailed for span in spans)
         },
@@ -82,30 +85,26 @@ def _count_passes(spans: Sequence[Span]) -> Passes:
     )
 
 
-def _seconds(spans: Sequence[Span], kind: str) -> float:
-    return sum(span.seconds for span in spans if span.event == kind)
-
-
 def _reduces(spans: Sequence[Span]) -> list[Collective]:
     reduces = [span for span in collectives(spans) if span.event in REDUCES]
     return sorted(reduces, key=lambda span: span.start)
 
 
 def _bucket_start(event: Collective, spans: Sequence[Span]) -> BucketStart:
-    stage = event.stage or 0
-    own = [s for s in spans if s.event == "backward" and (s.stage or 0) == stage]
+    own = [s for s in spans if s.event == "backward" and (s.stage or 0) == (event.stage or 0)]
     around = [s for s in own if s.start <= event.start <= s.end]
-    during = around[0] if around else max(own, key=lambda span: span.start)
+    during = (around or sorted(own, key=lambda span: -span.start))[0]
     done = (event.start - during.start) / during.seconds if during.seconds else 0.0
     return BucketStart(bytes=event.bytes, share_of_backward=done)
 
 
 def _reduces_by_pass(spans: Sequence[Span]) -> list[int]:
     """Count the all-reduces that started in each accumulation step: 0 0 0 2 with no_sync()."""
-    backward = [span for span in spans if span.event == "backward"]
-    counts = []
-    for number in sorted({span.accumulation or 0 for span in backward}):
-        own = [span for span in backward if (span.accumulation or 0) == number]
-        begin, end = min(span.start for span in own), max(span.end for span in own)
-        counts.append(sum(begin <= span.start <= end for span in _reduces(spans)))
-    return counts
+    passes: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.event == "backward":
+            passes[span.accumulation or 0].append(span)
+    windows = (
+        (min(s.start for s in own), max(s.end for s in own)) for _, own in sorted(passes.items())
+    )
+    return [sum(begin <= s.start <= end for s in _reduces(spans)) for begin, end in windows]

@@ -38,16 +38,13 @@ def root_cause(
     without an observed exit. `words` maps a rank to an error that it could not write to the run
     folder."""
     events = read_events(folder, attempt)
-    errors = [(e, rank) for rank, list_ in events.items() for e in list_ if isinstance(e, Error)]
-    written = {rank for _, rank in errors}
-    errors += [
-        (Error(event="error", time=math.inf, error=text), rank)
-        for rank, text in (words or {}).items()
-        if rank not in written
-    ]
+    all_ = [(event, rank) for rank, list_ in events.items() for event in list_]
+    errors = [(event, rank) for event, rank in all_ if isinstance(event, Error)]
+    for rank, text in (words or {}).items():
+        if rank not in {other for _, other in errors}:
+            errors.append((Error(event="error", time=math.inf, error=text), rank))
     errors.sort(key=lambda pair: pair[0].time)
-    ended = {rank for rank, list_ in events.items() if any(isinstance(e, End) for e in list_)}
-    explained = ended | {rank for _, rank in errors}
+    explained = {rank for event, rank in [*all_, *errors] if isinstance(event, End | Error)}
 
     def cause(rank: int, what: str, detail: str = "") -> Cause:
         return Cause(rank, what, detail, logs / f"rank{rank}.txt")
@@ -71,13 +68,13 @@ def root_cause(
 
 def _describe_exit(code: int) -> str:
     """Describe the exit of a rank that wrote no error."""
-    if code == LEFT_EARLY:
-        return "exited with code 0 before its work was done"
-    if code == UNSEEN:
-        return "its parent, which started all ranks, was killed"
-    if code < 0:
+    known = {
+        LEFT_EARLY: "exited with code 0 before its work was done",
+        UNSEEN: "its parent, which started all ranks, was killed",
+    }
+    if code < 0 and code not in known:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code} without an error"
+    return known.get(code, f"exited with code {code} without an error")
 
 
 def last_lines(log: Path, number: int = 8) -> str:

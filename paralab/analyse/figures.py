@@ -8,17 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from paralab.analyse import metrics
 from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Split, Timeline
 from paralab.analyse.compare import Row
-from paralab.analyse.metrics import (
-    blocked,
-    clip_backward,
-    collectives,
-    pass_bubbles,
-    pipelines_of,
-    transfers_and_waits,
-)
-from paralab.analyse.recording import Recording
+from paralab.analyse.recording import Recording, bounds
 from paralab.analyse.result import Batch, Rank
 from paralab.analyse.time_intervals import lanes, without
 from paralab.plan.batches import even_sizes, pieces
@@ -55,7 +48,7 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
         names += [f"rank {rank.rank} · {device}" for device in devices]
 
         events = [event for step in steps for event in recording.spans(rank.rank, step[0].step)]
-        transfers = collectives(events)
+        transfers = metrics.collectives(events)
         rows = lanes([event.interval for event in transfers], nested=False)
         what = "shards" if any(event.unit for event in transfers) else "all-reduce"
         names += [
@@ -71,12 +64,10 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
         data = recording.named("data", rank.rank)
         spans += [_span(event, base) for event in data if begin <= event.start <= end]
 
-    origin = min(event.start for event in steps[0])
+    origin, _ = bounds(steps)
     shown = (replace(s, start=s.start - origin, end=s.end - origin) for s in spans)
-    ends = (
-        (step[0].step, min(e.start for e in step) - origin, max(e.end for e in step) - origin)
-        for step in steps
-    )
+    numbered = ((step[0].step, *bounds([step])) for step in steps)
+    ends = ((number, begin - origin, end - origin) for number, begin, end in numbered)
     return Timeline("the last steps", tuple(names), tuple(shown), tuple(ends))
 
 
@@ -85,7 +76,7 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
     dropped = {*COLLECTIVES, "data"}
     if any(event.event in KINDS for event in spans):
         dropped |= {"forward", "backward"}
-    for event in clip_backward(spans):
+    for event in metrics.clip_backward(spans):
         if event.event not in dropped:
             own = event.device in devices
             yield _span(event, base + (devices.index(event.device or "") if own else 0))
@@ -93,13 +84,12 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
 
 def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
     """Yield when the rank's first device only waits for a slower rank or a transfer."""
-    own = clip_backward(recording.spans(rank, step))
+    own = metrics.clip_backward(recording.spans(rank, step))
     work = [e.interval for e in own if e.event in ("forward", "backward", "optimizer")]
-    busy = without(work, blocked(own))
-    transfers, waits = transfers_and_waits(recording, rank, step)
+    busy = without(work, metrics.blocked(own))
+    transfers, waits = metrics.transfers_and_waits(recording, rank, step)
     for start, end in without(waits, busy):
-        label = "waiting for a slower rank"
-        yield Span(base, "wait", label, start, end, details={"step": step})
+        yield Span(base, "wait", "waiting for a slower rank", start, end, False, {"step": step})
     for start, end in without(transfers, busy):
         yield Span(base, "wait", "exposed communication", start, end, True, {"step": step})
 
@@ -122,14 +112,9 @@ def schedule(recording: Recording) -> Schedule | None:
     name = plan.schedule or "gpipe"
     if plan.stages < 2 or not recording.detailed:
         return None
-    own = pipelines_of(recording, recording.detailed[-1])[0]
-    work = [
-        (event, event.stage)
-        for event in clip_backward(own)
-        if event.event in ("forward", "backward")
-        and not event.accumulation
-        and event.stage is not None
-    ]
+    own = metrics.pipelines_of(recording, recording.detailed[-1])[0]
+    passes = [e for e in metrics.clip_backward(own) if e.event in ("forward", "backward")]
+    work = [(e, e.stage) for e in passes if not e.accumulation and e.stage is not None]
     if not work:
         return None
 
@@ -138,9 +123,8 @@ def schedule(recording: Recording) -> Schedule | None:
     for event, index in work:
         part, stage = divmod(index, plan.stages)
         start, end = event.start - origin, event.end - origin
-        backward = event.event == "backward"
-        micro, weights = event.micro or 0, bool(event.weights)
-        measured.append(Slot(stage, micro, backward, start, end, part, weights))
+        what = (event.micro or 0, event.event == "backward")
+        measured.append(Slot(stage, *what, start, end, part, bool(event.weights)))
     if plan.schedule:
         who, first = "replica 0", [rank for rank in plan.ranks if not rank.replica]
         devices = [f"rank {rank.rank} · {rank.devices[0].name}" for rank in first]
@@ -151,7 +135,7 @@ def schedule(recording: Recording) -> Schedule | None:
         tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
         tuple(measured),
         tuple(ideal_slots(plan.stages, plan.micro_batches, name)),
-        pass_bubbles(own, plan.stages)[0],
+        metrics.pass_bubbles(own, plan.stages)[0],
         ideal_bubble(plan.stages, plan.micro_batches, name),
         IDEAL[name],
     )
@@ -240,9 +224,8 @@ def _lines(title: str, curves: Mapping[str, Points], x: str, y: str, unit: str) 
 def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
     """Draw the batch split over devices, divided into passes and micro-batches."""
     parts = []
-    for rank in ranks:
-        if rank.stage:  # all stages in a replica process the same samples
-            continue
+    # All stages in a replica process the same samples.
+    for rank in (rank for rank in ranks if not rank.stage):
         if rank.roles[0].startswith("replica "):  # DataParallel: one process, one share per replica
             for device, samples in zip(rank.devices, rank.split, strict=True):
                 parts.append(Part(device, even_sizes(samples, batch.accumulate)))

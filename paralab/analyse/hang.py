@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.analyse.collective_matching import (
-    CollectiveCall,
-    Difference,
-    Mismatch,
-    differ,
-    find_mismatches,
-)
+from paralab.analyse import collective_matching as matching
+from paralab.analyse.collective_matching import CollectiveCall, Mismatch
 from paralab.analyse.stack_dumps import STOPPED, StackDump
 
 
@@ -31,7 +26,7 @@ class Hang:
 def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     """Return the rank that causes the hang. `late` lists the ranks that exceeded their deadline."""
     dumps = [StackDump.read(folder, rank) for rank in range(ranks)]
-    waiting = next((text for dump in dumps if (text := _waiting(dump))), None)
+    waiting = next(filter(None, map(_waiting, dumps)), None)
 
     def hang(kind: str, dump: StackDump, why: str) -> Hang:
         return Hang(kind, dump.rank, why, dump.where, waiting)
@@ -41,14 +36,12 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
             return hang("stopped", dump, STOPPED[dump.state])
     for dump in dumps:
         if dump.asked and not dump.answered and dump.state != "ended":
-            why = "holds the GIL, so none of its other threads could respond"
-            return hang("blocked", dump, why)
+            return hang("blocked", dump, "holds the GIL, so its other threads could not respond")
 
+    calls = {dump.rank: dump.calls for dump in dumps if dump.answered}
     mismatches = [
         mismatch
-        for mismatch in find_mismatches(
-            {dump.rank: dump.calls for dump in dumps if dump.answered}, differ=_differ
-        )
+        for mismatch in matching.find_mismatches(calls, differ=_differ)
         # A stack does not show the group, so more than two ranks may be in different groups.
         if mismatch.number is not None or mismatch.kind == "groups" or len(dumps) == 2
     ]
@@ -61,9 +54,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
         behind = dumps[mismatch.behind[0]]
         return hang("behind", behind, "did not arrive where the other ranks wait for it")
     if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
-        why = (
-            "waits in a collective that all ranks have reached, so the network is the likely cause"
-        )
+        why = "waits in a collective that all ranks have reached: the network is the likely cause"
         return hang("network", dumps[0], why)
 
     busy = [dump for dump in dumps if dump.waits_in is None and dump.rank in late]
@@ -71,14 +62,15 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
     return hang("slow", culprit, "did not finish")
 
 
-def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
+def _differ(one: CollectiveCall, other: CollectiveCall) -> matching.Difference | None:
     """Compare two open calls. For these, the stacks show more than the flight recorder."""
     if not (one.is_open or other.is_open):
         return None
-    if kind := differ(one, other):
-        return kind
     known = one.record is not None and other.record is not None
-    return "operation" if known and one.record != other.record else None
+    recorded: matching.Difference | None = (
+        "operation" if known and one.record != other.record else None
+    )
+    return matching.differ(one, other) or recorded
 
 
 def _why(mismatch: Mismatch, dumps: Sequence[StackDump]) -> str:

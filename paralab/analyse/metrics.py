@@ -24,7 +24,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Bubble, Bucket, Busy, Metrics, Parts, RankParts, Straggler
-from paralab.analyse.recording import Recording, seconds_between
+from paralab.analyse.recording import Recording, median, seconds_between
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.analyse.utilization import count_gradients, mean_load, model_flops
 from paralab.plan.schedules import ideal_bubble
@@ -45,11 +45,13 @@ def metrics_of(recording: Recording) -> Metrics:
     ranks = range(recording.world_size)
     measured = recording.detailed
     per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
-    step_seconds = _median([seconds_between([recording.step(step)]) for step in measured])
-    parts = {
-        name: _median([statistics.mean(rank[name] for rank in step) for step in per_step])
-        for name in PARTS
-    }
+    step_seconds = median([seconds_between([recording.step(step)]) for step in measured])
+    parts = _medians(
+        [
+            {name: statistics.mean(rank[name] for rank in step) for name in PARTS}
+            for step in per_step
+        ]
+    )
     communication, exposed = parts["communication_seconds"], parts["exposed_communication_seconds"]
 
     not_measured: dict[str, str] = {}
@@ -66,14 +68,10 @@ def metrics_of(recording: Recording) -> Metrics:
         communication_share=share,
         exposed_share=_ratio(exposed, step_seconds),
         keeps_rule=share < RULE if share else None,
-        data_seconds=_median([s for rank in ranks for s in _loading(recording, rank)]),
-        data_wait_seconds=_median([s for rank in ranks for s in _gaps(recording, rank)]),
+        data_seconds=median([s for rank in ranks for s in _loading(recording, rank)]),
+        data_wait_seconds=median([s for rank in ranks for s in _gaps(recording, rank)]),
         per_rank=[
-            RankParts(
-                rank=rank,
-                **{name: _median([step[rank][name] for step in per_step]) for name in PARTS},
-            )
-            for rank in ranks
+            RankParts(rank=rank, **_medians([step[rank] for step in per_step])) for rank in ranks
         ],
         buckets=_buckets(recording, measured),
         straggler=find_straggler(recording, measured, waiting, step_seconds or 0.0),
@@ -114,6 +112,10 @@ def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
         "exposed_waiting_seconds": length(exposed_waits),
         "other_seconds": length(without(total, known)),
     }
+
+
+def _medians(steps: list[dict[str, float]]) -> dict[str, float | None]:
+    return {name: median([step[name] for step in steps]) for name in PARTS}
 
 
 def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
@@ -196,16 +198,12 @@ def _gaps(recording: Recording, rank: int) -> list[float]:
 
 def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     """Return all collectives in the last measured step, on rank 0's clock."""
-    if not measured:
-        return []
-    step = measured[-1]
-    begin = recording.step(step)[0].start
-    ready = last_ready(recording, step)
     buckets = []
-    for key, span in _keyed(recording.spans(0, step)).items():
-        seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
-        buckets.append(
-            Bucket(
+    for step in measured[-1:]:
+        begin, ready = recording.step(step)[0].start, last_ready(recording, step)
+        for key, span in _keyed(recording.spans(0, step)).items():
+            seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
+            bucket = Bucket(
                 kind=span.event,
                 stage=span.stage or 0,
                 bucket=span.bucket,
@@ -214,7 +212,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
                 transfer_seconds=seconds,
                 bytes_per_second=span.bytes / seconds if seconds > 0 else None,
             )
-        )
+            buckets.append(bucket)
     return buckets
 
 
@@ -296,14 +294,12 @@ def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
     found = []
     for rank in recording.plan.ranks:
         for number, device in enumerate(dict.fromkeys(d.name for d in rank.devices)):
-            seconds = [
+            times = [
                 _device_seconds(recording, rank.rank, step, device, number == 0)
                 for step in measured
             ]
-            shares = [s / length for s, length in zip(seconds, lengths, strict=True)]
-            found.append(
-                Busy(rank=rank.rank, device=device, seconds=_median(seconds), share=_median(shares))
-            )
+            share = median([time / length for time, length in zip(times, lengths, strict=True)])
+            found.append(Busy(rank=rank.rank, device=device, seconds=median(times), share=share))
     return found
 
 
@@ -324,10 +320,6 @@ def _balance(busy: list[Busy]) -> float | None:
     """Return the first device's busy time divided by the mean of the others."""
     seconds = [device.seconds for device in busy if device.seconds is not None]
     return _ratio(seconds[0], statistics.mean(seconds[1:])) if len(seconds) > 1 else None
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def _ratio(value: float | None, total: float | None) -> float | None:

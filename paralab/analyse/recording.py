@@ -3,7 +3,10 @@ finished."""
 
 from __future__ import annotations
 
+import statistics
+from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +26,22 @@ WARM_UP = 3
 E = TypeVar("E", bound=Event)
 
 
+def bounds(steps: list[list[Step]]) -> tuple[float, float]:
+    """Return the first step's start and the last step's end, over all ranks."""
+    return min(event.start for event in steps[0]), max(event.end for event in steps[-1])
+
+
 def seconds_between(steps: list[list[Step]]) -> float:
-    """Return the seconds from the first step's start to the last step's end, over all ranks."""
-    if not steps:
-        return 0.0
-    return max(event.end for event in steps[-1]) - min(event.start for event in steps[0])
+    begin, end = bounds(steps) if steps else (0.0, 0.0)
+    return end - begin
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -71,13 +85,9 @@ class Recording:
         finished = sorted(set.intersection(*(set(steps) for steps in per_rank)))
         return [[steps[number] for steps in per_rank] for number in finished]
 
-    @cached_property
-    def _by_number(self) -> dict[int, list[Step]]:
-        return {step[0].step: step for step in self.steps}
-
     def step(self, number: int) -> list[Step]:
         """Return a step by its number. A resumed run does not start at 0."""
-        return self._by_number[number]
+        return self.steps[bisect_left(self.steps, number, key=lambda step: step[0].step)]
 
     @property
     def begun_at(self) -> int:

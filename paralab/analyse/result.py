@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording, seconds_between
+from paralab.analyse.recording import Recording, mean, seconds_between
 from paralab.errors import UsageError
 from paralab.record.events import Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
@@ -153,13 +153,11 @@ def result_of(folder: Path) -> Result:
     """Compute a run's result from its events, or read result.json if events are damaged."""
     recording = Recording.read(folder)
     saved = _saved_result(folder)
-    if not recording.damaged and (saved is None or saved.steps <= len(recording.steps)):
-        return _compute(recording)
     lost = [
         f"{plural(lines, 'line')} in rank {rank}'s events cannot be read"
         for rank, lines in recording.damaged.items()
     ]
-    if saved is None:
+    if saved is None or (not lost and saved.steps <= len(recording.steps)):
         computed = _compute(recording)
         return replace(computed, warnings=[*computed.warnings, *lost])
     lost.append("the numbers come from result.json, because the events are damaged")
@@ -183,23 +181,14 @@ def _compute(recording: Recording) -> Result:
     failures = read_failures(recording.folder)
     skipped = sum(step[0].skipped for step in steps)
     devices = list(dict.fromkeys(device.name for rank in plan.ranks for device in rank.devices))
-    return Result(
+    return Result.like(
+        plan,
         schema=recording.manifest.schema,
-        strategy=plan.strategy,
         workload=recording.manifest.workload.name,
         status=recording.status,
-        grid=Grid(replicas=plan.replicas, stages=plan.stages, devices=devices),
-        schedule=plan.schedule,
+        grid=Grid.like(plan, devices=devices),
         ranks=_ranks(recording),
-        batch=Batch(
-            size=plan.batch_size,
-            arithmetic=plan.arithmetic,
-            accumulate=plan.accumulate,
-            micro_batches=plan.micro_batches,
-        ),
-        precision=plan.precision,
-        device=plan.device,
-        threads_per_device=plan.threads_per_device,
+        batch=Batch.like(plan, size=plan.batch_size),
         steps=len(steps),
         begun_at_step=recording.begun_at,
         reached_step=recording.reached,
@@ -211,16 +200,16 @@ def _compute(recording: Recording) -> Result:
         warm_up_steps=recording.warm_up,
         total_seconds=round(seconds_between(steps), 6) if steps else None,
         samples_per_second=per_second,
-        samples_per_step=_mean(samples),
+        samples_per_step=mean(samples),
         samples_per_second_per_device=per_second and per_second / len(devices),
         peak_bytes=_memory(recording),
-        all_reduces_per_step=_mean([step[0].all_reduces for step in timed]),
-        all_gathers_per_step=_mean([step[0].all_gathers for step in timed]),
-        reduce_scatters_per_step=_mean([step[0].reduce_scatters for step in timed]),
-        bytes_per_step=_mean([step[0].bytes for step in timed]),
+        all_reduces_per_step=mean([step[0].all_reduces for step in timed]),
+        all_gathers_per_step=mean([step[0].all_gathers for step in timed]),
+        reduce_scatters_per_step=mean([step[0].reduce_scatters for step in timed]),
+        bytes_per_step=mean([step[0].bytes for step in timed]),
         metrics=metrics_of(recording),
         splits=[
-            Split(rank=rank, device=event.device, physical=event.physical, shape=event.shape)
+            Split.like(event, rank=rank)
             for rank in recording.events
             for event in recording.of(SplitShape, rank)
             if event.step == 0
@@ -246,17 +235,14 @@ def _warnings(
         warnings.append(f"the loss is not finite from step {bad} on")
     if recording.status == "failed":
         warnings.append("the run failed")
-    if recording.begun_at:
-        before = plural(recording.begun_at, "step")
-        warnings.append(f"resumed: the first {before} ran before this run")
+    if begun := recording.begun_at:
+        warnings.append(f"resumed: the first {plural(begun, 'step')} ran before this run")
     if recording.reached < planned:
         warnings.append(f"only {recording.reached} of {planned} steps finished")
     warnings += [f"attempt {each.attempt + 1} failed: {each.problem}" for each in failures]
     if skipped:
-        warnings.append(
-            f"GradScaler skipped {skipped} of {len(steps)} optimizer steps: "
-            "the fp16 gradients overflowed"
-        )
+        number = f"{skipped} of {plural(len(steps), 'optimizer step')}"
+        warnings.append(f"GradScaler skipped {number}: the fp16 gradients overflowed")
     return warnings
 
 
@@ -264,30 +250,24 @@ def _saves(recording: Recording) -> Saves | None:
     saves = recording.of(Save, 0)
     if not saves:
         return None
-    return Saves(
-        number=len(saves),
-        last=saves[-1].folder,
-        blocked_seconds=statistics.median(save.blocked_seconds for save in saves),
-        seconds=statistics.median(save.seconds for save in saves),
-    )
+    times = {
+        name: statistics.median(save[name] for save in saves)
+        for name in ("blocked_seconds", "seconds")
+    }
+    return Saves(number=len(saves), last=saves[-1].folder, **times)
 
 
 def _ranks(recording: Recording) -> list[Rank]:
     pids = {rank: start.pid for rank in recording.events for start in recording.of(Start, rank)}
     return [
-        Rank(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            node=rank.node,
+        Rank.like(
+            rank,
             pid=pids.get(rank.rank),
             devices=[device.name for device in rank.devices],
             roles=[device.role for device in rank.devices],
             virtual=any(device.virtual for device in rank.devices),
             shared=any(device.shared for device in rank.devices),
-            samples_per_step=rank.samples_per_step,
             split=list(rank.split),
-            replica=rank.replica,
-            stage=rank.stage,
         )
         for rank in recording.plan.ranks
     ]
@@ -302,15 +282,11 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(median=statistics.median(values), p10=deciles[0], p90=deciles[-1])
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.mean(values) if values else None
-
-
 def _memory(recording: Recording) -> list[PeakMemory]:
     """Return the last value for each device on each rank."""
-    last: dict[tuple[int, str], PeakMemory] = {}
-    for rank in recording.events:
-        for event in recording.of(Memory, rank):
-            fields = {n: v for n, v in asdict(event).items() if n not in ("event", "time")}
-            last[rank, event.device] = PeakMemory(rank=rank, **fields)
+    last = {
+        (rank, event.device): PeakMemory.like(event, rank=rank)
+        for rank in recording.events
+        for event in recording.of(Memory, rank)
+    }
     return list(last.values())

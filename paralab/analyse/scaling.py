@@ -29,18 +29,18 @@ def section(comparison: Comparison) -> Section:
     if not rows:
         return Section("Scaling", (), "Nothing was measured.")
     one, cores = rows[0], comparison.machine.cores
-    scaling = table("Scaling", (_row(row, one, cores) for row in rows))
-    lost = table(
-        "Seconds lost per step, compared with a perfect split",
-        (
-            {"devices": exact(row.devices)}
-            | {cause: number(value, seconds) for cause, value in losses_of(row, one).items()}
-            for row in rows[1:]
-        ),
-        "Slower compute: forward and backward took longer than their share of the batch explains "
-        "(fixed cost per pass, shared cores, memory bandwidth).",
-    )
-    tables = (scaling, lost) if lost.rows else (scaling,)
+    tables = [table("Scaling", (_row(row, one, cores) for row in rows))]
+    lost: list[Cells] = [
+        {"devices": exact(row.devices)}
+        | {cause: number(value, seconds) for cause, value in losses_of(row, one).items()}
+        for row in rows[1:]
+    ]
+    if lost:
+        note = (
+            "Slower compute: forward and backward took longer than their share of the batch "
+            "explains (fixed cost per pass, shared cores, memory bandwidth)."
+        )
+        tables.append(table("Seconds lost per step, compared with a perfect split", lost, note))
     return Section("Scaling", (*tables, *_charts(rows, one)))
 
 
@@ -52,22 +52,11 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
         tuple(row.ratio.low or row.ratio.value for row in rows),
         tuple(row.ratio.high or row.ratio.value for row in rows),
     )
-    per_device = tuple(
-        Bar(
-            plural(row.devices, "device"),
-            row.samples_per_second_per_device,
-            text=rate(row.samples_per_second_per_device),
-        )
-        for row in rows
-    )
+    rates = [(plural(row.devices, "device"), row.samples_per_second_per_device) for row in rows]
+    per_device = tuple(Bar(devices, value, text=rate(value)) for devices, value in rates)
+    title = "Speed-up by number of devices"
     return (
-        Lines(
-            "Speed-up by number of devices",
-            (perfect, measured),
-            "devices",
-            "times as fast",
-            "number",
-        ),
+        Lines(title, (perfect, measured), "devices", "times as fast", "number"),
         Bars("Samples per second per device", per_device, "samples/s"),
     )
 
@@ -88,7 +77,7 @@ def _row(row: Row, one: Row, cores: int) -> Cells:
         "speed-up": Cell(f"{row.ratio.value:.2f}", row.ratio.value),
         "perfect": Cell(f"{perfect:g}", perfect),
         "efficiency": percent(row.efficiency),
-        "lost per step": Cell("–" if lost is None else seconds(lost), lost),
+        "lost per step": number(lost, seconds, "–"),
         "where it went": name(where),
     }
 
@@ -111,11 +100,8 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
             found.append(Finding("fastest", f"{text} That is close to perfect scaling.", evidence))
             continue
         causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-        named = [
-            f"{'unexplained time' if cause == 'other' else cause} ({seconds(value)} per step)"
-            for cause, value in causes
-            if value > 0
-        ]
+        known = {"other": "unexplained time"}
+        named = [f"{known.get(c, c)} ({seconds(time)} per step)" for c, time in causes if time > 0]
         if named:
             text += f" The lost time is {' and '.join(named)}."
         if why := explain_crowding(row, cores):

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from paralab.analyse.collective_matching import (
-    LIBRARIES,
-    CollectiveCall,
-    from_flight_recorder,
-    kind_of,
-)
+from paralab.analyse import collective_matching as matching
+from paralab.analyse.collective_matching import LIBRARIES, CollectiveCall
 from paralab.record.types import JsonObject, Record
 
 OURS = ("paralab/worker/", "paralab\\worker\\", "paralab/machine/child.py")
@@ -69,14 +65,10 @@ class StackDump:
         """The innermost line in the user's code, or else in paralab's, or else in any code."""
         if not self.stack:
             return _faulted_at(self.fault)
-        own = [
-            frame
-            for frame in self.stack
-            if not frame.is_library
-            and not any(part in frame.file for part in OURS)
-            and not frame.file.endswith(("runpy.py", "paralab/__main__.py"))
-        ]
         ours = [frame for frame in self.stack if any(part in frame.file for part in OURS)]
+        starts = ("runpy.py", "paralab/__main__.py")
+        others = [f for f in self.stack if f not in ours and not f.file.endswith(starts)]
+        own = [frame for frame in others if not frame.is_library]
         frame = (own or ours or self.stack)[-1]
         return f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
 
@@ -85,7 +77,7 @@ class StackDump:
         """The collective on the main thread's stack. (gloo records some as all_reduce.)"""
         for frame in reversed(self.stack):
             in_torch = "torch/distributed" in frame.file.replace("\\", "/")
-            if in_torch and (kind := kind_of(frame.function)):
+            if in_torch and (kind := matching.kind_of(frame.function)):
                 return kind
             if not frame.is_library:
                 return None  # the caller does not matter
@@ -119,8 +111,7 @@ def _is_waiting(stack: list[Frame]) -> bool:
 
 
 def _faulted_at(fault: str) -> str | None:
-    """Return the main thread's innermost line from the fault handler's output, which lists the
-    innermost call first and the main thread last."""
+    """Return the main thread's innermost line. The main thread is last, its innermost call first."""
     main = fault.rpartition("hread")[2].splitlines()[1:]
     lines = [line.strip() for line in main if line.strip().startswith("File ")]
     own = [line for line in lines if not any(part in line for part in (*LIBRARIES, *OURS))]
@@ -142,7 +133,7 @@ def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:
     collectives: list[CollectiveCall] = []
     try:
         stack = msgspec.convert((answer.get("stacks") or {}).get("MainThread", []), list[Frame])
-        collectives = from_flight_recorder(answer.get("collectives") or [])
+        collectives = matching.from_flight_recorder(answer.get("collectives") or [])
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError):
         pass
     return stack, collectives

@@ -46,11 +46,6 @@ class Slice:
     def where(self) -> TraceEvent:
         return {"pid": _pid(self.rank), "tid": self.tid}
 
-    @property
-    def last_us(self) -> int:
-        """The last microsecond inside the slice. The next slice may start where this one ends."""
-        return self.end_us - 1
-
 
 def trace_of(folder: Path) -> TraceEvent:
     """Create the trace from the manifest and the events; a killed run lacks its last ones."""
@@ -107,25 +102,19 @@ def _placed(
     for name, list_ in by_lane.items():
         times = [(_us(event.start), _us(event.end)) for event in list_]
         numbers = lanes(times, nested=name != COMMUNICATION)
-        tids = [
-            _pid(rank) * TIDS_PER_PID + len(names) + 1 + lane
-            for lane in range(max(numbers, default=0) + 1)
-        ]
-        if list_ or name in (STEPS, *devices):
-            for lane, tid in enumerate(tids):
-                names[tid] = f"{name} ({lane + 1})" if lane else name
+        first = _pid(rank) * TIDS_PER_PID + len(names) + 1
         for event, (start, end), lane in zip(list_, times, numbers, strict=True):
-            slices.append(Slice(event, rank, tids[lane], start, end))
+            slices.append(Slice(event, rank, first + lane, start, end))
+        if list_ or name in (STEPS, *devices):
+            for lane in range(max(numbers, default=0) + 1):
+                names[first + lane] = f"{name} ({lane + 1})" if lane else name
     return slices, names
 
 
 def _lane(event: Span, first_device: str) -> str:
-    if event.event in ("step", "data"):
-        return STEPS if event.event == "step" else LOADING
-    if event.event in COLLECTIVES:
-        return COMMUNICATION
+    lane = {"step": STEPS, "data": LOADING, **dict.fromkeys(COLLECTIVES, COMMUNICATION)}
     # scatter, gather, and optimizer run on the rank's first device
-    return event.device or first_device
+    return lane.get(event.event) or event.device or first_device
 
 
 def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]:
@@ -164,11 +153,8 @@ def _arguments(event: Event) -> TraceEvent:
 
 
 def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
-    """Yield instant events for device inputs and process errors.
-
-    Both appear on the steps lane. On a device lane, Perfetto would attach the surrounding pass's
-    arrow to the instant event.
-    """
+    """Yield instant events for device inputs and process errors, on the steps lane. On a device
+    lane, Perfetto would attach the surrounding pass's arrow to them."""
     for event in events:
         if isinstance(event, SplitShape):
             name, scope = f"split {event.shape} on {event.device}", "t"
@@ -189,11 +175,8 @@ def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
-    """Yield load and memory over time for the process and its devices. Unknown values are skipped.
-
-    Perfetto shows a counter's name and unit as one phrase, so each unit is worded to follow the
-    name.
-    """
+    """Yield known load and memory over time. Perfetto shows a counter's name and unit as one
+    phrase, so each unit is worded to follow the name."""
     for event in events:
         values: list[tuple[str, str, float | None]] = []
         if isinstance(event, Load):
@@ -228,9 +211,11 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
     """Return all arrows, numbered."""
-    chains = [(c[0].event.event.replace("_", "-"), c) for c in _collectives(slices)]
-    chains += [("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)]
-    chains += [("replica", chain) for chain in _scatter_to_gather(slices)]
+    chains = [
+        *((chain[0].event.event.replace("_", "-"), chain) for chain in _collectives(slices)),
+        *(("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)),
+        *(("replica", chain) for chain in _scatter_to_gather(slices)),
+    ]
     found: list[TraceEvent] = []
     for name, chain in chains:
         found += _arrow(len(found), name, chain)
@@ -286,17 +271,16 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
         leaves   when the second slice starts, but no later than the first slice's last microsecond
         arrives  when the slice begins, but not before the arrow has left
 
-    Return no arrow if that is impossible because a slice is shorter than a microsecond or ends
-    before the arrow arrives.
+    Return no arrow if that is impossible: a slice is too short, or ends before the arrow arrives.
     """
-    if len(chain) < 2 or any(slice_.last_us < slice_.start_us for slice_ in chain):
+    if len(chain) < 2:
         return []
     first, second = chain[:2]
-    moment = max(first.start_us, min(second.start_us, first.last_us))
+    moment = max(first.start_us, min(second.start_us, first.end_us - 1))
     found = []
     for number, slice_ in enumerate(chain):
         moment = max(moment, slice_.start_us)
-        if moment > slice_.last_us:
+        if moment >= slice_.end_us:  # the next slice may start where this one ends
             return []
         arrow = {"name": name, "cat": "flow", "id": id_, "ts": moment, **slice_.where}
         found.append({"ph": "t" if number else "s", **arrow})

@@ -104,14 +104,13 @@ def rungs_of(folder: Path) -> list[Path]:
 
 
 def _tuned(row: Row) -> Tuned:
-    same = [name for name in Tuned.__struct_fields__ if name != "exposed_seconds"]
-    exposed = row.metrics.exposed_communication_seconds
-    return Tuned(exposed_seconds=exposed, **{name: row[name] for name in same})
+    return Tuned.like(row, exposed_seconds=row.metrics.exposed_communication_seconds)
 
 
 def curve(rung: Path) -> list[CurvePoint]:
     """Return step time and exposed communication by bucket size."""
     rows = comparison_of(rung).rows
+    others = [dataclasses.replace(row.request, bucket_mb=None) for row in rows]
     points = [
         CurvePoint(
             bucket_mb=row.request.bucket_mb,
@@ -120,9 +119,8 @@ def curve(rung: Path) -> list[CurvePoint]:
             exposed_seconds=row.metrics.exposed_communication_seconds,
             communication_seconds=row.metrics.communication_seconds,
         )
-        for row in rows
-        if dataclasses.replace(row.request, bucket_mb=None)
-        == dataclasses.replace(rows[0].request, bucket_mb=None)
+        for row, options in zip(rows, others, strict=True)
+        if options == others[0]
     ]
     return sorted(points, key=_megabytes) if len(points) > 1 else []
 
@@ -144,17 +142,12 @@ def _sections(choice: TuneResult) -> list[Section]:
     if not points:
         return []
     exposed = [(_megabytes(p), p.exposed_seconds) for p in points]
-    chart = Lines(
-        "Step time by bucket size",
-        (
-            Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
-            Line("exposed communication", tuple((x, y) for x, y in exposed if y is not None)),
-        ),
-        "bucket size in MB",
-        "per optimizer step",
-        "seconds",
-        log_x=True,
+    lines = (
+        Line("step time", tuple((_megabytes(p), p.step_seconds) for p in points)),
+        Line("exposed communication", tuple((x, y) for x, y in exposed if y is not None)),
     )
+    names = ("bucket size in MB", "per optimizer step", "seconds")
+    chart = Lines("Step time by bucket size", lines, *names, log_x=True)
     note = (
         "Each size ran for one round; the final rounds decide. Each small bucket adds a fixed "
         "cost. Large buckets leave no computation to hide the communication behind."
@@ -192,7 +185,8 @@ def findings(choice: TuneResult) -> tuple[Finding, ...]:
     if low:
         moved = low.loss_difference
         losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
-        text = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}; its losses {losses}. Use: `{low.command}`"
+        faster = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}"
+        text = f"{faster}; its losses {losses}. Use: `{low.command}`"
         evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
         found.append(Finding("next", text, evidence))
     return tuple(found)

@@ -3,46 +3,41 @@ gradients."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import defaultdict
 
 from paralab.analyse.metric_types import Flops, GpuLoad, GradientCounts, MeanLoad
-from paralab.analyse.recording import Recording
+from paralab.analyse.recording import Recording, bounds, mean
 from paralab.machine.peaks import PEAKS
 from paralab.record.events import Gradients, Load
 
 
 def mean_load(recording: Recording) -> MeanLoad:
-    cpu: dict[int, float] = {}
-    gpu: dict[str, list[float]] = {}
-    memory: dict[str, list[int]] = {}
+    begin, end = bounds(recording.timed) if recording.timed else (math.inf, 0.0)
+    ranks = [
+        [event for event in recording.of(Load, rank) if begin <= event.time <= end + 0.3]
+        for rank in range(recording.world_size)
+    ]
+    gpus: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for device in (device for own in ranks for event in own for device in event.devices):
+        if device.utilization is not None:
+            gpus[device.device].append((device.utilization, device.used_bytes or 0))
+
     reasons = {event.not_measured for event in recording.of(Load) if event.not_measured}
-    for rank in range(recording.world_size):
-        samples = [e for e in recording.of(Load, rank) if _while_training(recording, e.time)]
-        if samples:
-            cpu[rank] = statistics.mean(event.cpu_share for event in samples)
-        for device in (device for event in samples for device in event.devices):
-            if device.utilization is not None:
-                gpu.setdefault(device.device, []).append(device.utilization)
-                memory.setdefault(device.device, []).append(device.used_bytes or 0)
-    if not cpu:
+    if not any(ranks):
         reasons.add("the run was too short: load is sampled every 0.1 s")
     return MeanLoad(
-        cores_per_rank=[cpu.get(rank) for rank in range(recording.world_size)],
+        cores_per_rank=[mean([event.cpu_share for event in own]) for own in ranks],
         gpu=[
             GpuLoad(
-                device=device, utilization=statistics.mean(values), used_bytes=max(memory[device])
+                device=device,
+                utilization=statistics.mean(utilization for utilization, _ in samples),
+                used_bytes=max(used for _, used in samples),
             )
-            for device, values in sorted(gpu.items())
+            for device, samples in sorted(gpus.items())
         ],
         not_measured="; ".join(sorted(reasons)) or None,
-    )
-
-
-def _while_training(recording: Recording, moment: float) -> bool:
-    timed = recording.timed
-    return (
-        bool(timed)
-        and min(e.start for e in timed[0]) <= moment <= max(e.end for e in timed[-1]) + 0.3
     )
 
 
@@ -51,9 +46,8 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
     plan, machine = recording.plan, recording.manifest.machine
     per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:
-        why = "FLOPs were not counted: the model has recurrent layers or no matrix products"
-        if per_sample:
-            why = "no step was measured"
+        why = "the model has recurrent layers or no matrix products"
+        why = "no step was measured" if per_sample else f"FLOPs were not counted: {why}"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
     # A step trains on fewer samples than the batch size if an epoch is smaller than a batch.
     samples = statistics.median(sum(event.samples for event in step) for step in recording.timed)
@@ -77,11 +71,7 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
 def count_gradients(recording: Recording) -> GradientCounts | None:
     ranks = [r.rank for r in recording.plan.ranks if r.rank == 0 or (r.stage and not r.replica)]
     events = [event for rank in ranks for event in recording.of(Gradients, rank)]
-    if not events:
-        return None
-    return GradientCounts(
-        total=sum(event.total for event in events),
-        zeros=sum(event.zeros for event in events),
-        not_finite=sum(event.not_finite for event in events),
-        scale=events[0].scale,
-    )
+    counts = {
+        name: sum(event[name] for event in events) for name in ("total", "zeros", "not_finite")
+    }
+    return GradientCounts(**counts, scale=events[0].scale) if events else None

@@ -4,6 +4,7 @@ configuration, its cost, its limit, and what to try next."""
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 
 from paralab.analyse.blocks import Finding
@@ -55,13 +56,12 @@ def times_as_fast(ratio: SpeedUp) -> str:
 
 
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
-    others = {
-        row.name: speed_up(row.round_seconds_per_sample, best.round_seconds_per_sample).verdict
-        for row in rows
-        if row is not best
-    }
-    equally = [name for name, verdict in others.items() if verdict == "no difference"]
-    unsure = [name for name, verdict in others.items() if verdict == "too noisy"]
+    others: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row is not best:
+            ratio = speed_up(row.round_seconds_per_sample, best.round_seconds_per_sample)
+            others[ratio.verdict].append(row.name)
+    equally, unsure = others["no difference"], others["too noisy"]
     step = seconds(best.step_seconds.median)
     if best.ratio.low is None:
         shortest = min(row.step_seconds.median for row in rows)
@@ -72,8 +72,8 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     elif best is baseline:
         text = f"Nothing is measurably faster than `{best.name}`: {step} per step."
     else:
-        ratio = f"{times_as_fast(best.ratio)}, compared with `{baseline.name}`"
-        text = f"`{best.name}` is fastest: {step} per step, {ratio}."
+        faster = f"{times_as_fast(best.ratio)}, compared with `{baseline.name}`"
+        text = f"`{best.name}` is fastest: {step} per step, {faster}."
     text += f" Equally fast: {', '.join(equally)}." if equally else ""
     text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
     evidence = {
@@ -99,13 +99,8 @@ def _cost(row: Row, baseline: Row) -> Finding:
     if row.bytes_per_step:
         moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total,"
         parts.append(f"{moved} per rank and optimizer step")
-    evidence = {
-        "devices": row.devices,
-        "peak_bytes": mine,
-        "baseline_peak_bytes": one,
-        "bytes_per_step": row.bytes_per_step,
-        "all_reduces_per_step": row.all_reduces_per_step,
-    }
+    evidence = {"devices": row.devices, "peak_bytes": mine, "baseline_peak_bytes": one}
+    evidence |= {name: row[name] for name in ("bytes_per_step", "all_reduces_per_step")}
     return Finding("cost", "; ".join(parts) + ".", evidence)
 
 
@@ -136,12 +131,8 @@ def _limit(row: Row, baseline: Row) -> Finding:
     step, name = row.step_seconds.median, row.name
     perfect, causes = perfect_seconds(row, baseline), losses_of(row, baseline)
     largest = max(causes, key=lambda cause: causes[cause])
-    evidence = {
-        "perfect_seconds": perfect,
-        "step_seconds": step,
-        "lost_seconds": causes,
-        "shares": shares(row),
-    }
+    evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes}
+    evidence |= {"shares": shares(row)}
     idle = row.metrics.bubble
     if step - perfect <= 0.05 * step and not (idle and idle.measured > idle.ideal + 0.1):
         split = f"a perfect split would take {seconds(perfect)}"
@@ -179,29 +170,24 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     share, exposed = metrics.communication_share or 0.0, metrics.exposed_share or 0.0
     costs = {"communication_share": share, "exposed_share": exposed}
     if row.strategy in ("ddp", "hybrid") and exposed >= RULE:
-        overlap = metrics.overlap or 0.0
-        buckets = f"{row.all_reduces_per_step:g} bucket"
-        buckets += " hides" if row.all_reduces_per_step == 1 else "s hide"
+        overlap, number = metrics.overlap or 0.0, row.all_reduces_per_step
+        buckets = f"{number:g} bucket" + (" hides" if number == 1 else "s hide")
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), "
             f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of the "
-            f"communication. `{tune_command(row)}` searches for a bucket size, accumulation, and "
-            "options that expose less."
+            f"communication. `{tune_command(row)}` searches for options that expose less."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
         text = (
             f"Communicating shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
             "exposed: each pass gathers each parameter twice. Fewer passes per step "
-            "(`--accumulate`) gather less. If the entire model fits on one device, `ddp` does not "
-            "gather at all."
+            "(`--accumulate`) gather less. If the model fits on one device, `ddp` gathers nothing."
         )
         yield Finding("next", text, costs)
     if row.strategy == "dp" and not any(o.strategy == "ddp" and o.accumulate == 1 for o in rows):
-        text = (
-            "Try `ddp` instead of `dp`: it does not copy the model in each step, and no device "
-            "collects the other devices' gradients."
-        )
+        better = "it does not copy the model in each step, and no device collects all gradients"
+        text = f"Try `ddp` instead of `dp`: {better}."
         evidence = {"communication_share": share, "balance": metrics.balance}
         yield Finding("next", text, evidence)
     if metrics.bubble and metrics.bubble.measured > 0.15:
@@ -212,18 +198,14 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         )
         yield Finding("next", text, metrics.bubble.to_dict())
     if late := metrics.straggler:
-        text = (
-            f"Rank {late.rank} is slower than the others, which wait for it "
-            f"during {late.share_of_step:.0%} of each step."
+        wait = f"which wait for it during {late.share_of_step:.0%} of each step"
+        yield Finding(
+            "next", f"Rank {late.rank} is slower than the others, {wait}.", late.to_dict()
         )
-        yield Finding("next", text, late.to_dict())
-    wait = metrics.data_wait_seconds or 0.0
-    if wait > 0.05 * step:
-        text = (
-            f"Between steps, the device waits {seconds(wait)} for data. Use more loader workers, or "
-            "a cheaper transform."
-        )
-        yield Finding("next", text, {"data_wait_seconds": wait})
+    if (data := metrics.data_wait_seconds or 0.0) > 0.05 * step:
+        text = f"Between steps, the device waits {seconds(data)} for data."
+        text += " Use more loader workers, or a cheaper transform."
+        yield Finding("next", text, {"data_wait_seconds": data})
 
 
 def _same(rows: list[Row]) -> Iterator[Finding]:
@@ -237,8 +219,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     like = alike(len(equal), len(checked))
     text = f"{like} (fp64, largest parameter difference {largest:.1e})."
     if excused:
-        reasons = dict.fromkeys(reason for excuse in excused for reason in excuse.reasons)
-        held = "; ".join(reasons)
+        held = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
         text += f" For {len(excused)} of them, known sources of difference were held fixed: {held}."
     tolerance = {"tolerance": checked[0][1].tolerance}
     counts = {"equal": len(equal), "of": len(checked), "max_difference": largest}
@@ -250,23 +231,19 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _busy(baseline: Row) -> Iterator[Finding]:
-    """Warn if another program used the machine. A single device never waits for other ranks, so any
-    missing core time went to another program."""
+    """Warn if another program used the machine: only then does a single device lack core time."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     alone = baseline.strategy == "single" and baseline.device == "cpu"
     if alone and cores is not None and cores <= BUSY * asked:
-        text = (
-            f"Another program used this machine: `{baseline.name}` got {cores:.2f} of its "
-            f"{plural(asked, 'core')}. Repeat the comparison when the machine is idle."
-        )
+        got = f"`{baseline.name}` got {cores:.2f} of its {plural(asked, 'core')}"
+        text = f"Another program used this machine: {got}. Repeat it when the machine is idle."
         yield Finding("warning", text, {"cores_used": cores, "cores_asked": asked})
 
 
 def _warnings(comparison: Comparison) -> Iterator[Finding]:
     """List everything that went wrong: warnings, failures, and what was left out."""
     for row in comparison.rows:
-        for warning in row.warnings:
-            yield Finding("warning", f"`{row.name}`: {warning}.", {})
+        yield from (Finding("warning", f"`{row.name}`: {text}.", {}) for text in row.warnings)
     for failed in comparison.failed:
         text = f"`{failed.name}` failed: {failed.error}"
         yield Finding("warning", text, {"command": failed.command})

@@ -103,16 +103,12 @@ def judge(
     precision: str, ranks: Sequence[Verify], split_problem: str | None = None
 ) -> Verification:
     """Return the differences, whether they are within tolerance, and the cause if they are not.
-
-    `split_problem` describes a problem with the loss or the model that the single-device run
-    found."""
-    tolerance = TOLERANCE[precision]
-    losses = [
-        sum(float(rank.losses[step]) for rank in ranks) for step in range(len(ranks[0].losses))
-    ]
+    `split_problem` is a problem with the loss or the model that the single-device run found."""
+    tolerance, expected = TOLERANCE[precision], map(float, ranks[0].reference_losses)
+    losses = [sum(map(float, step)) for step in zip(*(rank.losses for rank in ranks), strict=True)]
     loss_errors = [
-        abs(mine - float(theirs)) / max(1.0, abs(float(theirs)))
-        for mine, theirs in zip(losses, ranks[0].reference_losses, strict=True)
+        abs(mine - theirs) / max(1.0, abs(theirs))
+        for mine, theirs in zip(losses, expected, strict=True)
     ]
     buffers = _buffers(ranks, tolerance)
     errors = [
@@ -136,13 +132,17 @@ def judge(
     if not equal:
         certain = split_problem or serious
         cause = certain or _guess(ranks, differences, buffers, loss_errors, tolerance, worst)
+    known, known_buffers = (
+        {name: value if math.isfinite(value) else None for name, value in found.items()}
+        for found in (differences, buffers)
+    )
     return Verification(
         equal=equal,
         steps=len(losses),
-        max_difference=_finite(differences["parameters"]),
-        gradient_difference=_finite(differences["gradients"]),
-        loss_difference=_finite(differences["losses"]),
-        buffers={name: _finite(value) for name, value in buffers.items()},
+        max_difference=known["parameters"],
+        gradient_difference=known["gradients"],
+        loss_difference=known["losses"],
+        buffers=known_buffers,
         tolerance=tolerance,
         measure=_measure(precision),
         worst_parameter=worst,
@@ -170,14 +170,10 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
     measures the difference. An excuse covers only what it explains: see `_inexcusable`."""
     if asked is None:
         return proof
-    excuse = Excuse(
-        reasons=list(plan.differences),
-        **{name: asked[name] for name in _Differences.__struct_fields__},
-    )
-    problem = _inexcusable(proof, plan.precision, asked)
-    if proof.equal and problem:
+    problem = _inexcusable(proof, plan.precision, asked) if proof.equal else None
+    if problem:
         proof = replace(proof, equal=False, cause=problem)
-    return replace(proof, excused=excuse)
+    return replace(proof, excused=Excuse.like(asked, reasons=list(plan.differences)))
 
 
 def _inexcusable(proof: Verification, precision: str, asked: Verification) -> str | None:
@@ -188,8 +184,7 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     if not proof.control and gradients is not None and gradients > ROUNDING[precision]:
         return (
             f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "
-            "rounding explains. They are equal in fp64, so the forward pass depends on the "
-            "precision"
+            "rounding explains; equal in fp64, so the forward pass depends on the precision"
         )
     return None
 
@@ -231,40 +226,25 @@ def _guess(
     worst_parameter: str,
 ) -> str:
     """Explain why training differs, based on the first quantity that differs."""
-    first = ranks[0]
-    factor, residual = float(first.gradient_factor), float(first.gradient_residual)
+    factor, residual = float(ranks[0].gradient_factor), float(ranks[0].gradient_residual)
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
-        return (
-            f"wrong scale: {factor:.4g} × the single device's gradient in the first step, so the "
-            "parts' losses are not weighted by their share of the batch"
-        )
+        scaled = f"{factor:.4g} × the single device's gradient in the first step"
+        return f"wrong scale: {scaled}, so losses are not weighted by their share of the batch"
     if loss_errors and loss_errors[0] > tolerance:
-        return (
-            "the loss of the first step already differs: different samples, part weights, or "
-            "forward pass"
-        )
+        return "the loss of the first step differs: other samples, part weights, or forward pass"
     if differences["gradients"] > tolerance:
-        return (
-            "the first step's gradients differ but its loss does not: the parts' gradients "
-            "are not added up correctly"
-        )
-    extra = sorted({name for rank in ranks for name in rank.extra_gradients})
-    if extra:
-        return (
-            f"{', '.join(extra[:3])} get a zero gradient instead of none, so weight decay or "
-            "momentum moves them"
-        )
+        wrong = "the parts' gradients are not added up correctly"
+        return f"the first step's gradients differ but its loss does not: {wrong}"
+    if extra := sorted({name for rank in ranks for name in rank.extra_gradients}):
+        names = ", ".join(extra[:3])
+        return f"{names} get a zero gradient, not none, so weight decay or momentum moves them"
     late = next((step for step, error in enumerate(loss_errors) if error > tolerance), None)
     if late is not None:
-        return (
-            f"the first step is equal; from step {late} on, the losses differ "
-            "(data, partial batches, optimizer, state)"
-        )
+        where = "(data, partial batches, optimizer, state)"
+        return f"the first step is equal; from step {late} on, the losses differ {where}"
     if differences["parameters"] > tolerance:
-        return (
-            f"the losses of all {len(loss_errors)} steps are equal, but {worst_parameter} is "
-            "not (optimizer, unused parameters)"
-        )
+        differs = f"{worst_parameter} is not (optimizer, unused parameters)"
+        return f"the losses of all {len(loss_errors)} steps are equal, but {differs}"
     worst = max(buffers, key=lambda name: buffers[name])
     return f"the parameters are equal, but the buffer {worst} differs by {buffers[worst]:.2g}"
 
@@ -279,10 +259,8 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
     if left := _uncompared(ranks):
         return f"no rank holds {plural(left, 'parameter')}, so they were not compared"
     if _diverged(ranks):
-        return (
-            f"missing synchronization: after training, the {len(ranks)} ranks hold different "
-            "parameters"
-        )
+        different = f"after training, the {len(ranks)} ranks hold different parameters"
+        return f"missing synchronization: {different}"
     return None
 
 
@@ -301,10 +279,6 @@ def _largest(values: Iterable[float]) -> float:
     """Return the maximum, or NaN if any value is NaN."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def outcome(proof: Verification) -> str:

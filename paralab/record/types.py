@@ -6,7 +6,7 @@ and means `result.steps`.
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -22,6 +22,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Convert to plain dicts, lists, numbers, and strings, ready for `json.dumps`."""
         fields: JsonObject = msgspec.to_builtins(self)
         return fields
+
+    @classmethod
+    def like(cls, source: object, **more: Any) -> Self:
+        """Copy the fields that `source` also has, and set those in `more`."""
+        same = {n: getattr(source, n) for n in cls.__struct_fields__ if hasattr(source, n)}
+        return cls(**(same | more))
 
     def __getitem__(self, name: str) -> Any:
         try:

@@ -6,13 +6,13 @@ Shares and times cover the last `RECENT_STEPS` steps. Unknown values are None.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paralab.analyse.manifest import RunManifest
+from paralab.analyse.recording import mean, median
 from paralab.analyse.time_intervals import length
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan, RankPlan
@@ -80,12 +80,12 @@ class RankProgress:
 
     @property
     def step_seconds(self) -> float | None:
-        return _median([step.seconds for step, _ in self._recent])
+        return median([step.seconds for step, _ in self._recent])
 
     @property
     def data_seconds(self) -> float | None:
         """Seconds per step that the rank waits for data loading."""
-        return _median([_cover(details, ("data",)) for _, details in self._recent])
+        return median([_cover(details, ("data",)) for _, details in self._recent])
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -112,8 +112,7 @@ class RankProgress:
 
     @property
     def mean_load(self) -> float | None:
-        loads = [load.value for device in self.devices if (load := self.load_of(device))]
-        return statistics.mean(loads) if loads else None
+        return mean([load.value for device in self.devices if (load := self.load_of(device))])
 
     def memory_of(self, device: str) -> Held | None:
         """Return the process's memory if the process runs only this device. Otherwise, return the
@@ -162,10 +161,6 @@ def _cover(spans: list[Span], names: Iterable[str], device: str | None = None) -
     return length(
         span.interval for span in spans if span.event in names and device in (None, span.device)
     )
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 class Follower:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paralab.analyse.manifest import RunManifest
-from paralab.analyse.recording import Recording
+from paralab.analyse.recording import Recording, bounds
 from paralab.analyse.time_intervals import length
 from paralab.errors import UsageError
 from paralab.record.events import COLLECTIVES, Event, Load, Memory, Span, Start, Step
@@ -78,7 +78,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
     """Yield each number with its step and its time."""
     previous_end = None
     for number, step in enumerate(recording.steps):
-        start, end = min(event.start for event in step), max(event.end for event in step)
+        start, end = bounds([step])
         loss = sum(event.loss for event in step)
         if math.isfinite(loss):
             yield Point("train/loss", number, end, loss)
