@@ -12,16 +12,22 @@ digests up to rounding: compare with a tolerance of 1e-5 of the norm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import re
 from typing import Any
+
+import msgspec
 
 from paralab.doctor.place import Place, Site
 
 Digest = list[list[float] | None]
 
 
-@dataclass(frozen=True)
-class Event:
+def _tag(name: str) -> str:
+    """`zero_grad` for ZeroGrad."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
     t: float = 0.0
     step: int = 0
     site: Site | None = None
@@ -29,8 +35,7 @@ class Event:
     error: str | None = None  # "RuntimeError: …"
 
 
-@dataclass(frozen=True)
-class Start(Event):
+class Start(Event, frozen=True):
     """The process knows its rank. `world`: from the launcher. `cores`: that it may use.
     `trial_steps`: from `--try`."""
 
@@ -39,7 +44,7 @@ class Start(Event):
     local_rank: int = 0
     pid: int = 0
     host: str = ""
-    argv: list[str] = field(default_factory=list)
+    argv: list[str] = []
     cwd: str = ""
     torch: str = ""
     threads: int = 1
@@ -48,8 +53,7 @@ class Start(Event):
     trial_steps: int | None = None
 
 
-@dataclass(frozen=True)
-class Init(Event):
+class Init(Event, frozen=True):
     """init_process_group; `group` and `ranks` are known once it returns. `address`: the rendezvous,
     if it comes from the environment. `agent`: the address of torchrun's agent, if that runs the
     rendezvous."""
@@ -61,53 +65,49 @@ class Init(Event):
     address: str | None = None
     agent: str | None = None
     group: str | None = None
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[int] = []
 
 
-@dataclass(frozen=True)
-class Group(Event):
+class Group(Event, frozen=True):
     """new_group. `group` is None on ranks outside it."""
 
     group: str | None = None
     backend: str | None = None
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[int] = []
 
 
-@dataclass(frozen=True)
-class Destroy(Event):
+class Destroy(Event, frozen=True):
     """destroy_process_group."""
 
     group: str | None = None
 
 
-@dataclass(frozen=True)
-class Wrap(Event):
+class Wrap(Event, frozen=True):
     """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping; None if it raised.
     Lists are in the order of named_parameters(). `digest`: of the parameters before wrapping (DDP
     overwrites them with those of rank 0). `seq`: the first and last number of its collectives in the
     default group. `ranks`: that DDP reduces over. `ignored`: names that it does not reduce."""
 
-    ranks: list[int] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
+    ranks: list[int] = []
+    ignored: list[str] = []
     kind: str = "ddp"  # or "data_parallel"
     model: int | None = None
     model_class: str = ""
-    names: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
-    trainable: list[bool] = field(default_factory=list)
-    digest: Digest = field(default_factory=list)
-    buffers: list[str] = field(default_factory=list)
+    names: list[str] = []
+    shapes: list[list[int]] = []
+    dtypes: list[str] = []
+    devices: list[str] = []
+    trainable: list[bool] = []
+    digest: Digest = []
+    buffers: list[str] = []
     batch_norms: int = 0
     sync_batch_norms: int = 0
     dropouts: int = 0  # with p > 0
-    options: dict[str, Any] = field(default_factory=dict)  # static_graph, device_ids, …
+    options: dict[str, Any] = {}  # static_graph, device_ids, …
     seq: list[int] | None = None
 
 
-@dataclass(frozen=True)
-class Forward(Event):
+class Forward(Event, frozen=True):
     """A forward of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
     `sync`: DDP will reduce these gradients (False inside no_sync). `size`: the first dimension of
     the first tensor. `random`: a checksum of the random state (sampled). `seq`: its collectives (for
@@ -124,8 +124,7 @@ class Forward(Event):
     seq: list[int] | None = None
 
 
-@dataclass(frozen=True)
-class Backward(Event):
+class Backward(Event, frozen=True):
     """A backward pass. Dictionaries have the number of a model, as text, as their key.
 
     loss          the value it started from, if it is one number (sampled on a GPU)
@@ -144,7 +143,7 @@ class Backward(Event):
     lacking: dict[str, list[str]] | None = None
     unused_bytes: dict[str, int] | None = None
     laid: dict[str, list[list[Any]]] | None = None
-    unsynced: list[int] = field(default_factory=list)
+    unsynced: list[int] = []
     reduced: bool = False
     weight: float | None = None
     grad_norm: float | None = None
@@ -158,46 +157,41 @@ class Backward(Event):
         return [name for names in self.lacking.values() for name in names]
 
 
-@dataclass(frozen=True)
-class Step(Event):
+class Step(Event, frozen=True):
     """An optimizer step. `number` counts this optimizer's steps from 1, and `step` includes it.
     `gradients` before it and `parameters` after it: digests of the parameters `names` (sampled)."""
 
     optimizer: int = 0
     optimizer_class: str = ""
     number: int = 0
-    lr: list[float | None] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    lr: list[float | None] = []
+    names: list[str] = []
     gradients: Digest | None = None
     parameters: Digest | None = None
 
 
-@dataclass(frozen=True)
-class ZeroGrad(Event):
+class ZeroGrad(Event, frozen=True):
     """zero_grad. `optimizer`: None for a module's."""
 
     optimizer: int | None = None
 
 
-@dataclass(frozen=True)
-class Scheduled(Event):
+class Scheduled(Event, frozen=True, tag="scheduler"):
     """A step of a learning-rate scheduler; `lr` after it."""
 
     scheduler_class: str = ""
     optimizer: int | None = None
-    lr: list[float | None] = field(default_factory=list)
+    lr: list[float | None] = []
 
 
-@dataclass(frozen=True)
-class Clip(Event):
+class Clip(Event, frozen=True):
     """clip_grad_norm_ or clip_grad_value_. `most`: the limit. `norm`: before clipping."""
 
     most: float | None = None
     norm: float | None = None
 
 
-@dataclass(frozen=True)
-class Autocast(Event):
+class Autocast(Event, frozen=True):
     """The start of `with autocast(…)`."""
 
     device: str = ""
@@ -205,8 +199,7 @@ class Autocast(Event):
     enabled: bool = True
 
 
-@dataclass(frozen=True)
-class Amp(Event):
+class Amp(Event, frozen=True):
     """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: it skipped this step
     because of infinities. `scale`: after an update, or the factor of a loss."""
 
@@ -217,8 +210,7 @@ class Amp(Event):
     scale: float | None = None
 
 
-@dataclass(frozen=True)
-class Loader(Event):
+class Loader(Event, frozen=True):
     """The start of a pass over a DataLoader; `epoch` counts its passes from 1. `batches`:
     len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`,
     `sampler_epoch`: of a DistributedSampler. `made`: the user's frames that created the loader,
@@ -241,15 +233,14 @@ class Loader(Event):
     sampler_drop_last: bool | None = None
     drop_last: bool = False
     workers: int = 0
-    made: list[list[Any]] = field(default_factory=list)
+    made: list[list[Any]] = []
 
     @property
     def made_at(self) -> Place | None:
         return Place(*self.made[0]) if self.made else None
 
 
-@dataclass(frozen=True)
-class Batch(Event):
+class Batch(Event, frozen=True):
     """A batch. `rows`: a checksum of each of its first 64 rows (sampled; only in CPU memory; None
     if unknown). `wait`: seconds until it arrived."""
 
@@ -259,11 +250,10 @@ class Batch(Event):
     size: int | None = None
     wait: float = 0.0
     rows: list[int] | None = None
-    shapes: list[list[int]] = field(default_factory=list)
+    shapes: list[list[int]] = []
 
 
-@dataclass(frozen=True)
-class Epoch(Event):
+class Epoch(Event, frozen=True):
     """The end of a pass over a DataLoader. A loop that is left early has none."""
 
     loader: int = 0
@@ -272,42 +262,36 @@ class Epoch(Event):
     samples: int = 0
 
 
-@dataclass(frozen=True)
-class SetEpoch(Event):
+class SetEpoch(Event, frozen=True):
     """DistributedSampler.set_epoch."""
 
     epoch: int = 0
 
 
-@dataclass(frozen=True)
-class Join(Event):
+class Join(Event, frozen=True):
     """The start of `with model.join()`, which allows unequal numbers of batches."""
 
 
-@dataclass(frozen=True)
-class Seed(Event):
+class Seed(Event, frozen=True):
     """torch.manual_seed."""
 
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Threads(Event):
+class Threads(Event, frozen=True):
     """torch.set_num_threads."""
 
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class Trainable(Event):
+class Trainable(Event, frozen=True):
     """A parameter was frozen or unfrozen after wrapping."""
 
     name: str = ""
     trainable: bool = True
 
 
-@dataclass(frozen=True)
-class Moved(Event):
+class Moved(Event, frozen=True):
     """A wrapped model was moved or cast (.to, .cpu, .half, …). `before`, `after`: device and dtype
     of its first parameter."""
 
@@ -316,8 +300,7 @@ class Moved(Event):
     after: str = ""
 
 
-@dataclass(frozen=True)
-class Collective(Event):
+class Collective(Event, frozen=True):
     """A collective, send, or receive that the user's code called. `seq`: [first, last] number in
     its group (an object needs several); None for sends and receives. `shape`, `dtype`: of the first
     tensor. `root`: src or dst. `in_graph`: autograd will go through the tensor. `value`: this rank's
@@ -336,54 +319,49 @@ class Collective(Event):
     value: float | None = None
 
 
-@dataclass(frozen=True)
-class Loss(Event):
+class Loss(Event, frozen=True):
     """A loss function. `valid`: the number of targets that are not `ignore_index`. `value`: its
     result, if it is one number. Both are sampled on a GPU, and None if unknown."""
 
     function: str = ""
     reduction: str = "mean"
-    input_shape: list[int] = field(default_factory=list)
-    target_shape: list[int] = field(default_factory=list)
+    input_shape: list[int] = []
+    target_shape: list[int] = []
     ignore_index: int | None = None
     valid: int | None = None
     grad: bool = True
     value: float | None = None
 
 
-@dataclass(frozen=True)
-class Save(Event):
+class Save(Event, frozen=True):
     """torch.save of `count` tensors; the names of `prefixed` of them begin with "module."."""
 
     path: str | None = None
-    keys: list[str] = field(default_factory=list)
+    keys: list[str] = []
     prefixed: int = 0
     count: int = 0
 
 
-@dataclass(frozen=True)
-class Load(Event):
+class Load(Event, frozen=True):
     """torch.load."""
 
     path: str | None = None
     map_location: str | None = None
 
 
-@dataclass(frozen=True)
-class LoadState(Event):
+class LoadState(Event, frozen=True):
     """Module.load_state_dict with `matched` of the module's `total` names."""
 
     model_class: str = ""
     model: int | None = None
     strict: bool = True
     matched: int = 0
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    missing: list[str] = []
+    unexpected: list[str] = []
     total: int = 0
 
 
-@dataclass(frozen=True)
-class Reduced(Event):
+class Reduced(Event, frozen=True):
     """What DDP measured in one of its first passes, in seconds. `compute`: the backward pass.
     `transfer`: from the start of the first bucket to the end of the last one, including waiting for
     other ranks. `hidden`: their overlap. `buckets`: bytes, in order."""
@@ -393,11 +371,10 @@ class Reduced(Event):
     compute: float = 0.0
     transfer: float = 0.0
     hidden: float = 0.0
-    buckets: list[int] = field(default_factory=list)
+    buckets: list[int] = []
 
 
-@dataclass(frozen=True)
-class Pipeline(Event):
+class Pipeline(Event, frozen=True):
     """One step of a torch.distributed.pipelining schedule. `size`, `target_size`, `output_size`:
     the rows of the batch, target, and output, if this rank has them. `made`: where the schedule was
     created."""
@@ -409,21 +386,20 @@ class Pipeline(Event):
     size: int | None = None
     target_size: int | None = None
     output_size: int | None = None
-    made: list[list[Any]] = field(default_factory=list)
+    made: list[list[Any]] = []
 
     @property
     def made_at(self) -> Place | None:
         return Place(*self.made[0]) if self.made else None
 
 
-@dataclass(frozen=True)
-class Raised(Event):
+class Raised(Event, frozen=True, tag="exception"):
     """An uncaught exception. `stack`: the user's frames, innermost first. `text`: as Python prints
     it."""
 
     type: str = ""
     message: str = ""
-    stack: list[list[Any]] = field(default_factory=list)
+    stack: list[list[Any]] = []
     text: str = ""
 
     @property
@@ -431,36 +407,31 @@ class Raised(Event):
         return Place(*self.stack[0]) if self.stack else None
 
 
-@dataclass(frozen=True)
-class Exit(Event):
+class Exit(Event, frozen=True):
     """sys.exit or os._exit was called."""
 
     code: int = 0
     call: str = "sys.exit"
 
 
-@dataclass(frozen=True)
-class End(Event):
+class End(Event, frozen=True):
     """The program ended by itself, possibly after an exception."""
 
     how: str = "finished"
 
 
-@dataclass(frozen=True)
-class Held(Event):
+class Held(Event, frozen=True):
     """A trial: the rank has finished its steps and waits for the others."""
 
 
-@dataclass(frozen=True)
-class Replaced(Event):
+class Replaced(Event, frozen=True):
     """A trial: something was replaced, for example a missing GPU."""
 
     what: str = ""
     by: str = ""
 
 
-@dataclass(frozen=True)
-class Cost(Event):
+class Cost(Event, frozen=True):
     """The share of this rank's time that watching took since the first step, by its own clock. From
     now on, one step in `every` is kept."""
 
@@ -468,27 +439,18 @@ class Cost(Event):
     every: int = 8
 
 
-@dataclass(frozen=True)
-class Off(Event):
+class Off(Event, frozen=True):
     """Watching stopped after an error in paralab: nothing is known from here on."""
 
 
-KINDS: dict[str, type[Event]] = {
-    "reduced": Reduced, "cost": Cost,
-    "start": Start, "init": Init, "group": Group, "destroy": Destroy, "wrap": Wrap, "forward": Forward, "backward": Backward,
-    "step": Step, "zero_grad": ZeroGrad, "scheduler": Scheduled, "clip": Clip, "autocast": Autocast, "amp": Amp, "loader": Loader,
-    "batch": Batch, "epoch": Epoch, "set_epoch": SetEpoch, "seed": Seed, "join": Join, "collective": Collective, "loss": Loss,
-    "save": Save, "load": Load, "load_state": LoadState, "pipeline": Pipeline, "exception": Raised, "exit": Exit, "end": End,
-    "held": Held, "threads": Threads, "trainable": Trainable, "moved": Moved,
-    "replaced": Replaced, "off": Off,
-}  # fmt: skip
-_FIELDS = {kind: {f.name for f in fields(kind)} for kind in KINDS.values()}
+KINDS = {kind.__struct_config__.tag: kind for kind in Event.__subclasses__()}
 
 
 def typed(event: dict[str, Any], sites: dict[int, Site]) -> Event | None:
-    """Convert an event; None if a newer paralab wrote it."""
+    """Convert an event; None if a newer paralab wrote it. Values are not checked: a sampler of the
+    user may have an `epoch` of any type."""
     kind = KINDS.get(event.get("event", ""))
     if kind is None:
         return None
-    known = {name: value for name, value in event.items() if name in _FIELDS[kind]}
-    return kind(**{**known, "site": sites.get(event.get("site"))})  # type: ignore[arg-type]
+    known = {name: event[name] for name in kind.__struct_fields__ if name in event}
+    return kind(**{**known, "site": sites.get(event.get("site", -1))})

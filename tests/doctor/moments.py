@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from msgspec import structs
+
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.rank_collectives import group_of
 
@@ -38,7 +40,9 @@ def _end(event) -> float:
 def _at(rank: RankSeen, now: float) -> RankSeen:
     over = tuple(event for event in rank.events if _end(event) <= now)
     doing = tuple(
-        replace(event, seconds=None) for event in rank.events if event.t <= now < _end(event)
+        structs.replace(event, seconds=None)
+        for event in rank.events
+        if event.t <= now < _end(event)
     )
     return replace(rank, events=over, doing=doing, recent=(), lives=True, settled=False, said=None)
 

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from paralab.doctor import watch
 from paralab.doctor.agreement import differing, equal, odd_one_out
@@ -42,9 +43,7 @@ def seen(*ranks, gpus=0):
     """Each rank is a list of events; `t` is their order."""
     made = []
     for number, events in enumerate(ranks):
-        timed = tuple(
-            type(e)(**{**vars(e), "t": float(i), "seconds": 0.1}) for i, e in enumerate(events, 1)
-        )
+        timed = tuple(structs.replace(e, t=float(i), seconds=0.1) for i, e in enumerate(events, 1))
         start = Start(rank=number, world=len(ranks), host="lab", gpus=gpus, cores=64)
         parts = {
             "rank": number,
@@ -343,7 +342,7 @@ def test_samples_that_are_evaluated_twice():
 def test_a_port_of_its_own_under_torchrun(agent, waits, expected):
     meeting = Init(site=site(7), backend="gloo", address="lab:12355", agent=agent)
     error = "DistNetworkError: The client socket has timed out after 5000ms" if waits else None
-    observation = seen(*[[replace(meeting, error=error)]] * 2)
+    observation = seen(*[[structs.replace(meeting, error=error)]] * 2)
     assert [one for one in found(observation) if one[0] == "H18"] == expected
 
 

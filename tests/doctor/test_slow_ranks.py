@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import Amp, Backward, Batch, Collective, Reduced, Start, Step, Wrap
@@ -26,7 +27,7 @@ def training(window, rank=0, steps=STEPS, before=(), threads=1, cores=8, host="l
     for number in range(steps):
         begin = number * STEP
         for event in window(rank):
-            events.append(type(event)(**{**vars(event), "t": begin + event.t, "step": number}))
+            events.append(structs.replace(event, t=begin + event.t, step=number))
         events.append(
             Step(
                 t=begin + STEP - 0.001,
