@@ -23,11 +23,11 @@ import psutil
 
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.analyse.stack_dumps import STOPPED, Frame
-from paralab.doctor.agreement import found
 from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Reader
 from paralab.doctor.place import Place
+from paralab.doctor.rank_checks import make_finding
 from paralab.errors import UsageError
 from paralab.machine import processes
 
@@ -174,56 +174,47 @@ def _evidence(ranks: Ranks) -> list[str]:
 
 
 def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
-    return found(
-        "H02",
-        "error",
-        f"the process of rank {missing} is gone, and rank {first.rank} waits in "
-        f"{first.collective} at {first.place}. It left without an error: after an error its "
-        "launcher would have ended the other ranks",
-        "let all ranks leave together; `paralab doctor -- COMMAND` shows what that rank did before",
-        first.place,
-        _evidence(ranks),
-        missing,
+    why = (
+        f"The process of rank {missing} is gone, and rank {first.rank} waits in {first.collective} at "
+        f"{first.place}. It left without an error: after an error its launcher would have ended the "
+        "other ranks."
     )
+    fix = (
+        "Let all ranks leave together. `paralab doctor -- COMMAND` shows what that rank did before."
+    )
+    return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
 
 
 def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
     waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
-    evidence = _evidence(ranks)
+    at, evidence = late.place, _evidence(ranks)
     if late.state in STOPPED:
-        why = f"rank {late.rank} {STOPPED[late.state]}, {waits}"
-        fix = "kill -CONT PID continues a stopped process"
-        return found("H10", "error", why, fix, late.place, evidence, late.rank)
+        why = f"Rank {late.rank} {STOPPED[late.state]}, {waits}."
+        fix = "kill -CONT PID continues a stopped process."
+        return make_finding("H10", "error", why, at, evidence, late.rank, fix=fix)
     doing = "busy" if late.moves else "stuck"
-    why = f"rank {late.rank} is {doing} at {late.place}, {waits}; attach again to see if it moves"
-    fix = "find out what that rank does at this line"
-    return found("H13", "suspect", why, fix, late.place, evidence, late.rank)
+    why = f"Rank {late.rank} is {doing} at {late.place}, {waits}. Attach again to see if it moves."
+    fix = "Find out what that rank does at this line."
+    return make_finding("H13", "suspect", why, at, evidence, late.rank, fix=fix)
 
 
 def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
-    return found(
-        "H04",
-        "suspect",
-        f"rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} "
-        f"in {other.collective} at {other.place}: different calls that wait for each other. "
-        "`paralab doctor -- COMMAND` shows which rank is wrong",
-        "call the same collectives in the same order on every rank",
-        first.place,
-        _evidence(ranks),
+    why = (
+        f"Rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} in "
+        f"{other.collective} at {other.place}: different calls that wait for each other. "
+        "`paralab doctor -- COMMAND` shows which rank is wrong."
     )
+    return make_finding("H04", "suspect", why, first.place, _evidence(ranks))
 
 
 def _together(first: RankNow, ranks: Ranks) -> Finding:
-    return found(
-        "H10",
-        "suspect",
-        f"all {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
+    why = (
+        f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
         "Either the network does not respond, or only some ranks called an earlier collective, and "
-        "this call is paired with another one",
-        "`paralab doctor --stall 60 -- COMMAND` records every collective with its line",
-        first.place,
-        _evidence(ranks),
+        "this call is paired with another one."
     )
+    fix = "`paralab doctor --stall 60 -- COMMAND` records every collective with its line."
+    return make_finding("H10", "suspect", why, first.place, _evidence(ranks), fix=fix)
 
 
 # --- processes

@@ -24,41 +24,37 @@ class MicroStep:
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     scale: float = 1.0
-    is_scaled: bool = False
+
+    @property
+    def is_mean(self) -> bool:
+        """Its losses are means over their targets."""
+        return {loss.reduction for loss in self.losses if loss.grad} == {"mean"}
 
     @property
     def loss_value(self) -> float | None:
-        """What the loss functions gave; None where one of them is not known."""
+        """The sum of what the loss functions returned; None if one of them is unknown."""
         values = [loss.value for loss in self.losses if loss.grad]
-        return (
-            sum(value for value in values if value is not None)
-            if values and None not in values
-            else None
-        )
+        known = [value for value in values if value is not None]
+        return sum(known) if known and len(known) == len(values) else None
 
     @property
     def factor(self) -> float | None:
-        """By what the user multiplied the losses before backward: 1/4 where they were divided by
-        four."""
-        given, value = self.backward.loss, self.loss_value
+        """What the user multiplied the losses by before backward: 1/4 if divided by four."""
+        given, value, weight = self.backward.loss, self.loss_value, self.backward.weight
         if not isinstance(given, float | int) or not value or not self.scale:
             return None
-        return (
-            given
-            * (1.0 if self.backward.weight is None else self.backward.weight)
-            / (value * self.scale)
-        )
+        return given * (1.0 if weight is None else weight) / (value * self.scale)
 
     @property
     def size(self) -> int | None:
-        """Samples in it."""
+        """The number of samples."""
         sizes = [forward.size for forward in self.forwards if forward.grad]
         return sizes[-1] if sizes else None
 
 
 @dataclass
 class Window:
-    """`step`: None where the scaler left the step out, or none came any more."""
+    """`step`: None if the scaler skipped it, or if it has not come yet."""
 
     micro_steps: list[MicroStep]
     events: list[Event]
@@ -67,9 +63,8 @@ class Window:
 
     @property
     def is_accumulated(self) -> bool:
-        """Several passes of one loop, not several losses of one batch: the same line was reached
-        again, on the same way, or on several ways (one of them inside no_sync, say) with a batch
-        for each."""
+        """Several passes of one loop, not several losses of one batch: the same line runs again,
+        from the same callers, or from several (one of them inside no_sync) with a batch for each."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
         if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
@@ -82,16 +77,16 @@ class Window:
         return [event for event in self.events if isinstance(event, Clip)]
 
 
-@lru_cache(maxsize=64)  # asked by many rules
+@lru_cache(maxsize=64)  # many checks ask
 def windows(rank: RankSeen) -> list[Window]:
     """In order; the last one may have no step."""
     found: list[Window] = []
     current = _Collector()
     for event in rank.events:
         current.take(event)
-        if isinstance(event, Step) or (
-            isinstance(event, Amp) and event.op == "step" and event.skipped
-        ):
+        skips = isinstance(event, Amp) and event.op == "step" and event.skipped
+        if isinstance(event, Step) or skips:
+            assert isinstance(event, Step | Amp)
             found.append(current.window(event))
             current = _Collector(current.unfinished)
     if current.passes:
@@ -102,28 +97,28 @@ def windows(rank: RankSeen) -> list[Window]:
 class _Collector:
     def __init__(self, unfinished: MicroStep | None = None) -> None:
         self.events: list[Event] = []
-        self.passes: list[
-            tuple[MicroStep, list[ZeroGrad]]
-        ] = []  # with the calls that cleared gradients after it
+        # each pass, and the calls that cleared gradients after it
+        self.passes: list[tuple[MicroStep, list[ZeroGrad]]] = []
         self.unfinished = unfinished or MicroStep(Backward())
 
     def take(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, Forward):
-            self.unfinished.forwards.append(event)
-        elif isinstance(event, Loss):
-            self.unfinished.losses.append(event)
-        elif isinstance(event, Batch):
-            self.unfinished.batches.append(event)
-        elif isinstance(event, Amp) and event.op == "scale" and event.enabled:
-            self.unfinished.scale, self.unfinished.is_scaled = event.scale or 0.0, True
-        elif isinstance(event, ZeroGrad):
-            for _, cleared in self.passes:
-                cleared.append(event)
-        elif isinstance(event, Backward):
-            self.unfinished.backward = event
-            self.passes.append((self.unfinished, []))
-            self.unfinished = MicroStep(Backward())
+        match event:
+            case Forward():
+                self.unfinished.forwards.append(event)
+            case Loss():
+                self.unfinished.losses.append(event)
+            case Batch():
+                self.unfinished.batches.append(event)
+            case Amp(op="scale", enabled=True):
+                self.unfinished.scale = event.scale or 0.0
+            case ZeroGrad():
+                for _, cleared in self.passes:
+                    cleared.append(event)
+            case Backward():
+                self.unfinished.backward = event
+                self.passes.append((self.unfinished, []))
+                self.unfinished = MicroStep(Backward())
 
     def window(self, end: Step | Amp) -> Window:
         own = (None, end.optimizer)
@@ -132,14 +127,11 @@ class _Collector:
             for one, cleared in self.passes
             if not any(zero.optimizer in own for zero in cleared)
         ]
-        return Window(
-            kept, self.events, end if isinstance(end, Step) else None, not isinstance(end, Step)
-        )
+        return Window(kept, self.events, *((end, False) if isinstance(end, Step) else (None, True)))
 
 
 def accumulated(rank: RankSeen) -> Iterator[Window]:
-    """The windows of one loop over micro-batches that ended in a step, or in one that the scaler
-    left out."""
+    """The windows of one loop over micro-batches that ended in a step, taken or skipped."""
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:
             yield window
@@ -151,10 +143,6 @@ def is_close(one: float, other: float) -> bool:
 
 def are_weighted_by(passes: list[MicroStep], counts: list[int]) -> bool:
     """Did the user weight each pass by its count? Also true if nobody knows."""
-    factors = [one.factor for one in passes]
-    shares = [
-        factor / count
-        for factor, count in zip(factors, counts, strict=True)
-        if factor is not None and count
-    ]
+    pairs = zip((one.factor for one in passes), counts, strict=True)
+    shares = [factor / count for factor, count in pairs if factor is not None and count]
     return len(shares) < len(passes) or all(is_close(share, shares[0]) for share in shares)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from paralab.doctor import watch
-from paralab.doctor.agreement import differing, equal, odd_one_out
+from paralab.doctor.rank_checks import differing, equal, odd_one_out
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import (
     Amp,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Step
 from paralab.doctor.failures.accumulation.windows import Window, windows
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import SAME_VALUE, Call
 from paralab.doctor.static.names import kind_of_made
@@ -188,44 +187,36 @@ def _division(script: Script, window: Window, loss: ast.expr) -> tuple[Edit, ...
     return replace(script, call.module, loss, f"({text})" if loss is call.receiver else text)
 
 
-@check("G01", source="ranks")
-def undivided(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("G01")
+def undivided(rank: RankSeen) -> Finding | None:
     """The loss went into backward as its function returned it, several times for one step."""
-    for rank in seen.ranks:
-        every = list(accumulated(rank))
-        plain = [window for window in every if _is_plain_sum(window)]
-        if not plain:
-            continue
-        checked = [_gradient_was_rescaled(window) for window in plain]
-        if any(checked):
-            return
-        passes = plain[0].micro_steps
-        count = len(passes)
-        certain = all(one.batches for one in passes) and False in checked
-        why = (
-            f"One optimizer step adds up {count} backward passes, each from a mean loss that is not divided by {count}. "
-            f"The gradient is {count} times as large as that of one batch."
-        )
-        if not certain:
-            why += f" Certain if the {count} losses are parts of one batch and nothing divides the gradients later."
-        fix = f"Write `(loss / {count}).backward()`, with the number of micro-batches instead of {count}."
-        losses = "; ".join(
-            f"{one.loss_value:.4g} -> backward of {one.backward.loss:.4g}" for one in passes[:4]
-        )
-        evidence = [
-            f"{len(plain)} of {len(every)} windows of rank {rank.rank}",
-            f"losses: {losses}",
-        ]
-        severity: Severity = "error" if certain else "suspect"
-        yield observed("G01", severity, why, fix, place_of(passes[0].backward), evidence)
-        return
+    every = list(accumulated(rank))
+    plain = [window for window in every if _is_plain_sum(window)]
+    checked = [_gradient_was_rescaled(window) for window in plain]
+    if not plain or any(checked):
+        return None
+    passes = plain[0].micro_steps
+    count = len(passes)
+    certain = all(one.batches for one in passes) and False in checked
+    why = (
+        f"One optimizer step adds up {count} backward passes, each from a mean loss that is not "
+        f"divided by {count}. The gradient is {count} times as large as that of one batch."
+    )
+    doubt = f"if the {count} losses are parts of one batch and nothing divides the gradients later"
+    losses = "; ".join(
+        f"{p.loss_value:.4g} -> backward of {p.backward.loss:.4g}" for p in passes[:4]
+    )
+    evidence = (f"{len(plain)} of {len(every)} windows of rank {rank.rank}", f"losses: {losses}")
+    fix = (
+        f"Write `(loss / {count}).backward()`, with the number of micro-batches instead of {count}."
+    )
+    doubt = "" if certain else doubt
+    return make_finding("G01", "error", why, passes[0].backward, evidence, fix=fix, doubt=doubt)
 
 
 def _is_plain_sum(window: Observed) -> bool:
     return all(
-        one.factor is not None
-        and is_close(one.factor, 1.0)
-        and {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
+        one.factor is not None and is_close(one.factor, 1.0) and one.is_mean
         for one in window.micro_steps
     )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, reduces, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, windows
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
@@ -70,17 +69,16 @@ def synchronized_every_time(seen: Observation) -> Iterator[Finding]:
     for rank, window, inside in wasteful(seen):
         if inside:
             return  # G03
-        count = len(window.micro_steps)
-        early = window.micro_steps[:-1]
+        count, early = len(window.micro_steps), window.micro_steps[:-1]
         seconds = sum(one.backward.seconds or 0.0 for one in early if reduces(one))
         why = (
-            f"One optimizer step has {count} micro-batches, and each of them all-reduces all gradients. "
-            f"The last one is enough: {count - 1} of {count} all-reduces are wasted."
+            f"One optimizer step has {count} micro-batches, and each of them all-reduces all "
+            f"gradients. The last one is enough: {count - 1} of {count} all-reduces are wasted."
         )
-        fix = "Put `with model.no_sync():` around forward and backward of all micro-batches but the last."
-        evidence = [
-            f"rank {rank.rank}: {sum(map(reduces, window.micro_steps))} of {count} backward passes of a step all-reduce",
+        reducing = sum(map(reduces, window.micro_steps))
+        evidence = (
+            f"rank {rank.rank}: {reducing} of {count} backward passes of a step all-reduce",
             f"backward passes that need not: {seconds * 1000:.1f} ms per step",
-        ]
-        yield observed("G02", "warning", why, fix, place_of(early[0].backward), evidence)
+        )
+        yield make_finding("G02", "warning", why, early[0].backward, evidence)
         return

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, timelines
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.project import end, position
 from paralab.doctor.static.report import At, at, code, found, line_of
@@ -100,10 +99,10 @@ def forward_still_synchronizes(seen: Observation) -> Iterator[Finding]:
             return  # G02
         count, forward = len(window.micro_steps), inside[0].forwards[-1]
         why = (
-            f"This backward runs inside `no_sync()`, but its forward at {forward.site} does not. DDP decides in "
-            f"forward, so all {count} micro-batches of a step still all-reduce their gradients."
+            f"This backward runs inside `no_sync()`, but its forward at {forward.site} does not. DDP "
+            f"decides in forward, so all {count} micro-batches of a step still all-reduce their "
+            "gradients."
         )
-        fix = "Move the forward pass into the `no_sync()` block too."
         evidence = f"rank {rank.rank}: {len(inside)} of {count} backward passes ran inside no_sync() and still all-reduced"
-        yield observed("G03", "warning", why, fix, place_of(inside[0].backward), [evidence])
+        yield make_finding("G03", "warning", why, inside[0].backward, evidence)
         return

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Backward, Epoch, Loader, Step, ZeroGrad
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Loop
 from paralab.doctor.static.report import code, found, line_of
@@ -120,34 +119,25 @@ def _fate(script: Script, window: Window) -> tuple[str, bool]:
     )
 
 
-@check("G06", source="ranks")
-def left_over(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("G06")
+def left_over(rank: RankSeen) -> Finding | None:
     """A pass over the loader ended in the middle of a window."""
-    for rank in seen.ranks:
-        sizes = [len(window.micro_steps) for window in accumulated(rank)]
-        usual = max(set(sizes), key=sizes.count) if sizes else 0
-        for epoch, count, fate in _leftovers(rank, usual) if sizes else ():
-            step = next((step for step in reversed(rank.steps) if step.t < epoch.t), None)
-            if step is None or not fate:
-                continue
-            leaks = fate == "leak"
-            then = (
-                f"are added to the first step of the next epoch, which gets {count} too many"
-                if leaks
-                else "never reach a step"
-            )
-            why = (
-                f"{usual} micro-batches make one step, and the loader has {epoch.batches}. "
-                f"After the last step {count} backward passes are left over, and their gradients {then}."
-            )
-            fix = (
-                "Step after the last batch too (`or i + 1 == len(loader)`), and divide the loss by the size of that window; "
-                "or make the number of batches a multiple."
-            )
-            evidence = f"rank {rank.rank}: {epoch.batches} batches, {count} passes after the last step of epoch {epoch.epoch}"
-            severity: Severity = "error" if leaks else "warning"
-            yield observed("G06", severity, why, fix, place_of(step), [evidence])
-            return
+    sizes = [len(window.micro_steps) for window in accumulated(rank)]
+    usual = max(set(sizes), key=sizes.count) if sizes else 0
+    for epoch, count, fate in _leftovers(rank, usual) if sizes else ():
+        step = next((step for step in reversed(rank.steps) if step.t < epoch.t), None)
+        if step is None or not fate:
+            continue
+        then = "never reach a step"
+        if fate == "leak":
+            then = f"are added to the first step of the next epoch, which gets {count} too many"
+        why = (
+            f"{usual} micro-batches make one step, and the loader has {epoch.batches}. After the last "
+            f"step {count} backward passes are left over, and their gradients {then}."
+        )
+        evidence = f"rank {rank.rank}: {epoch.batches} batches, {count} passes after the last step of epoch {epoch.epoch}"
+        return make_finding("G06", "error" if fate == "leak" else "warning", why, step, evidence)
+    return None
 
 
 def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:

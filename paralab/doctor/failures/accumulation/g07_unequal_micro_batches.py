@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
+from paralab.doctor.registry import Entry
 from paralab.doctor.windows import accumulated, are_weighted_by
 
 ENTRY = Entry(
@@ -28,28 +26,25 @@ ENTRY = Entry(
 )
 
 
-@check("G07", source="ranks")
-def unequal_sizes(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        for window in accumulated(rank):
-            known = [one.size for one in window.micro_steps if one.size is not None]
-            means = all(
-                {loss.reduction for loss in one.losses if loss.grad} == {"mean"}
-                for one in window.micro_steps
-            )
-            if len(known) < len(window.micro_steps) or len(set(known)) < 2 or not means:
-                continue
-            if are_weighted_by(window.micro_steps, known):
-                continue
-            small, mean = min(known), sum(known) / len(known)
-            why = (
-                f"One step adds up micro-batches of {', '.join(map(str, known))} samples, each as a mean over its own "
-                f"samples. A sample in the batch of {small} counts {mean / small:.2f} times as much as it should."
-            )
-            fix = "Use `drop_last=True`, or weight each loss: `loss * len(batch) / samples_of_the_step`."
-            number = window.step.number if window.step else "?"
-            evidence = f"rank {rank.rank}, step {number}: sizes {known}"
-            yield found(
-                "G07", "warning", why, fix, place_of(window.micro_steps[0].backward), [evidence]
-            )
-            return
+@check_each_rank("G07")
+def unequal_sizes(rank: RankSeen) -> Finding | None:
+    for window in accumulated(rank):
+        passes = window.micro_steps
+        known = [one.size for one in passes if one.size is not None]
+        if len(known) < len(passes) or len(set(known)) < 2 or not all(p.is_mean for p in passes):
+            continue
+        if are_weighted_by(passes, known):
+            continue
+        small, mean = min(known), sum(known) / len(known)
+        why = (
+            f"One step adds up micro-batches of {', '.join(map(str, known))} samples, each as a mean "
+            f"over its own samples. A sample in the batch of {small} counts {mean / small:.2f} times as "
+            "much as it should."
+        )
+        fix = (
+            "Use `drop_last=True`, or weight each loss: `loss * len(batch) / samples_of_the_step`."
+        )
+        number = window.step.number if window.step else "?"
+        evidence = f"rank {rank.rank}, step {number}: sizes {known}"
+        return make_finding("G07", "warning", why, passes[0].backward, evidence, fix=fix)
+    return None

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of, watched
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
@@ -45,21 +45,16 @@ SPREAD = 1.5  # report from this ratio of most to fewest tokens on
 @check("G08", source="ranks")
 def unequal_tokens(seen: Observation) -> Iterator[Finding]:
     """Means over different numbers of targets are averaged as if the numbers were equal."""
-    if len(seen.ranks) < seen.world or not watched(seen):
-        return
     steps: dict[int, list[tuple[int, MicroStep]]] = defaultdict(list)
-    for rank in seen.ranks:
+    for rank in seen.ranks if watched(seen) else ():
         for window in windows(rank):
             if window.step:
                 steps[window.step.number] += [(rank.rank, one) for one in window.micro_steps]
     for number, ones in sorted(steps.items()):
         passes = [one for _, one in ones]
         counts = [count for one in passes if (count := _counted(one)) is not None]
-        if (
-            len(ones) < 2
-            or len({rank for rank, _ in ones}) < len(seen.ranks)
-            or len(counts) < len(ones)
-        ):
+        all_ranks = len({rank for rank, _ in ones}) == len(seen.ranks)
+        if len(ones) < 2 or not all_ranks or len(counts) < len(ones):
             continue
         fewest, most = min(counts), max(counts)
         if not fewest or most < SPREAD * fewest or not any(map(_is_padded, passes)):
@@ -67,20 +62,16 @@ def unequal_tokens(seen: Observation) -> Iterator[Finding]:
         if are_weighted_by(passes, counts):
             continue
         why = (
-            f"Step {number} averages {len(ones)} mean losses over {fewest} to {most} targets (without ignore_index) as "
-            f"if they had equal sizes. A token in the smallest counts {most / fewest:.0f} times as much as one in the largest."
+            f"Step {number} averages {len(ones)} mean losses over {fewest} to {most} targets (without "
+            "ignore_index) as if they had equal sizes. A token in the smallest counts "
+            f"{most / fewest:.0f} times as much as one in the largest."
         )
-        fix = (
-            "Use reduction='sum', divide by the all-reduced number of targets of the step, and multiply by the world size "
-            "(DDP divides by it)."
-        )
-        by_rank = {
-            rank: [count for (other, _), count in zip(ones, counts, strict=True) if other == rank]
-            for rank, _ in ones
-        }
+        by_rank: dict[int, list[int]] = defaultdict(list)
+        for (rank_number, _), count in zip(ones, counts, strict=True):
+            by_rank[rank_number].append(count)
         shown = "; ".join(f"rank {rank}: {many}" for rank, many in by_rank.items())
         evidence = f"targets in step {number}: {shown}"
-        yield found("G08", "warning", why, fix, place_of(passes[0].backward), [evidence])
+        yield make_finding("G08", "warning", why, passes[0].backward, evidence)
         return
 
 

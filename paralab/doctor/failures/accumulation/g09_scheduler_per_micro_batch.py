@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
@@ -73,24 +72,21 @@ def _is_ahead(window: Window, event: Event) -> bool:
     return False
 
 
-@check("G09", source="ranks")
-def scheduled_too_often(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("G09")
+def scheduled_too_often(rank: RankSeen) -> Finding | None:
     """The scheduler stepped several times from one line for one optimizer step."""
-    for rank in seen.ranks:
-        every = list(accumulated(rank))
-        often = []
-        for window in every:
-            events = [event for event in window.events if isinstance(event, Scheduled)]
-            if len(events) > 1 and len({event.site for event in events}) == 1:
-                often.append((window, events))
-        if len(often) < 2 or 2 * len(often) < len(every):
-            continue
-        window, events = often[-1]
-        why = (
-            f"The scheduler steps {len(events)} times per optimizer step ({len(window.micro_steps)} micro-batches). "
-            f"Unless its length counts micro-batches, the learning rate changes {len(events)} times too fast."
-        )
-        fix = "Call `scheduler.step()` right after `optimizer.step()`, in the same block."
-        evidence = f"rank {rank.rank}: {len(rank.of(Scheduled))} scheduler steps, {len(rank.steps)} optimizer steps"
-        yield observed("G09", "warning", why, fix, place_of(events[-1]), [evidence])
-        return
+    every, often = list(accumulated(rank)), []
+    for window in every:
+        events = [event for event in window.events if isinstance(event, Scheduled)]
+        if len(events) > 1 and len({event.site for event in events}) == 1:
+            often.append((window, events))
+    if len(often) < 2 or 2 * len(often) < len(every):
+        return None
+    window, events = often[-1]
+    why = (
+        f"The scheduler steps {len(events)} times per optimizer step ({len(window.micro_steps)} "
+        "micro-batches). Unless its length counts micro-batches, the learning rate changes "
+        f"{len(events)} times too fast."
+    )
+    evidence = f"rank {rank.rank}: {len(rank.of(Scheduled))} scheduler steps, {len(rank.steps)} optimizer steps"
+    return make_finding("G09", "warning", why, events[-1], evidence)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import wraps
 from paralab.doctor.failures.accumulation.windows import timelines
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import ddp_wraps
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import passes_ddp
 from paralab.doctor.static.timeline import Event, excludes
@@ -37,7 +37,7 @@ _ENDS = ("forward", "backward", "step")
 def wasteful(seen: Observation) -> Iterator[tuple[RankSeen, Window, list[MicroStep]]]:
     """A step that synchronizes more than once, and its passes with `no_sync` around backward only."""
     for rank in seen.ranks if seen.world > 1 else []:
-        every = list(accumulated(rank)) if wraps(rank) else []
+        every = list(accumulated(rank)) if ddp_wraps(rank) else []
         many = [window for window in every if sum(map(reduces, window.micro_steps)) > 1]
         if not many or 2 * len(many) < len(every):
             continue

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import listed, place_of
 from paralab.doctor.events import LoadState, Save
 from paralab.doctor.failures.checkpoints.files import (
     loads_of_files,
@@ -16,6 +14,7 @@ from paralab.doctor.failures.checkpoints.files import (
 )
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
@@ -85,34 +84,26 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
 @check("C01", source="ranks")
 def prefix_refused(seen: Observation) -> Iterator[Finding]:
     """Report a state with DDP's prefix that a model refused."""
-    for rank in seen.ranks:
-        refused = next(
-            (load for load in rank.of(LoadState) if load.error and only_prefix_differs(load)), None
-        )
-        if refused is None:
-            continue
-        save = next(
-            (save for other in [rank, *seen.ranks] for save in other.of(Save) if save.prefixed),
-            None,
-        )
-        what = (
-            f"has {save.prefixed} names that begin with 'module.'"
-            if save
-            else "has names that begin with 'module.'"
-        )
-        yield report(
-            "C01",
-            "error",
-            f"the saved state {what} (it comes from the DDP wrapper); {refused.model_class} at "
-            f"{refused.site} refuses it: {refused.matched} of {refused.total} names match",
-            "save model.module.state_dict(); for existing files: {k.removeprefix('module.'): v for k, v in state.items()}",
-            place_of(save or refused),
-            [
-                f"missing: {listed(refused.missing, 3)}",
-                f"unexpected: {listed(refused.unexpected, 3)}",
-            ],
-        )
+    loads = [load for rank in seen.ranks for load in rank.of(LoadState)]
+    refused = next((load for load in loads if load.error and only_prefix_differs(load)), None)
+    if refused is None:
         return
+    saves = [save for rank in seen.ranks for save in rank.of(Save) if save.prefixed]
+    number = f"{saves[0].prefixed} " if saves else ""
+    why = (
+        f"The saved state has {number}names that begin with 'module.' (it comes from the DDP wrapper). "
+        f"{refused.model_class} at {refused.site} refuses it: {refused.matched} of {refused.total} "
+        "names match."
+    )
+    fix = (
+        "Save model.module.state_dict(). For existing files: "
+        "{k.removeprefix('module.'): v for k, v in state.items()}."
+    )
+    evidence = (
+        f"missing: {listed(refused.missing, 3)}",
+        f"unexpected: {listed(refused.unexpected, 3)}",
+    )
+    yield make_finding("C01", "error", why, saves[0] if saves else refused, evidence, fix=fix)
 
 
 def only_prefix_differs(load: LoadState) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import listed, place_of
 from paralab.doctor.events import LoadState
 from paralab.doctor.failures.checkpoints.c01_module_prefix import only_prefix_differs
 from paralab.doctor.failures.checkpoints.files import (
@@ -16,7 +14,8 @@ from paralab.doctor.failures.checkpoints.files import (
     wrapper_saves,
 )
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, listed, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import found, line_of
@@ -68,24 +67,17 @@ def mismatch_ignored(script: Script) -> Iterator[Finding]:
             yield found(script, "C02", "suspect", call, why, fix)
 
 
-@check("C02", source="ranks")
-def nothing_loaded(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("C02")
+def nothing_loaded(rank: RankSeen) -> Finding | None:
     """Report a lenient load without a single matching name."""
-    for rank in seen.ranks:
-        for load in rank.of(LoadState):
-            if load.strict or load.error or load.matched or not load.total or not load.unexpected:
-                continue
-            cause = " (only DDP's prefix 'module.' differs)" if only_prefix_differs(load) else ""
-            yield report(
-                "C02",
-                "error",
-                f"strict=False accepted a state with none of the {load.total} names of "
-                f"{load.model_class}{cause}: nothing was loaded, and the parameters stay random",
-                "strip the prefix: {k.removeprefix('module.'): v for k, v in state.items()}, and check what "
-                "load_state_dict returns",
-                place_of(load),
-                [
-                    f"rank {rank.rank}: missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"
-                ],
-            )
-            return
+    for load in rank.of(LoadState):
+        if load.strict or load.error or load.matched or not load.total or not load.unexpected:
+            continue
+        cause = " (only DDP's prefix 'module.' differs)" if only_prefix_differs(load) else ""
+        why = (
+            f"strict=False accepted a state with none of the {load.total} names of "
+            f"{load.model_class}{cause}: nothing was loaded, and the parameters stay random."
+        )
+        names = f"missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"
+        return make_finding("C02", "error", why, load, f"rank {rank.rank}: {names}")
+    return None

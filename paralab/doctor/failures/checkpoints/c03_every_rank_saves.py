@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import listed, place_of
 from paralab.doctor.events import Save
 from paralab.doctor.failures.checkpoints.files import is_own_path
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If, With
 from paralab.doctor.static.report import code, found
@@ -105,22 +104,17 @@ def _has_twin(script: Script, call: Call) -> bool:
 @check("C03", source="ranks")
 def several_writers(seen: Observation) -> Iterator[Finding]:
     """Report a file that several ranks of one machine write in the same step."""
-    writers: dict[tuple[str, str, int], list[tuple[RankSeen, Save]]] = {}
+    writers: dict[tuple[str, str, int], dict[int, Save]] = {}
     for rank in seen.ranks:
         for save in rank.of(Save):
             if save.path and save.path != os.devnull and not save.error:
-                writers.setdefault((rank.start.host, save.path, save.step), []).append((rank, save))
+                writers.setdefault((rank.start.host, save.path, save.step), {})[rank.rank] = save
     for (_, path, step), saves in writers.items():
-        ranks = list(dict.fromkeys(rank.rank for rank, _ in saves))
-        if len(ranks) < 2:
-            continue
-        yield report(
-            "C03",
-            "error",
-            f"ranks {listed([str(rank) for rank in ranks])} all write {os.path.basename(path)} after "
-            f"step {step}: each truncates the file while another writes, which can corrupt it",
-            ENTRY.fix,
-            place_of(saves[0][1]),
-            [f"rank {rank.rank}: {path}" for rank, _ in saves[:4]],
-        )
-        return
+        if len(saves) > 1:
+            why = (
+                f"Ranks {listed(list(map(str, saves)))} all write {os.path.basename(path)} after step "
+                f"{step}: each truncates the file while another writes, which can corrupt it."
+            )
+            evidence = [f"rank {rank}: {path}" for rank in list(saves)[:4]]
+            yield make_finding("C03", "error", why, next(iter(saves.values())), evidence)
+            return

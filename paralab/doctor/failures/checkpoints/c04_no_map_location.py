@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Load
 from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_files
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.report import add_keyword, code, found
 from paralab.doctor.static.script import Script
@@ -98,22 +97,14 @@ def _uses_cuda(script: Script) -> bool:
 @check("C04", source="ranks")
 def loaded_on_one_gpu(seen: Observation) -> Iterator[Finding]:
     """Report ranks with GPUs that load without map_location."""
-    loads = [
-        (rank, load)
-        for rank in seen.ranks
-        for load in rank.of(Load)
-        if load.map_location is None and rank.start.gpus
-    ]
-    ranks = {rank.rank for rank, _ in loads}
-    if len(ranks) < 2:
-        return
-    load = loads[0][1]
-    yield report(
-        "C04",
-        "warning",
-        f"{len(ranks)} ranks load {os.path.basename(load.path or 'a file')} without map_location: the "
-        "tensors return to the GPU they were saved from, so that GPU holds a copy for every rank",
-        ENTRY.fix,
-        place_of(load),
-        [f"rank {rank.rank}: {load.path}" for rank, load in loads[:4]],
-    )
+    with_gpus = [rank for rank in seen.ranks if rank.start.gpus]
+    loads = [(r.rank, e) for r in with_gpus for e in r.of(Load) if e.map_location is None]
+    ranks = {rank for rank, _ in loads}
+    if len(ranks) > 1:
+        name = os.path.basename(loads[0][1].path or "a file")
+        why = (
+            f"{len(ranks)} ranks load {name} without map_location: the tensors return to the GPU they "
+            "were saved from, so that GPU holds a copy for every rank."
+        )
+        evidence = [f"rank {rank}: {load.path}" for rank, load in loads[:4]]
+        yield make_finding("C04", "warning", why, loads[0][1], evidence)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import is_data_parallel, watched, wraps
 from paralab.doctor.events import Group, Pipeline
 from paralab.doctor.failures.data.loaders import (
     FRAMEWORKS,
@@ -15,9 +13,10 @@ from paralab.doctor.failures.data.loaders import (
     is_missing,
     trained_loaders,
 )
-from paralab.doctor.failures.data.uses import Use, uses
+from paralab.doctor.failures.data.uses import Use, common_uses
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
@@ -108,30 +107,17 @@ def same_data(seen: Observation) -> Iterator[Finding]:
     pipelines = any(rank.of(Pipeline) for rank in seen.ranks)
     if not is_data_parallel(seen) or not watched(seen) or pipelines:
         return
-    of_ranks = [uses(rank) for rank in seen.ranks]
     reported: set[int] = set()
-    for key, use in of_ranks[0].items():
-        others = [table[key] for table in of_ranks if key in table]
-        if key[0] in reported or len(others) < len(seen.ranks):
-            continue
-        if use.evaluates or use.is_split_later:
+    for number, others in common_uses(seen):
+        use = others[0]
+        if number in reported or use.evaluates or use.is_split_later:
             continue
         if any(other.loader.made != use.loader.made for other in others):
             continue
         finding = _identical(seen, use, others) or _whole_dataset(seen, use, others)
         if finding is not None:
-            reported.add(key[0])
+            reported.add(number)
             yield finding
-
-
-def _severity(seen: Observation, use: Use) -> tuple[Severity, str]:
-    """Ranks that share one model may share its data; so may batches that do not train."""
-    groups = any(rank.of(Group) for rank in seen.ranks)
-    if groups or any(0 < len(wrap.ranks) < seen.world for wrap in wraps(seen.ranks[0])):
-        return "suspect", ". Certain if every rank holds a whole model"
-    if not use.trains:
-        return "suspect", ". Certain if these batches are used for training"
-    return "error", ""
 
 
 def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
@@ -140,21 +126,19 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
     same = all(other.rows[:count] == use.rows[:count] for other in others)
     if count < 2 or not same or len({tuple(rows) for rows in use.rows[:count]}) < 2:
         return None
-    severity, doubt = _severity(seen, use)
-    loader = use.loader
-    evidence = [f"{count} inspected batches have the same rows on all {len(others)} ranks"]
+    loader, doubt = use.loader, _doubt(seen, use)
+    evidence = f"{count} inspected batches have the same rows on all {len(others)} ranks"
     if loader.iterable:
         why = (
-            f"every rank reads all of {loader.dataset}: its __iter__ does not ask for the rank, so all "
-            f"{seen.world} ranks train on the same samples{doubt}"
+            f"Every rank reads all of {loader.dataset}: its __iter__ does not ask for the rank, so all "
+            f"{seen.world} ranks train on the same samples."
         )
-        fix = "in __iter__ yield sample i only if i % world == rank; with workers: i % (world * workers) == rank * workers + worker"
-        return report("T04", severity, why, fix, use.place, evidence)
+        return make_finding("T04", "error", why, use.place, evidence, doubt=doubt)
     why = (
-        f"{loader.sampler} does not divide samples between ranks: all {seen.world} ranks train on the same "
-        f"batches of {loader.batch_size}, and averaging equal gradients changes nothing{doubt}"
+        f"{loader.sampler} does not divide samples between ranks: all {seen.world} ranks train on the "
+        f"same batches of {loader.batch_size}, and averaging equal gradients changes nothing."
     )
-    return report("T01", severity, why, FIX, use.place, evidence)
+    return make_finding("T01", "error", why, use.place, evidence, fix=FIX, doubt=doubt)
 
 
 def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
@@ -162,24 +146,26 @@ def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | 
     loader = use.loader
     if loader.iterable or loader.replicas or not use.trains or not loader.samples:
         return None
-    if loader.sampler_samples != loader.samples:
-        return None
+    sizes = {loader.sampler_samples, *(other.loader.samples for other in others)}
     first = {row for rows in use.rows for row in rows}
-    common = [
-        first.intersection(row for rows in other.rows for row in rows) for other in others[1:]
-    ]
-    if any(other.loader.samples != loader.samples for other in others):
+    common = [first & {row for rows in other.rows for row in rows} for other in others[1:]]
+    if sizes != {loader.samples} or not all(len(rows) > 1 for rows in common):
         return None
-    if not all(len(rows) > 1 for rows in common):
-        return None
-    severity, doubt = _severity(seen, use)
     why = (
-        f"each of the {seen.world} ranks goes through all {loader.samples} samples with its own "
-        f"{loader.sampler}: one epoch is {seen.world} passes over the data{doubt}"
+        f"Each of the {seen.world} ranks goes through all {loader.samples} samples with its own "
+        f"{loader.sampler}: one epoch is {seen.world} passes over the data."
     )
-    evidence = [
+    evidence = (
         f"len(sampler) = len(dataset) = {loader.samples} on every rank",
         f"{len(common[0])} inspected rows are on two ranks",
-    ]
-    severity = "warning" if severity == "error" else severity
-    return report("T01", severity, why, FIX, use.place, evidence)
+    )
+    doubt = _doubt(seen, use)
+    return make_finding("T01", "warning", why, use.place, evidence, fix=FIX, doubt=doubt)
+
+
+def _doubt(seen: Observation, use: Use) -> str:
+    """Ranks that share one model may share its data; so may batches that do not train."""
+    groups = any(rank.of(Group) for rank in seen.ranks)
+    if groups or any(0 < len(wrap.ranks) < seen.world for wrap in ddp_wraps(seen.ranks[0])):
+        return "if every rank holds a whole model"
+    return "" if use.trains else "if these batches are used for training"

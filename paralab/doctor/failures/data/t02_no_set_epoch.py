@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import SetEpoch
 from paralab.doctor.failures.data.loaders import (
     FRAMEWORKS,
@@ -17,7 +15,8 @@ from paralab.doctor.failures.data.loaders import (
 )
 from paralab.doctor.failures.data.uses import uses
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SAMPLER
@@ -143,29 +142,25 @@ def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
     return insert(script, scope.module, outer.body[0], line)
 
 
-@check("T02", source="ranks")
-def same_order(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("T02")
+def same_order(rank: RankSeen) -> Finding | None:
     """Report a shuffling DistributedSampler that gives the same order in two epochs."""
-    for rank in seen.ranks:
-        every = uses(rank)
-        for (loader, number), use in every.items():
-            before = every.get((loader, number - 1))
-            epoch = use.loader.sampler_epoch
-            if before is None or not use.trains or not use.loader.shuffle:
-                continue
-            if use.loader.replicas is None or epoch is None or epoch != before.loader.sampler_epoch:
-                continue
-            if not use.rows or use.rows[0] != before.rows[0]:
-                continue
-            if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
-                continue  # a look at the first batch, or two passes per epoch on purpose
-            yield report(
-                "T02",
-                "warning",
-                f"passes {number - 1} and {number} over this loader have the same order: the sampler "
-                f"shuffles with seed + epoch, and nothing calls set_epoch, so the epoch stays {epoch}",
-                "call sampler.set_epoch(epoch) before this loop in every epoch",
-                place_of(use.loader),
-                [f"rank {rank.rank}: both first batches have the same {len(use.rows[0])} rows"],
-            )
-            return
+    every = uses(rank)
+    for (loader, number), use in every.items():
+        before = every.get((loader, number - 1))
+        epoch = use.loader.sampler_epoch
+        if before is None or not use.trains or not use.loader.shuffle:
+            continue
+        if use.loader.replicas is None or epoch is None or epoch != before.loader.sampler_epoch:
+            continue
+        if not use.rows or use.rows[0] != before.rows[0]:
+            continue
+        if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
+            continue  # a look at the first batch, or two passes per epoch on purpose
+        why = (
+            f"Passes {number - 1} and {number} over this loader have the same order: the sampler "
+            f"shuffles with seed + epoch, and nothing calls set_epoch, so the epoch stays {epoch}."
+        )
+        evidence = f"rank {rank.rank}: both first batches have the same {len(use.rows[0])} rows"
+        return make_finding("T02", "warning", why, use.loader, evidence)
+    return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import watched
 from paralab.doctor.failures.data.loaders import is_loader, read_by, samples_in
-from paralab.doctor.failures.data.uses import uses
+from paralab.doctor.failures.data.uses import common_uses
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call, With
 from paralab.doctor.static.names import SAMPLER
@@ -96,30 +95,21 @@ def _counts_samples(script: Script) -> bool:
 @check("T05", source="ranks")
 def counted_twice(seen: Observation) -> Iterator[Finding]:
     """Report an evaluation of more samples than the dataset has."""
-    if len(seen.ranks) < 2 or not watched(seen):
-        return
-    of_ranks = [uses(rank) for rank in seen.ranks]
     reported: set[int] = set()
-    for key, use in of_ranks[0].items():
-        others = [table[key] for table in of_ranks if key in table]
+    for number, others in common_uses(seen) if watched(seen) else ():
+        use = others[0]
         ends = [other.end.samples for other in others if other.end]
-        total = use.loader.samples
-        if key[0] in reported or len(ends) < len(seen.ranks) or not use.evaluates or not total:
+        total, ranks = use.loader.samples, len(seen.ranks)
+        if number in reported or len(ends) < ranks or not use.evaluates or not total:
             continue
-        if use.loader.replicas != len(seen.ranks):
+        if use.loader.replicas != ranks or not total < sum(ends) < total + ranks:
             continue
-        if not total < sum(ends) < total + len(seen.ranks):
-            continue
-        reported.add(key[0])
-        yield report(
-            "T05",
-            "suspect",
-            f"the {len(seen.ranks)} ranks evaluate {sum(ends)} samples of a dataset of {total}: "
-            f"DistributedSampler repeats {sum(ends) - total}, and those count twice. Certain if they are not left out later",
-            "evaluate Subset(dataset, range(rank, len(dataset), world)) without this sampler, and all-reduce sums and counts",
-            use.place,
-            [
-                f"rank {rank.rank}: {count} samples"
-                for rank, count in zip(seen.ranks, ends, strict=True)
-            ],
+        reported.add(number)
+        why = (
+            f"The {ranks} ranks evaluate {sum(ends)} samples of a dataset of {total}: "
+            f"DistributedSampler repeats {sum(ends) - total}, and those count twice."
         )
+        counts = zip(seen.ranks, ends, strict=True)
+        evidence = [f"rank {rank.rank}: {count} samples" for rank, count in counts]
+        doubt = "if they are not left out later"
+        yield make_finding("T05", "suspect", why, use.place, evidence, doubt=doubt)

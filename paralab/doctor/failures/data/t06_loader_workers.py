@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Loader
 from paralab.doctor.failures.data.uses import Use, uses
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
+from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, check
 from paralab.units import plural, seconds
@@ -39,39 +38,28 @@ JITTER_SECONDS = 0.002  # of an operating system
 @check("T06", source="ranks")
 def workers_and_cores(seen: Observation) -> Iterator[Finding]:
     """Report more workers than cores, or else a loop that waits for its batches."""
-    for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
-        ranks = [rank for rank in seen.ranks if rank.start.host == host]
+    for host, ranks in ranks_by_host(seen).items():
         cores = max(rank.start.cores for rank in ranks)
-        loaders = [
-            max(rank.of(Loader), key=lambda loader: loader.workers, default=None) for rank in ranks
-        ]
-        workers = [loader.workers if loader else 0 for loader in loaders]
-        if sum(workers) <= cores or loaders[0] is None:
+        workers = [max((e.workers for e in rank.of(Loader)), default=0) for rank in ranks]
+        if sum(workers) <= cores or not workers[0]:
             continue
-        yield report(
-            "T06",
-            "warning",
-            f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} loading processes on "
-            f"{cores} cores of {host}: they compete with each other and with training",
-            f"use num_workers={max(0, cores // len(ranks) - 1)}: cores per rank, minus one",
-            loaders[0].made_at or place_of(loaders[0]),
-            [
-                f"rank {rank.rank}: {count} workers"
-                for rank, count in zip(ranks, workers, strict=True)
-            ],
+        loader = max(ranks[0].of(Loader), key=lambda loader: loader.workers)
+        why = (
+            f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} loading "
+            f"processes on {cores} cores of {host}: they compete with each other and with training."
         )
+        fix = f"Use num_workers={max(0, cores // len(ranks) - 1)}: cores per rank, minus one."
+        counts = zip(ranks, workers, strict=True)
+        evidence = [f"rank {rank.rank}: {count} workers" for rank, count in counts]
+        yield make_finding("T06", "warning", why, loader.made_at or loader, evidence, fix=fix)
         return
     yield from _waiting(seen)
 
 
 def _waiting(seen: Observation) -> Iterator[Finding]:
     """The rank that waits most for its batches."""
-    shares = [
-        (share, use)
-        for rank in seen.ranks
-        for use in uses(rank).values()
-        if use.trains and (share := _share(use))
-    ]
+    training = (use for rank in seen.ranks for use in uses(rank).values() if use.trains)
+    shares = [(share, use) for use in training if (share := _share(use))]
     share, use = max(shares, key=lambda pair: pair[0], default=(0.0, None))
     if use is None or share < LONG_WAIT:
         return
@@ -81,17 +69,11 @@ def _waiting(seen: Observation) -> Iterator[Finding]:
         if workers
         else "num_workers is 0, so the rank itself loads"
     )
-    yield report(
-        "T06",
-        "warning",
-        f"{share:.0%} of this loop's time is spent waiting for the next batch ({how})",
-        "use num_workers=2 or more (at most cores / ranks - 1), pin_memory=True on GPUs, or lighter transforms",
-        use.place,
-        [
-            f"{len(use.batches)} batches, {sum(batch.wait for batch in use.batches):.2f} s of waiting"
-        ],
-        gain=share,
-    )
+    why = f"{share:.0%} of this loop's time is spent waiting for the next batch ({how})."
+    fix = "Use num_workers=2 or more (at most cores / ranks - 1), pin_memory=True on GPUs, or lighter transforms."
+    waited = sum(batch.wait for batch in use.batches)
+    evidence = f"{len(use.batches)} batches, {waited:.2f} s of waiting"
+    yield make_finding("T06", "warning", why, use.place, evidence, fix=fix, gain=share)
 
 
 def _share(use: Use) -> float | None:

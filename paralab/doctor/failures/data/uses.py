@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Backward, Batch, Epoch, Forward, Loader
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.place import Place
+from paralab.doctor.rank_checks import place_of
 
 
 @dataclass
@@ -70,3 +71,12 @@ def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
         elif isinstance(event, Backward) and open_:
             open_[-1].backwards += 1
     return found_
+
+
+def common_uses(seen: Observation) -> Iterator[tuple[int, list[Use]]]:
+    """The number of a loader, and one pass over it on every rank."""
+    tables = [uses(rank) for rank in seen.ranks]
+    for key in tables[0] if len(tables) > 1 else ():
+        others = [table[key] for table in tables if key in table]
+        if len(others) == len(tables):
+            yield key[0], others

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.failures.data.loaders import samples_in
 from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import DDP, DP, LOADER
@@ -84,30 +83,23 @@ def _last_batch(script: Script, loader: Call, size: int) -> int | None:
     return samples % size or None
 
 
-@check("D03", source="ranks")
-def idle_devices(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("D03")
+def idle_devices(rank: RankSeen) -> Finding | None:
     """Report forward passes whose batch does not reach all GPUs."""
-    for rank in seen.ranks:
-        for wrap in rank.of(Wrap):
-            devices = len(wrap.options.get("device_ids", []))
-            if wrap.kind != "data_parallel" or wrap.model is None or devices < 2:
-                continue
-            short = [
-                one
-                for one in rank.of(Forward)
-                if one.model == wrap.model and one.size and pieces(one.size, devices) < devices
-            ]
-            if not short:
-                continue
+    for wrap in rank.of(Wrap):
+        devices = len(wrap.options.get("device_ids", []))
+        if wrap.kind != "data_parallel" or wrap.model is None or devices < 2:
+            continue
+        forwards = [one for one in rank.of(Forward) if one.model == wrap.model and one.size]
+        short = [one for one in forwards if pieces(one.size or 0, devices) < devices]
+        if short:
             size = short[0].size or 0
-            yield report(
-                "D03",
-                "warning",
-                f"a batch of {size} over {devices} GPUs makes {pieces(size, devices)} pieces of "
-                f"{math.ceil(size / devices)}: {devices - pieces(size, devices)} GPUs get nothing in {len(short)} "
-                "passes, and a forward with only keyword arguments fails on them",
-                f"use a batch size that is a multiple of {devices}, and drop_last=True",
-                place_of(short[0]),
-                [f"batch sizes: {sorted({one.size for one in short if one.size})[:5]}"],
+            count = pieces(size, devices)
+            why = (
+                f"A batch of {size} over {devices} GPUs makes {count} pieces of "
+                f"{math.ceil(size / devices)}: {devices - count} GPUs get nothing in {len(short)} "
+                "passes, and a forward with only keyword arguments fails on them."
             )
-            return
+            evidence = f"batch sizes: {sorted({one.size for one in short if one.size})[:5]}"
+            return make_finding("D03", "warning", why, short[0], evidence)
+    return None

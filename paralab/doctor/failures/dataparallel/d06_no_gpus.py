@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
+from paralab.doctor.registry import Entry
 
 ENTRY = Entry(
     id="D06",
@@ -26,20 +23,19 @@ ENTRY = Entry(
 )
 
 
-@check("D06", source="ranks")
-def no_gpus(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("D06")
+def no_gpus(rank: RankSeen) -> Finding | None:
     """Report a DataParallel without devices."""
-    for rank in seen.ranks:
-        for wrap in rank.of(Wrap):
-            if wrap.kind != "data_parallel" or wrap.model is None or wrap.options.get("device_ids"):
-                continue
-            yield report(
-                "D06",
-                "warning",
-                f"DataParallel found no GPU: it passes every batch to {wrap.model_class} unchanged, on one CPU process",
-                "on CPUs remove DataParallel, or use DistributedDataParallel with gloo and several ranks; on a GPU "
-                "machine find out why torch.cuda.is_available() is False",
-                place_of(wrap),
-                ["device_ids: []", f"GPUs that torch sees: {rank.start.gpus}"],
+    for wrap in rank.of(Wrap):
+        if (
+            wrap.kind == "data_parallel"
+            and wrap.model is not None
+            and not wrap.options.get("device_ids")
+        ):
+            why = (
+                f"DataParallel found no GPU: it passes every batch to {wrap.model_class} unchanged, on "
+                "one CPU process."
             )
-            return
+            evidence = ("device_ids: []", f"GPUs that torch sees: {rank.start.gpus}")
+            return make_finding("D06", "warning", why, wrap, evidence)
+    return None

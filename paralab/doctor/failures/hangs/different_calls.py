@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import combinations
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
-from paralab.doctor.agreement import found
 from paralab.doctor.events import Collective, Forward, Wrap
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import passes
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
     calls,
     fits,
@@ -79,28 +79,23 @@ def _judge(
     (one, my_call), (other, its_call) = one_side, other_side
     mine, its = my_call.record, its_call.record
     clashes = not fits(my_call, its_call)
-    hung = any(
-        (where := stuck(rank)) is not None
-        and where.group == mismatch.group
-        and where.number >= (mismatch.number or 0)
-        for rank in seen.ranks
-    )
-    severity: Severity = "error" if clashes or hung else "suspect"
+    waits = [
+        where for rank in seen.ranks if (where := stuck(rank)) and where.group == mismatch.group
+    ]
+    certain = clashes or any(where.number >= (mismatch.number or 0) for where in waits)
     sides = ((one, mine, other, its), (other, its, one, mine))
     shared = [times_called(far, own) > 0 for _, own, far, _ in sides]
-    for (rank, own, far, theirs), is_shared, is_other_shared in zip(
-        sides, shared, reversed(shared), strict=True
-    ):
+    for side, is_shared, is_other_shared in zip(sides, shared, reversed(shared), strict=True):
         if is_other_shared and not is_shared:
-            return only_here(seen, rank, own, far, theirs, severity)
-    if severity == "suspect":
+            return only_here(seen, *side, certain)
+    if not certain:
         return None
 
     if not shared[0] and not (mine.site and its.site and opposite(mine.site, its.site)):
         for is_alone in (is_for_some_ranks, _evaluates):
-            for rank, own, far, theirs in sides:
-                if is_alone(own) and not is_alone(theirs):
-                    return only_here(seen, rank, own, far, theirs, severity)
+            for side in sides:
+                if is_alone(side[1]) and not is_alone(side[3]):
+                    return only_here(seen, *side)
     if clashes or isinstance(mine, Collective):
         return _order(f"number {mismatch.number}", one, mine, other, its)
     return None
@@ -123,27 +118,24 @@ def only_here(
     own: Numbered,
     other: RankSeen,
     its: Numbered | None,
-    severity: Severity = "error",
+    certain: bool = True,
 ) -> Finding:
     """A call that one rank makes and the other does not."""
-    meanwhile = (
-        f"rank {other.rank} is at {named(its)}" if its else f"rank {other.rank} never calls it"
-    )
+    meanwhile = "never calls it" if its is None else f"is at {named(its)}"
     if isinstance(own, Forward):
         why = (
-            f"only rank {rank.rank} calls the DDP model here. Its forward broadcasts "
-            f"{_buffers(seen, own)} from rank 0 to all ranks; {meanwhile}, and gets that message "
-            "instead of its own"
+            f"Only rank {rank.rank} calls the DDP model here. Its forward broadcasts "
+            f"{_buffers(seen, own)} from rank 0 to all ranks; rank {other.rank} {meanwhile}, and gets "
+            "that message instead of its own."
         )
-        fix = "validate on all ranks, or call model.module(…) in the branch of one rank"
     else:
-        why = f"only rank {rank.rank} calls {named(own)}, which needs all ranks; {meanwhile}"
-        fix = "call it on all ranks; keep only printing and saving under the condition"
-    if severity != "error":
-        why += ". Certain if a rank fails or hangs after it"
-    id = "H07" if isinstance(own, Forward) else "H03"
-    place = own.site.place if own.site else None
-    return found(id, severity, why, fix, place, _evidence(rank, own, other, its), rank.rank)
+        why = (
+            f"Only rank {rank.rank} calls {named(own)}, which needs all ranks; rank {other.rank} "
+            f"{meanwhile}."
+        )
+    doubt = "" if certain else "if a rank fails or hangs after it"
+    id, evidence = "H07" if isinstance(own, Forward) else "H03", _evidence(rank, own, other, its)
+    return make_finding(id, "error", why, own, evidence, rank.rank, doubt=doubt)
 
 
 def _buffers(seen: Observation, own: Forward) -> str:
@@ -155,16 +147,12 @@ def _buffers(seen: Observation, own: Forward) -> str:
 
 
 def _order(which: str, one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered) -> Finding:
-    return found(
-        "H04",
-        "error",
-        f"collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
+    why = (
+        f"Collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
         f"{other.rank}. Collectives match by their order, so these two wait for each other or mix "
-        "their data",
-        "call the same collectives in the same order on every rank; only the values may differ",
-        mine.site.place if mine.site else None,
-        _evidence(one, mine, other, its),
+        "their data."
     )
+    return make_finding("H04", "error", why, mine, _evidence(one, mine, other, its))
 
 
 def _sizes_that_went_through(seen: Observation) -> Finding | None:
@@ -181,17 +169,16 @@ def _sizes_that_went_through(seen: Observation) -> Finding | None:
 def _sizes(one: RankSeen, mine: CollectiveCall, other: RankSeen, its: CollectiveCall) -> Finding:
     a, b = mine.record, its.record
     failed = has_failed(mine) or has_failed(its)
-    unsure = ". It went through this time; another backend or size would fail or give wrong numbers"
-    return found(
-        "H06",
-        "error" if failed else "suspect",
+    why = (
         f"{a.op} gets {a.shape} {a.dtype} on rank {one.rank} and {b.shape} {b.dtype} on rank "
-        f"{other.rank}, but needs the same size on all ranks{'' if failed else unsure}",
-        "pad to the largest size (all_reduce the size with MAX first), use dist.all_gather_object, "
-        "or drop the last, smaller batch",
-        a.site.place if a.site else None,
-        _evidence(one, a, other, b),
+        f"{other.rank}, but needs the same size on all ranks."
     )
+    if not failed:
+        why += (
+            " It went through this time; another backend or size would fail or give wrong numbers."
+        )
+    severity: Severity = "error" if failed else "suspect"
+    return make_finding("H06", severity, why, a, _evidence(one, a, other, b))
 
 
 def _evidence(

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
-from paralab.doctor.agreement import found, listed
 from paralab.doctor.events import Backward, Pipeline
 from paralab.doctor.failures.hangs.missing_ranks import describe_end
+from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
 from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.rank_collectives import raised_of_its_own, stuck
 
-UNUSED = "Expected to have finished reduction in the prior iteration"
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:
     """After the same backward pass, ranks have gradients in different parameters, and DDP waits for
     the missing ones."""
-    complaining = [rank for rank in seen.ranks if rank.raised and UNUSED in rank.raised.message]
-    pairs = ((one, other) for one in seen.ranks for other in seen.ranks if one is not other)
-    for one, other in pairs:
+    complaining = [rank for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message]
+    for one, other in permutations(seen.ranks, 2):
         waits, theirs = stuck(other), other.of(Backward)
         for number, mine in enumerate(one.of(Backward)):
             its = theirs[number].without_grad if number < len(theirs) else None
@@ -44,18 +44,12 @@ def _other_parameters(
     names = listed(missing)
     evidence = [f"rank {one.rank}: without gradient: {names}"]
     evidence += [f"rank {one.rank}: {one.raised.message[:160]}"] if one.raised else []
-    return found(
-        "H14",
-        "error",
-        f"in this backward pass rank {one.rank} computes no gradient for {names}, and rank "
+    why = (
+        f"In this backward pass rank {one.rank} computes no gradient for {names}, and rank "
         f"{other.rank} does. DDP reduces all gradients together, so rank {other.rank} waits for "
-        f"values that rank {one.rank} never sends",
-        "DistributedDataParallel(…, find_unused_parameters=True), or use the branch on every rank: "
-        "loss + 0.0 * unused.sum()",
-        mine.site.place if mine.site else None,
-        evidence,
-        one.rank,
+        f"values that rank {one.rank} never sends."
     )
+    return make_finding("H14", "error", why, mine, evidence, one.rank)
 
 
 def raised_alone(seen: Observation) -> Finding | None:
@@ -64,32 +58,24 @@ def raised_alone(seen: Observation) -> Finding | None:
         return None  # the others may raise the same in the next moment
     own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
     pipelines = (e for rank in seen.ranks for e in rank.story if isinstance(e, Pipeline))
-    if (
-        not own
-        or len(own) == len(seen.ranks)
-        or any(is_for_want_of_a_gpu(rank) for rank in own)
-        or any(_has_entry(rank) for rank in own)
-        or any(is_uneven(event) for event in pipelines)
-    ):
+    if not own or len(own) == len(seen.ranks) or any(is_uneven(event) for event in pipelines):
+        return None
+    if any(is_for_want_of_a_gpu(rank) or _has_entry(rank) for rank in own):
         return None
     rank = min(own, key=lambda rank: rank.raised.t if rank.raised else 0.0)
     raised = rank.raised
     assert raised is not None
     message = raised.message.splitlines()[0][:200] if raised.message else ""
-    return found(
-        "H11",
-        "error",
-        f"rank {rank.rank} raised {raised.type}: {message}. The other ranks did not; their errors "
-        f"only say that rank {rank.rank} is gone",
-        "fix this exception and ignore the errors of the other ranks (connection closed, timeout)",
-        raised.place,
-        [
-            f"rank {victim.rank}: {describe_end(victim)}"
-            for victim in seen.ranks
-            if victim not in own
-        ],
-        rank.rank,
+    why = (
+        f"Rank {rank.rank} raised {raised.type}: {message}. The other ranks did not; their errors "
+        f"only say that rank {rank.rank} is gone."
     )
+    fix = (
+        "Fix this exception, and ignore the errors of the other ranks (connection closed, timeout)."
+    )
+    victims = [victim for victim in seen.ranks if victim not in own]
+    evidence = [f"rank {victim.rank}: {describe_end(victim)}" for victim in victims]
+    return make_finding("H11", "error", why, raised.place, evidence, rank.rank, fix=fix)
 
 
 def was_stopped(rank: RankSeen) -> bool:

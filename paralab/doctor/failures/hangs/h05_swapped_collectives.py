@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 from paralab.analyse.collective_matching import changed_places
-from paralab.doctor.agreement import found
 from paralab.doctor.events import Collective
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.source_context import opposite, written
 
@@ -89,17 +89,14 @@ def _report(one: RankSeen, mine: Calls, other: RankSeen, its: Calls, window: lis
     first, partner = mine[window[0]].site, its[window[0]].site
     assert first
     assert partner
-    return found(
-        "H05",
-        "error",
-        f"collective number {window[0]} is `{written(first.place)}` on rank {one.rank} and "
+    why = (
+        f"Collective number {window[0]} is `{written(first.place)}` on rank {one.rank} and "
         f"`{written(partner.place)}` at {partner} on rank {other.rank}. Kind and size are equal, so "
-        "both ranks silently got a mixture of the two values",
-        "make these calls in the same order on every rank, or reduce both values in one tensor",
-        first.place,
-        [
-            f"number {n}: rank {one.rank} {_text(mine[n])[0]} at {mine[n].site} | "
-            f"rank {other.rank} {_text(its[n])[0]} at {its[n].site}"
-            for n in window[:4]
-        ],
+        "both ranks silently got a mixture of the two values."
     )
+    evidence = [
+        f"number {n}: rank {one.rank} {_text(mine[n])[0]} at {mine[n].site} | "
+        f"rank {other.rank} {_text(its[n])[0]} at {its[n].site}"
+        for n in window[:4]
+    ]
+    return make_finding("H05", "error", why, first, evidence)

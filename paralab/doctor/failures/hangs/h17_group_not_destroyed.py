@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Destroy, Init
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import If
@@ -53,24 +53,16 @@ def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
         for rank, init in made
         if rank.last(Destroy) is None and rank.came_to_its_end and not rank.raised
     ]
-    if not without:
-        return
-    rank, init = without[0]
-    some = len(without) < len(made)
-    yield found(
-        "H17",
-        "warning",
-        f"{f'rank {rank.rank} never called' if some else 'no rank called'} "
-        "destroy_process_group() after this. The end of the program cuts off communication that is "
-        "still in flight, and NCCL may warn or hang there",
-        "call dist.destroy_process_group() on all ranks at the end, in a finally block",
-        place_of(init),
-        [
-            f"rank {r.rank}: destroy_process_group {'called' if r.last(Destroy) else 'not called'}"
-            for r, _ in made
-        ],
-        rank.rank if some else None,
-    )
+    for rank, init in without[:1]:
+        some = len(without) < len(made)
+        why = (
+            f"{f'Rank {rank.rank} never called' if some else 'No rank called'} "
+            "destroy_process_group() after this. The end of the program cuts off communication that is "
+            "still in flight, and NCCL may warn or hang there."
+        )
+        called = {one.rank: "called" if one.last(Destroy) else "not called" for one, _ in made}
+        evidence = [f"rank {one}: destroy_process_group {how}" for one, how in called.items()]
+        yield make_finding("H17", "warning", why, init, evidence, rank.rank if some else None)
 
 
 CLOSES_GROUPS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "ignite", "ray")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
 from paralab.doctor.failures.hangs.h13_long_preparation import FIRST_COLLECTIVE
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.preflight import Facts
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
-
-TIMED_OUT = re.compile(
-    r"clients joined|wait timeout after|client socket has timed out|timed out after", re.IGNORECASE
-)
+from paralab.record.victims import WAITED
 
 ENTRY = Entry(
     id="H18",
@@ -121,20 +117,20 @@ def too_few_ranks(seen: Observation) -> Iterator[Finding]:
     inits = {rank.rank: init for rank in seen.ranks for init in _inits(rank) if init.world}
     for number, init in inits.items():
         world = init.world or 0
-        if world <= len(inits) or not init.error or not TIMED_OUT.search(init.error):
+        if world <= len(inits) or not init.error or not WAITED.search(init.error):
             continue
         absent = [str(rank) for rank in range(world) if rank not in inits]
-        came = ", ".join(map(str, inits))
-        yield found(
-            "H18",
-            "error",
+        why = (
             f"init_process_group waits for {world} ranks, and only {len(inits)} came. Missing: rank "
-            f"{', '.join(absent[:8])}. The ranks that time out are not to blame",
-            f"start {world} ranks, or pass world_size={len(inits)}. With torchrun, leave out rank "
-            "and world_size: it sets them",
-            place_of(init),
-            [f"rank {number}: {init.error.splitlines()[0][:160]}", f"came: {came}"],
+            f"{', '.join(absent[:8])}. The ranks that time out are not to blame."
         )
+        fix = (
+            f"Start {world} ranks, or pass world_size={len(inits)}. With torchrun, leave out rank and "
+            "world_size: it sets them."
+        )
+        came = f"came: {', '.join(map(str, inits))}"
+        evidence = (f"rank {number}: {init.error.splitlines()[0][:160]}", came)
+        yield make_finding("H18", "error", why, init, evidence, fix=fix)
         return
 
 
@@ -146,23 +142,23 @@ def other_address(seen: Observation) -> Iterator[Finding]:
     waiting = [
         (rank, init)
         for rank, init in inits
-        if init in rank.doing or (init.error and TIMED_OUT.search(init.error))
+        if init in rank.doing or (init.error and WAITED.search(init.error))
     ]
     elsewhere = [(rank, init) for rank, init in waiting if _is_elsewhere(init)]
     if not seen.settled or not elsewhere or len(waiting) < len(inits):
         return
     init = elsewhere[0][1]
-    yield found(
-        "H18",
-        "error",
+    why = (
         f"torchrun runs the rendezvous at {init.agent}, but the program sets MASTER_ADDR and "
         f"MASTER_PORT to {init.address}. Nobody listens there: under torchrun, no rank starts a "
-        "server. So all ranks wait forever",
-        "keep torchrun's MASTER_ADDR and MASTER_PORT, or choose the port with torchrun "
-        "--master_port=…; to start the script without torchrun too, use os.environ.setdefault",
-        place_of(init),
-        [f"rank {rank.rank}: waits for {other.address}" for rank, other in elsewhere],
+        "server. So all ranks wait forever."
     )
+    fix = (
+        "Keep torchrun's MASTER_ADDR and MASTER_PORT, or choose the port with torchrun "
+        "--master_port=…; to start the script without torchrun too, use os.environ.setdefault."
+    )
+    evidence = [f"rank {rank.rank}: waits for {other.address}" for rank, other in elsewhere]
+    yield make_finding("H18", "error", why, init, evidence, fix=fix)
 
 
 def _is_elsewhere(init: Init) -> bool:

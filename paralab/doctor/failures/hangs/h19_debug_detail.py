@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Wrap
 from paralab.doctor.failures.hangs.groups import backends, environment
 from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
@@ -14,6 +13,7 @@ from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.preflight import Facts
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static import report
 from paralab.doctor.static.names import DDP
@@ -80,19 +80,14 @@ def died_while_wrapping(seen: Observation) -> Iterator[Finding]:
         return
     gone = [(rank, wrap) for rank in seen.ranks if (wrap := _died_wrapping(rank)) is not None]
     for rank, wrap in gone[:1]:
-        yield found(
-            "H19",
-            "error",
-            f"{plural(len(gone), 'rank')} of {len(seen.ranks)} died while DDP wrapped the model, "
-            "with TORCH_DISTRIBUTED_DEBUG=DETAIL. On gloo, its checks crash torch "
-            f"{rank.start.torch} itself (SIGSEGV)",
-            "use INFO instead of DETAIL; paralab compares the order of collectives, too",
-            place_of(wrap),
-            [
-                f"rank {one.rank}: process {one.start.pid} is gone inside DistributedDataParallel(…)"
-                for one, _ in gone
-            ],
+        why = (
+            f"{plural(len(gone), 'rank')} of {len(seen.ranks)} died while DDP wrapped the model, with "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL. On gloo, its checks crash torch "
+            f"{rank.start.torch} itself (SIGSEGV)."
         )
+        where = "is gone inside DistributedDataParallel(…)"
+        evidence = [f"rank {one.rank}: process {one.start.pid} {where}" for one, _ in gone]
+        yield make_finding("H19", "error", why, wrap, evidence)
 
 
 def _died_wrapping(rank: RankSeen) -> Wrap | None:

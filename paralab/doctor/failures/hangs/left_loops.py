@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paralab.doctor.agreement import found
 from paralab.doctor.events import Join
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, RankSeen
 from paralab.doctor.passes import Pass, passes
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import raised_of_its_own
 from paralab.doctor.source_context import ways_out_of_loops
 
@@ -36,23 +36,18 @@ def left_their_loops(seen: Observation) -> Finding | None:
 
 
 def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
-    site, length = mine.loader.site, its.loader.batches
+    length = its.loader.batches
     went = f"went on to batch {its.met_in}" if length is None else f"has {length}"
-    return found(
-        "H01",
-        "error",
-        f"rank {fewer.rank} has {mine.batches} batches in pass {mine.loader.epoch} over this "
-        f"loader, and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits "
-        f"for the gradients of rank {fewer.rank}, which has none",
-        "give every rank the same number of batches: DistributedSampler(…, drop_last=True), or "
-        "drop_last=True in the DataLoader of equal shards, or train inside `with model.join():`",
-        site.place if site else None,
-        (
-            f"rank {fewer.rank}: len(loader) = {mine.loader.batches}, read {mine.batches} batches",
-            f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.met_in}",
-        ),
-        fewer.rank,
+    why = (
+        f"Rank {fewer.rank} has {mine.batches} batches in pass {mine.loader.epoch} over this loader, "
+        f"and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits for the "
+        f"gradients of rank {fewer.rank}, which has none."
     )
+    evidence = (
+        f"rank {fewer.rank}: len(loader) = {mine.loader.batches}, read {mine.batches} batches",
+        f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.met_in}",
+    )
+    return make_finding("H01", "error", why, mine.loader, evidence, fewer.rank)
 
 
 def _left(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
@@ -98,34 +93,33 @@ def leaving(
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
     how += "; several statements could have done it" if ways and not way else ""
     what = "is true on some ranks only" if by_rank else "uses a value that each rank computes alone"
-    return found(
-        "H02" if by_rank else "H08",
-        "error",
-        f"rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition "
-        f"{what}, so the other ranks wait forever",
-        "decide together: stop = torch.tensor(float(condition)); "
-        "dist.all_reduce(stop, op=dist.ReduceOp.MAX); if stop.item(): break",
-        way.place if way else last.site.place if last and last.site else None,
-        (
-            f"rank {fewer.rank}: {fewer.made} optimizer steps",
-            f"rank {more.rank}: {more.made} optimizer steps, {went}",
-        ),
-        fewer.rank,
+    why = (
+        f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition {what}, so "
+        "the other ranks wait forever."
     )
+    fix = (
+        "Decide together: stop = torch.tensor(float(condition)); "
+        "dist.all_reduce(stop, op=dist.ReduceOp.MAX); if stop.item(): break"
+    )
+    evidence = (
+        f"rank {fewer.rank}: {fewer.made} optimizer steps",
+        f"rank {more.rank}: {more.made} optimizer steps, {went}",
+    )
+    id, at = "H02" if by_rank else "H08", way.place if way else last
+    return make_finding(id, "error", why, at, evidence, fewer.rank, fix=fix)
 
 
 def early_exit(rank: RankSeen, when: str) -> Finding:
     left = rank.left
     assert left is not None
     call = f"{left.call}({left.code})"
-    return found(
-        "H02",
-        "error",
-        f"rank {rank.rank} leaves the program here with {call} {when}. It prints no error; the "
-        "other ranks fail with a closed connection, or wait forever",
-        "let all ranks leave together: agree on a flag with dist.all_reduce, then call "
-        "dist.destroy_process_group() on all of them",
-        left.site.place if left.site else None,
-        (f"rank {rank.rank}: {call} after {rank.made} optimizer steps",),
-        rank.rank,
+    why = (
+        f"Rank {rank.rank} leaves the program here with {call} {when}. It prints no error; the other "
+        "ranks fail with a closed connection, or wait forever."
     )
+    fix = (
+        "Let all ranks leave together: agree on a flag with dist.all_reduce, then call "
+        "dist.destroy_process_group() on all of them."
+    )
+    evidence = f"rank {rank.rank}: {call} after {rank.made} optimizer steps"
+    return make_finding("H02", "error", why, left, evidence, rank.rank, fix=fix)

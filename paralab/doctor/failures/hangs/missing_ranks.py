@@ -3,15 +3,13 @@ stopped, or is busy elsewhere."""
 
 from __future__ import annotations
 
-import re
-
 from paralab.analyse.stack_dumps import STOPPED
-from paralab.doctor.agreement import found
 from paralab.doctor.events import Collective, Destroy, Forward, Init
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
 from paralab.doctor.failures.hangs.left_loops import early_exit, leaving
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
     Stuck,
     is_same_call,
@@ -21,8 +19,7 @@ from paralab.doctor.rank_collectives import (
     times_called,
 )
 from paralab.doctor.source_context import Leaving, returns_before
-
-TIMED_OUT = re.compile(r"Timed out waiting|timed out|timeout", re.IGNORECASE)
+from paralab.record.victims import WAITED
 
 
 def did_not_come(seen: Observation) -> Finding | None:
@@ -54,16 +51,15 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
     calls = {(where.group, where.number) for where in waiting}
     if seen.stalled_seconds is None or len(waiting) < seen.world or len(calls) != 1:
         return None
-    return found(
-        "H10",
-        "suspect",
-        f"all {len(waiting)} ranks have been in {named(waiting[0].operation)} for "
-        f"{seen.stalled_seconds:.0f} s. No rank is missing, so the network between them does not "
-        "respond or is very slow. Certain if a small all_reduce between the same machines hangs too",
-        "check the network between the ranks: `paralab doctor` without arguments times an all-reduce",
-        waiting[0].place,
-        [f"rank {where.rank.rank}: {describe_end(where.rank)}" for where in waiting],
+    operation = waiting[0].operation
+    why = (
+        f"All {len(waiting)} ranks have been in {named(operation)} for {seen.stalled_seconds:.0f} s. No "
+        "rank is missing, so the network between them does not respond or is very slow."
     )
+    fix = "Check the network between the ranks: `paralab doctor` without arguments times an all-reduce."
+    evidence = [f"rank {where.rank.rank}: {describe_end(where.rank)}" for where in waiting]
+    doubt = "if a small all_reduce between the same machines hangs too"
+    return make_finding("H10", "suspect", why, operation, evidence, fix=fix, doubt=doubt)
 
 
 def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
@@ -78,7 +74,7 @@ def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
         return None
     if rank.state in STOPPED:
         return _stopped(where, rank)
-    timed_out = where.failed is not None and TIMED_OUT.search(where.failed) is not None
+    timed_out = where.failed is not None and WAITED.search(where.failed) is not None
     if rank.lives is False and not timed_out and not rank.raised:
         return _killed(where, rank) if seen.stalled_seconds is not None or where.failed else None
     if rank.raised or not (timed_out or seen.stalled_seconds is not None):
@@ -105,20 +101,16 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
     """It reached the end of the program without the collective that the others wait in."""
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
-    return found(
-        "H02",
-        "error",
-        f"rank {rank.rank} reached the end of the program {how or 'before it'}, while rank "
-        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints "
-        "nothing, so the others fail instead",
-        "let all ranks reach the end together: put only the work of one rank under the condition",
-        way.place if way else where.place,
-        (
-            f"rank {rank.rank}: ended after {rank.made} optimizer steps",
-            f"rank {where.rank.rank}: {describe_end(where.rank)}",
-        ),
-        rank.rank,
+    why = (
+        f"Rank {rank.rank} reached the end of the program {how or 'before it'}, while rank "
+        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints nothing, so "
+        "the others fail instead."
     )
+    evidence = (
+        f"rank {rank.rank}: ended after {rank.made} optimizer steps",
+        f"rank {where.rank.rank}: {describe_end(where.rank)}",
+    )
+    return make_finding("H02", "error", why, way.place if way else where.place, evidence, rank.rank)
 
 
 def _way_out(where: Stuck, rank: RankSeen) -> Leaving | None:
@@ -138,35 +130,31 @@ def _way_out(where: Stuck, rank: RankSeen) -> Leaving | None:
 
 
 def _killed(where: Stuck, rank: RankSeen) -> Finding:
-    return found(
-        "H12",
-        "error",
-        f"the process of rank {rank.rank} is gone without an exception: something killed it (the "
-        f"machine ran out of memory, a scheduler's limit, kill -9). It was last seen at "
-        f"{rank.last_place}",
-        "search the system log for 'Out of memory' and check the scheduler's limits; fewer "
-        "DataLoader workers or a smaller batch need less memory",
-        None,
-        (
-            f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
-            f"rank {where.rank.rank}: {describe_end(where.rank)}",
-        ),
-        rank.rank,
+    why = (
+        f"The process of rank {rank.rank} is gone without an exception: something killed it (the "
+        "machine ran out of memory, a scheduler's limit, kill -9). It was last seen at "
+        f"{rank.last_place}."
     )
+    fix = (
+        "Search the system log for 'Out of memory' and check the scheduler's limits. Fewer DataLoader "
+        "workers or a smaller batch need less memory."
+    )
+    evidence = (
+        f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
+        f"rank {where.rank.rank}: {describe_end(where.rank)}",
+    )
+    return make_finding("H12", "error", why, None, evidence, rank.rank, fix=fix)
 
 
 def _stopped(where: Stuck, rank: RankSeen) -> Finding:
     at = rank.said.where if rank.said and rank.said.where else str(rank.last_place)
-    return found(
-        "H10",
-        "error",
-        f"rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for "
-        f"it in {named(where.operation)}",
-        "continue the process (kill -CONT), or find out what stopped it",
-        where.place,
-        (f"rank {where.rank.rank}: {describe_end(where.rank)}",),
-        rank.rank,
+    why = (
+        f"Rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for it in "
+        f"{named(where.operation)}."
     )
+    fix = "Continue the process (kill -CONT), or find out what stopped it."
+    evidence = f"rank {where.rank.rank}: {describe_end(where.rank)}"
+    return make_finding("H10", "error", why, where.place, evidence, rank.rank, fix=fix)
 
 
 def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> Finding:
@@ -176,15 +164,15 @@ def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> F
     timeout = f"{limit:g} s" if limit else "30 minutes by default"
     waited = where.operation.seconds or seen.stalled_seconds or 0.0
     over = "and timed out" if timed_out else f"(timeout: {timeout})"
-    unsure = "" if timed_out else f". Certain if rank {rank.rank} is still there after {timeout}"
-    return found(
-        "H13",
-        "error" if timed_out else "suspect",
-        f"rank {rank.rank} is busy elsewhere, {at}; rank {where.rank.rank} has waited "
-        f"{waited:.0f} s for it in {named(where.operation)} {over}{unsure}",
-        "do the long work before the job or before init_process_group, or increase the timeout: "
-        "init_process_group(…, timeout=timedelta(hours=2))",
-        where.place,
-        (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}"),
-        rank.rank,
+    why = (
+        f"Rank {rank.rank} is busy elsewhere, {at}; rank {where.rank.rank} has waited {waited:.0f} s "
+        f"for it in {named(where.operation)} {over}."
     )
+    fix = (
+        "Do the long work before the job or before init_process_group, or increase the timeout: "
+        "init_process_group(…, timeout=timedelta(hours=2))."
+    )
+    doubt = "" if timed_out else f"if rank {rank.rank} is still there after {timeout}"
+    evidence = (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}")
+    who = rank.rank
+    return make_finding("H13", "error", why, where.place, evidence, who, fix=fix, doubt=doubt)

@@ -6,11 +6,10 @@ import ast
 import math
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
-from paralab.doctor.agreement import listed, odd_one_out, place_of
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import listed, make_finding, odd_one_out
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import layers, wraps
@@ -96,29 +95,27 @@ def different_models(seen: Observation) -> Iterator[Finding]:
         [one for one in (*rank.events, *rank.doing) if isinstance(one, Wrap) and one.kind == "ddp"]
         for rank in seen.ranks
     ]
-    for number, first in enumerate(wrapped[0] if len(seen.ranks) > 1 else []):
-        others = [events[number] for events in wrapped if number < len(events)]
-        if len(others) < len(seen.ranks) or (first.ranks and len(first.ranks) < seen.world):
+    for wraps_ in zip(*wrapped, strict=False) if len(seen.ranks) > 1 else ():
+        if wraps_[0].ranks and len(wraps_[0].ranks) < seen.world:
             return
-        models = {rank.rank: _model(wrap) for rank, wrap in zip(seen.ranks, others, strict=True)}
+        by_rank = {rank.rank: wrap for rank, wrap in zip(seen.ranks, wraps_, strict=True)}
+        models = {rank: _model(wrap) for rank, wrap in by_rank.items()}
         if len(set(models.values())) == 1:
             continue
         odd = odd_one_out(models)
         rank = next(one for one in models if one != odd)
         other = odd if odd is not None else next(r for r in models if models[r] != models[rank])
-        yield report(
-            "L07",
-            "error",
-            f"ranks {rank} and {other} give different models to DDP: "
-            f"{_difference(models[rank], models[other], rank, other)}. DDP pairs parameters by position",
-            "build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0",
-            place_of(others[[one.rank for one in seen.ranks].index(other)]),
-            [
-                f"rank {r}: {len(model)} parameters, {sum(math.prod(shape) for _, shape, _ in model):,} values"
-                for r, model in models.items()
-            ],
-            odd,
+        why = (
+            f"Ranks {rank} and {other} give different models to DDP: "
+            f"{_difference(models[rank], models[other], rank, other)}. DDP pairs parameters by position."
         )
+        fix = (
+            "Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, "
+            "classes) from rank 0."
+        )
+        values = {r: sum(math.prod(shape) for _, shape, _ in model) for r, model in models.items()}
+        evidence = [f"rank {r}: {len(models[r])} parameters, {values[r]:,} values" for r in models]
+        yield make_finding("L07", "error", why, by_rank[other], evidence, odd, fix=fix)
         return
 
 

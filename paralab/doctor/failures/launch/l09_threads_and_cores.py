@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as report
 from paralab.doctor.events import Threads
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
 from paralab.doctor.preflight import Facts
+from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, Message, check
 from paralab.units import plural
@@ -57,27 +57,20 @@ MANY_CORES = 4  # per rank: with one thread, three of them idle
 @check("L09", source="ranks")
 def too_many_threads(seen: Observation) -> Iterator[Finding]:
     """Report CPU ranks that run more threads than their machine has cores."""
-    for host in dict.fromkeys(rank.start.host for rank in seen.ranks):
-        ranks = [rank for rank in seen.ranks if rank.start.host == host]
-        threads = [_threads(rank) for rank in ranks]
-        cores = max(rank.start.cores for rank in ranks)
-        if len(ranks) < 2 or sum(threads) <= cores or max(threads) == 1:
-            continue
-        if any(rank.start.gpus for rank in ranks):
-            continue
-        share = max(1, cores // len(ranks))
-        yield report(
-            "L09",
-            "warning",
-            f"{len(ranks)} ranks use {threads[0]} threads each on {cores} cores of {host}: {sum(threads)} threads "
-            "take turns, and every parallel loop waits for the slowest",
-            f"call torch.set_num_threads({share}) first in each rank, or set OMP_NUM_THREADS={share} (torchrun sets 1)",
-            None,
-            [
-                f"rank {rank.rank}: {count} threads"
-                for rank, count in zip(ranks, threads, strict=True)
-            ],
-        )
+    for ranks in ranks_by_host(seen).values():
+        threads, cores = list(map(_threads, ranks)), max(rank.start.cores for rank in ranks)
+        crowded = judge_threads(max(threads), len(ranks), cores, "rank")
+        has_gpus = any(rank.start.gpus for rank in ranks)
+        if (
+            crowded
+            and len(ranks) > 1
+            and sum(threads) > cores
+            and max(threads) > 1
+            and not has_gpus
+        ):
+            counts = zip(ranks, threads, strict=True)
+            evidence = [f"rank {rank.rank}: {count} threads" for rank, count in counts]
+            yield make_finding("L09", "warning", crowded.why, None, evidence, fix=crowded.fix)
 
 
 def _threads(rank: RankSeen) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from paralab.doctor.events import Pipeline
+from paralab.doctor.failures.hangs.failed_ranks import is_uneven
 from paralab.doctor.failures.pipeline.schedules import (
     even_fix,
     split_sizes,
-    uneven_events,
     uneven_steps,
 )
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
@@ -55,13 +56,23 @@ def uneven_batch(script: Script) -> Iterator[Finding]:
 
 @check("P01", "P02", "P04", source="ranks")
 def observed_uneven_batch(seen: Observation) -> Iterator[Finding]:
+    """Steps with micro-batches of different sizes, also unfinished ones."""
     reported = set()
-    for event, sizes, draft in uneven_events(seen):
-        entry = _entry(sizes)
-        if entry not in reported:
-            reported.add(entry)
-            why = f"A batch of {event.size} goes into {event.microbatches} micro-batches. {_consequence(sizes)}"
-            yield replace(draft, id=entry, why=why)
+    for rank in seen.ranks:
+        for event in (*rank.story, *rank.doing):
+            if not isinstance(event, Pipeline) or not event.size or not is_uneven(event):
+                continue
+            batch, count = event.size, event.microbatches
+            sizes = split_sizes(batch, count)
+            if _entry(sizes) in reported:
+                continue
+            reported.add(_entry(sizes))
+            why = f"A batch of {batch} goes into {count} micro-batches. {_consequence(sizes)}"
+            where = f"rank {rank.rank}, stage {event.stage} of {event.stages}"
+            evidence = [f"{where}: batch {batch}, {count} micro-batches"]
+            evidence += [event.error.splitlines()[0][:160]] if event.error else []
+            fix = even_fix(batch, count)
+            yield make_finding(_entry(sizes), "error", why, event, evidence, fix=fix)
 
 
 def _entry(sizes: list[int]) -> str:

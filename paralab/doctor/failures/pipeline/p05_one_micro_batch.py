@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.report import found
@@ -84,21 +83,18 @@ def one_micro_batch(script: Script) -> Iterator[Finding]:
         yield found(script, "P05", "warning", schedule, why, fix)
 
 
-@check("P05", source="ranks")
-def observed_one_micro_batch(seen: Observation) -> Iterator[Finding]:
-    events = (event for rank in seen.ranks for event in (*rank.story, *rank.doing))
-    for event in events:
+@check_each_rank("P05")
+def observed_one_micro_batch(rank: RankSeen) -> Finding | None:
+    for event in (*rank.story, *rank.doing):
         if isinstance(event, Pipeline) and event.microbatches == 1 and event.stages > 1:
             idle, enough = (event.stages - 1) / event.stages, ENOUGH * event.stages
             why = (
-                f"One micro-batch passes through {event.stages} stages one after the other: only one stage works at a "
-                f"time, and each idles {idle:.0%} of the step."
+                f"One micro-batch passes through {event.stages} stages one after the other: only one "
+                f"stage works at a time, and each idles {idle:.0%} of the step."
             )
             fix = f"Use at least {enough} micro-batches: `{event.schedule}(stage, n_microbatches={enough}, …)`."
-            evidence = [
-                f"idle share: (stages - 1) / (micro-batches + stages - 1) = {event.stages - 1}/{event.stages}"
-            ]
+            evidence = f"idle share: (stages - 1) / (micro-batches + stages - 1) = {event.stages - 1}/{event.stages}"
             gain = idle - (event.stages - 1) / (5 * event.stages - 1)
-            where = event.made_at or place_of(event)
-            yield observed("P05", "warning", why, fix, where, evidence, gain=gain)
-            return
+            where = event.made_at or event
+            return make_finding("P05", "warning", why, where, evidence, fix=fix, gain=gain)
+    return None

@@ -5,11 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of
-from paralab.doctor.events import Pipeline
-from paralab.doctor.failures.hangs.failed_ranks import is_uneven
-from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sizes import batch_size, drops_last, loader_of, number, rows, samples_of
@@ -89,16 +84,3 @@ def even_fix(batch: int, count: int) -> str:
         f"Use a batch size that is a multiple of {count} ({-(-batch // count) * count} instead of {batch}), "
         "and `drop_last=True` in the loader."
     )
-
-
-def uneven_events(seen: Observation) -> Iterator[tuple[Pipeline, list[int], Finding]]:
-    """Observed steps with micro-batches of different sizes, also unfinished ones."""
-    for rank in seen.ranks:
-        for event in (*rank.story, *rank.doing):
-            if isinstance(event, Pipeline) and event.size and is_uneven(event):
-                where = f"rank {rank.rank}, stage {event.stage} of {event.stages}"
-                evidence = [f"{where}: batch {event.size}, {event.microbatches} micro-batches"]
-                evidence += [event.error.splitlines()[0][:160]] if event.error else []
-                fix = even_fix(event.size, event.microbatches)
-                draft = found("", "error", "", fix, place_of(event), evidence)
-                yield event, split_sizes(event.size, event.microbatches), draft

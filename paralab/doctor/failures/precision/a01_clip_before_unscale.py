@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Amp, Clip
 from paralab.doctor.failures.precision.observed import scale_after
 from paralab.doctor.failures.precision.scaling import (
@@ -17,7 +15,8 @@ from paralab.doctor.failures.precision.scaling import (
     unscale_for,
 )
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, insert_line, line_of
@@ -88,21 +87,19 @@ def _is_scaled(before: list[Event], clip: Event) -> bool:
     return unscaled is None and (scaled is not None or not others)
 
 
-@check("A01", source="ranks")
-def clipped_while_scaled(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        scale: float | None = None  # of the current gradients
-        for event in rank.events:
-            if isinstance(event, Amp):
-                scale = scale_after(event, scale)
-            elif isinstance(event, Clip) and scale is not None:
-                factor = f"{scale:g} times too large" if scale else "still scaled"
-                norm = f" (norm {event.norm:.4g})" if event.norm is not None else ""
-                why = (
-                    f"The gradients clipped here are {factor}{norm}. With a limit of {event.most:g} almost "
-                    "all of them are cut, and after unscaling almost nothing is left of the step."
-                )
-                evidence = f"rank {rank.rank}, step {event.step + 1}: scale {scale:g}, norm {event.norm}, limit {event.most}"
-                fix = "Call `scaler.unscale_(optimizer)` before clipping."
-                yield observed("A01", "error", why, fix, place_of(event), [evidence])
-                return
+@check_each_rank("A01")
+def clipped_while_scaled(rank: RankSeen) -> Finding | None:
+    scale: float | None = None  # of the current gradients
+    for event in rank.events:
+        if isinstance(event, Amp):
+            scale = scale_after(event, scale)
+        elif isinstance(event, Clip) and scale is not None:
+            factor = f"{scale:g} times too large" if scale else "still scaled"
+            norm = f" (norm {event.norm:.4g})" if event.norm is not None else ""
+            why = (
+                f"The gradients clipped here are {factor}{norm}. With a limit of {event.most:g} almost "
+                "all of them are cut, and after unscaling almost nothing is left of the step."
+            )
+            evidence = f"rank {rank.rank}, step {event.step + 1}: scale {scale:g}, norm {event.norm}, limit {event.most}"
+            return make_finding("A01", "error", why, event, evidence)
+    return None

@@ -148,6 +148,4 @@ def _finding(script: Script, one: Event, update: Event, when: str, severity: Sev
 @check("A02", source="ranks")
 def unscaled_again(seen: Observation) -> Iterator[Finding]:
     why = "This is the second `unscale_` before `update()`. It would divide the gradients by the scale twice."
-    fix = "Call `unscale_` once per step: after the last micro-batch, not for each."
-    message = r"unscale_\(\) has already been called"
-    yield from failed_call(seen, "A02", ("unscale_",), message, why, fix)
+    yield from failed_call(seen, "A02", ("unscale_",), r"unscale_\(\) has already been called", why)

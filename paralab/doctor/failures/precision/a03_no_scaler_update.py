@@ -50,6 +50,4 @@ def never_updated(script: Script) -> Iterator[Finding]:
 @check("A03", source="ranks")
 def stepped_again(seen: Observation) -> Iterator[Finding]:
     why = "`scaler.step()` runs a second time without `scaler.update()` in between."
-    fix = "Call `scaler.update()` after every `scaler.step()`."
-    message = r"step\(\) has already been called"
-    yield from failed_call(seen, "A03", ("step",), message, why, fix)
+    yield from failed_call(seen, "A03", ("step",), r"step\(\) has already been called", why)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Amp, Backward, Event, Step
 from paralab.doctor.failures.precision.observed import scale_after
 from paralab.doctor.failures.precision.scaling import (
@@ -18,7 +16,8 @@ from paralab.doctor.failures.precision.scaling import (
     timelines,
 )
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SCALER
@@ -107,30 +106,29 @@ def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> 
     return found(script, "A04", severity, step, why, fix, also=(scale,), edits=edits)
 
 
-@check("A04", source="ranks")
-def scaled_step(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        scale: float | None = None  # of the current gradients
-        for event, inside in _with_scaler(rank):
-            if isinstance(event, Amp):
-                scale = scale_after(event, scale)
-            elif (
-                isinstance(event, Step)
-                and not inside
-                and scale is not None
-                and _was_scaled(rank, event)
-            ):
-                factor = f"{scale:g}" if scale else "the scale"
-                why = (
-                    f"The loss went through `scaler.scale()`, but this optimizer steps on its own. It uses gradients "
-                    f"that are {factor} times too large and does not skip overflows."
-                )
-                fix = "Call `scaler.step(optimizer)` and `scaler.update()` instead."
-                evidence = (
-                    f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"
-                )
-                yield observed("A04", "error", why, fix, place_of(event), [evidence])
-                return
+@check_each_rank("A04")
+def scaled_step(rank: RankSeen) -> Finding | None:
+    scale: float | None = None  # of the current gradients
+    for event, inside in _with_scaler(rank):
+        if isinstance(event, Amp):
+            scale = scale_after(event, scale)
+        elif (
+            isinstance(event, Step)
+            and not inside
+            and scale is not None
+            and _was_scaled(rank, event)
+        ):
+            factor = f"{scale:g}" if scale else "the scale"
+            why = (
+                "The loss went through `scaler.scale()`, but this optimizer steps on its own. It uses "
+                f"gradients that are {factor} times too large and does not skip overflows."
+            )
+            fix = "Call `scaler.step(optimizer)` and `scaler.update()` instead."
+            evidence = (
+                f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"
+            )
+            return make_finding("A04", "error", why, event, evidence, fix=fix)
+    return None
 
 
 def _was_scaled(rank: RankSeen, step: Step) -> bool:

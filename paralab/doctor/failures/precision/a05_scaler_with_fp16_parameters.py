@@ -93,6 +93,4 @@ def _back_to_float(script: Script, models: set[Call]) -> bool:
 @check("A05", source="ranks")
 def unscaled_half(seen: Observation) -> Iterator[Finding]:
     why = "The scaler can only unscale fp32 gradients, but these parameters are fp16 (`model.half()`, or loaded that way)."
-    fix = "Keep the parameters in fp32 and let autocast compute in fp16: no `model.half()`, no `torch_dtype=float16`."
-    message = "Attempting to unscale FP16 gradients"
-    yield from failed_call(seen, "A05", ("unscale_", "step"), message, why, fix)
+    yield from failed_call(seen, "A05", ("unscale_", "step"), "unscale FP16 gradients", why)

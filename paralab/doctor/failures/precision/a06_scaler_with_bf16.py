@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found as observed
-from paralab.doctor.agreement import place_of
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import AUTOCAST, SCALER
@@ -70,18 +69,16 @@ def _is_bfloat16(script: Script, cast: Call) -> bool:
     return dtypes(script, given, cast.scope) == {"torch.bfloat16"}
 
 
-@check("A06", source="ranks")
-def scaled_bfloat16(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        names = {event.dtype for event in rank.of(Autocast) if event.enabled}
-        scaled = [event for event in rank.of(Amp) if event.op == "scale" and event.enabled]
-        if names != {"bfloat16"} or not scaled:
-            continue
-        why = (
-            "autocast computes in bf16, which has the range of fp32: nothing underflows, and multiplying the loss by "
-            f"{scaled[0].scale or 65536:g} gains nothing. On a GPU with bf16 gradients the scaler fails."
-        )
-        fix = "Remove the GradScaler: `loss.backward(); optimizer.step()`."
-        evidence = f"rank {rank.rank}: {len(scaled)} losses scaled, autocast dtypes: bfloat16 only"
-        yield observed("A06", "warning", why, fix, place_of(scaled[0]), [evidence])
-        return
+@check_each_rank("A06")
+def scaled_bfloat16(rank: RankSeen) -> Finding | None:
+    names = {event.dtype for event in rank.of(Autocast) if event.enabled}
+    scaled = [event for event in rank.of(Amp) if event.op == "scale" and event.enabled]
+    if names != {"bfloat16"} or not scaled:
+        return None
+    why = (
+        "autocast computes in bf16, which has the range of fp32: nothing underflows, and multiplying "
+        f"the loss by {scaled[0].scale or 65536:g} gains nothing. On a GPU with bf16 gradients the "
+        "scaler fails."
+    )
+    evidence = f"rank {rank.rank}: {len(scaled)} losses scaled, autocast dtypes: bfloat16 only"
+    return make_finding("A06", "warning", why, scaled[0], evidence)

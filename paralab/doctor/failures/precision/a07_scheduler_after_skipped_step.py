@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
+from paralab.doctor.registry import Entry, Message
 
 ENTRY = Entry(
     id="A07",
@@ -43,23 +41,21 @@ ENTRY = Entry(
 )
 
 
-@check("A07", source="ranks")
-def scheduled_after_a_skip(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        skipped: Amp | None = None
-        for event in rank.events:
-            if isinstance(event, Amp) and event.op == "step":
-                skipped = event if event.skipped else None
-            elif isinstance(event, Scheduled) and skipped is not None:
-                total = sum(bool(amp.skipped) for amp in rank.of(Amp))
-                why = (
-                    f"The scaler skipped step {event.step + 1} because its gradients overflowed, but the scheduler "
-                    "stepped anyway. The learning rate runs ahead of the optimizer."
-                )
-                fix = "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
-                evidence = (
-                    f"rank {rank.rank}: {total} steps skipped, {len(rank.steps)} taken, "
-                    f"{len(rank.of(Scheduled))} scheduler steps"
-                )
-                yield found("A07", "warning", why, fix, place_of(event), [evidence])
-                return
+@check_each_rank("A07")
+def scheduled_after_a_skip(rank: RankSeen) -> Finding | None:
+    skipped = False
+    for event in rank.events:
+        if isinstance(event, Amp) and event.op == "step":
+            skipped = bool(event.skipped)
+        elif isinstance(event, Scheduled) and skipped:
+            why = (
+                f"The scaler skipped step {event.step + 1} because its gradients overflowed, but the "
+                "scheduler stepped anyway. The learning rate runs ahead of the optimizer."
+            )
+            total = sum(bool(amp.skipped) for amp in rank.of(Amp))
+            evidence = (
+                f"rank {rank.rank}: {total} steps skipped, {len(rank.steps)} taken, "
+                f"{len(rank.of(Scheduled))} scheduler steps"
+            )
+            return make_finding("A07", "warning", why, event, evidence)
+    return None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
+from paralab.doctor.registry import Entry
 
 ENTRY = Entry(
     id="A08",
@@ -28,32 +26,28 @@ FEW_SKIPS = 3  # enough in a row if the loss is NaN too
 MANY_SKIPS = 12  # enough whatever the loss: from 65536 the scale is down to 16
 
 
-@check("A08", source="ranks")
-def always_skipped(seen: Observation) -> Iterator[Finding]:
-    for rank in seen.ranks:
-        skips, lost, first = 0, 0, None
-        for event in rank.events:
-            if isinstance(event, Backward) and event.loss is not None:
-                lost = lost + 1 if isinstance(event.loss, str) else 0
-                first = event if lost == 1 else first
-            elif isinstance(event, Amp) and event.op == "step" and event.enabled:
-                skips = skips + 1 if event.skipped else 0
-        if (skips < FEW_SKIPS or lost < FEW_SKIPS) and skips < MANY_SKIPS:
-            continue
-        is_lost = first is not None and lost >= FEW_SKIPS
-        cause = (
-            f"the loss is {first.loss}" if first and is_lost else "the gradients are never finite"
-        )
-        scales = [event.scale for event in rank.of(Amp) if event.op == "update" and event.scale]
-        why = (
-            f"The scaler skipped the last {skips} steps in a row, and {cause}. The script keeps running, but nothing "
-            "is trained, and the scale keeps halving."
-        )
-        fix = (
-            "Find the first module that returns NaN (`torch.autograd.detect_anomaly()`, or hooks): "
-            "often a log, sqrt, or division of zero."
-        )
-        shown = " ".join(f"{scale:g}" for scale in scales[-5:])
-        evidence = f"rank {rank.rank}: scale {shown}, {len(rank.steps)} steps taken"
-        yield found("A08", "error", why, fix, place_of(first) if is_lost else None, [evidence])
-        return
+@check_each_rank("A08")
+def always_skipped(rank: RankSeen) -> Finding | None:
+    skips, lost, first = 0, 0, None
+    for event in rank.events:
+        if isinstance(event, Backward) and event.loss is not None:
+            lost = lost + 1 if isinstance(event.loss, str) else 0
+            first = event if lost == 1 else first
+        elif isinstance(event, Amp) and event.op == "step" and event.enabled:
+            skips = skips + 1 if event.skipped else 0
+    if (skips < FEW_SKIPS or lost < FEW_SKIPS) and skips < MANY_SKIPS:
+        return None
+    first = first if lost >= FEW_SKIPS else None
+    cause = f"the loss is {first.loss}" if first else "the gradients are never finite"
+    why = (
+        f"The scaler skipped the last {skips} steps in a row, and {cause}. The script keeps running, "
+        "but nothing is trained, and the scale keeps halving."
+    )
+    fix = (
+        "Find the first module that returns NaN (`torch.autograd.detect_anomaly()`, or hooks): "
+        "often a log, sqrt, or division of zero."
+    )
+    scales = [event.scale for event in rank.of(Amp) if event.op == "update" and event.scale]
+    shown = " ".join(f"{scale:g}" for scale in scales[-5:])
+    evidence = f"rank {rank.rank}: scale {shown}, {len(rank.steps)} steps taken"
+    return make_finding("A08", "error", why, first, evidence, fix=fix)

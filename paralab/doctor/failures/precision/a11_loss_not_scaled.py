@@ -69,5 +69,4 @@ def _backward_before(script: Script, step: Call) -> Call | None:
 @check("A11", source="ranks")
 def unscaled_loss(seen: Observation) -> Iterator[Finding]:
     why = "`scaler.step()` runs without `scaler.scale()`: the loss was never scaled, so there is no scale to divide by."
-    fix = "Write `scaler.scale(loss).backward()`."
-    yield from failed_call(seen, "A11", ("step", "unscale_"), "_scale is None", why, fix)
+    yield from failed_call(seen, "A11", ("step", "unscale_"), "_scale is None", why)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, place_of
 from paralab.doctor.events import Amp
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 
 
 def scale_after(event: Amp, scale: float | None) -> float | None:
@@ -21,12 +21,12 @@ def scale_after(event: Amp, scale: float | None) -> float | None:
 
 
 def failed_call(
-    seen: Observation, entry: str, ops: tuple[str, ...], message: str, why: str, fix: str
+    seen: Observation, entry: str, ops: tuple[str, ...], message: str, why: str
 ) -> Iterator[Finding]:
     """A call of the scaler that raised this message."""
     for rank in seen.ranks:
         for event in rank.of(Amp):
             if event.op in ops and event.error and re.search(message, event.error):
                 evidence = f"rank {rank.rank}: {event.error.splitlines()[0][:160]}"
-                yield found(entry, "error", why, fix, place_of(event), [evidence])
+                yield make_finding(entry, "error", why, event, evidence)
                 return

@@ -10,15 +10,6 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from paralab.doctor.agreement import (
-    differing,
-    found,
-    is_data_parallel,
-    listed,
-    place_of,
-    watched,
-    wraps,
-)
 from paralab.doctor.events import (
     Amp,
     Backward,
@@ -32,6 +23,14 @@ from paralab.doctor.events import (
 from paralab.doctor.failures.semantics.gradients import Apart, culprit, explain_gradients
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import (
+    ddp_wraps,
+    differing,
+    is_data_parallel,
+    listed,
+    make_finding,
+    watched,
+)
 
 ALL_WATCHED = 64  # first steps, of which everything is recorded
 # Collectives in which ranks receive and do not contribute.
@@ -52,7 +51,7 @@ def find_cause(seen: Observation) -> Finding | None:
         return uneven
     for ranks in _replicas(seen):
         common = [s for s in _common_steps(ranks) if not _is_of_another_group(ranks, s[0])]
-        ignored = {name for wrap in wraps(ranks[0]) for name in wrap.ignored}
+        ignored = {name for wrap in ddp_wraps(ranks[0]) for name in wrap.ignored}
         # What follows the last step may explain it: an exception.
         for steps in common if seen.settled else common[:-1]:
             gradients = _names_that_differ(steps, "gradients", ignored)
@@ -75,9 +74,9 @@ def _names_that_differ(steps: list[Step], of: str, ignored: set[str]) -> list[st
 
 def _replicas(seen: Observation) -> list[list[RankSeen]]:
     """Groups of ranks between which DDP reduces; without DDP, all ranks."""
-    groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in wraps(rank) if wrap.ranks}
+    groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in ddp_wraps(rank) if wrap.ranks}
     if not groups:
-        return [seen.ranks] if not any(wraps(rank) for rank in seen.ranks) else []
+        return [seen.ranks] if not any(ddp_wraps(rank) for rank in seen.ranks) else []
     return [
         [rank for rank in seen.ranks if rank.rank in group]
         for group in sorted(groups)
@@ -102,7 +101,7 @@ def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
     group = {rank.rank for rank in ranks}
     return any(
         set(step.names) <= set(wrap.names)
-        for wrap in wraps(ranks[0])
+        for wrap in ddp_wraps(ranks[0])
         if wrap.ranks and set(wrap.ranks) != group
     )
 
@@ -112,7 +111,7 @@ def _train_one_model(rank: RankSeen, step: Step) -> bool:
     its own model from the same seed and data."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
-    return bool(wraps(rank)) or any(e.t < step.t and _exchanges(e) for e in rank.of(Collective))
+    return bool(ddp_wraps(rank)) or any(e.t < step.t and _exchanges(e) for e in rank.of(Collective))
 
 
 def _exchanges(event: Collective) -> bool:
@@ -155,17 +154,12 @@ def _unequal_steps(seen: Observation) -> Finding | None:
         f"rank {listed([str(rank) for rank in fewer])} {less}. Every rank has the averaged gradients; "
         "ranks that do not apply them keep old parameters."
     )
-    if len(sent) >= gap:
-        why += " Certain unless the tensors that the script sends give them the result."
-    return found(
-        "S08",
-        "suspect" if len(sent) >= gap else "error",
-        why,
-        "Step on every rank: move the call out of the test on the rank.",
-        place_of(most.steps[0] if most.steps else None),
-        [f"rank {rank}: {count} optimizer steps" for rank, count in made.items()],
-        fewer[0] if len(fewer) == 1 else None,
-    )
+    sends = len(sent) >= gap
+    doubt = "unless the tensors that the script sends give them the result" if sends else ""
+    at = most.steps[0] if most.steps else None
+    evidence = [f"rank {rank}: {count} optimizer steps" for rank, count in made.items()]
+    culprit_rank = fewer[0] if len(fewer) == 1 else None
+    return make_finding("S08", "error", why, at, evidence, culprit_rank, doubt=doubt)
 
 
 # --- gradients agree, parameters do not
@@ -187,7 +181,7 @@ def _explain_parameters(apart: Apart) -> Finding:
             "rate."
         )
         fix = "Let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)."
-        return found("S08", "error", why, fix, place_of(changes[-1] if changes else step), evidence)
+        return make_finding("S08", "error", why, [step, *changes][-1], evidence, fix=fix)
     loads = [r for r in apart.ranks if any(e.model is not None for e in r.of(LoadState))]
     if loads and len(loads) < len(apart.ranks):
         why = (
@@ -195,19 +189,18 @@ def _explain_parameters(apart: Apart) -> Finding:
             f"model, after DDP had made all ranks equal. {names} differ from then on."
         )
         fix = "Load before DistributedDataParallel(…), or on every rank."
-        place = place_of(loads[0].of(LoadState)[0])
-        return found("S08", "error", why, fix, place, evidence, culprit(apart, loads))
-    if any(wraps(rank) for rank in apart.ranks) or apart.number > 1:
+        event = loads[0].of(LoadState)[0]
+        return make_finding("S08", "error", why, event, evidence, culprit(apart, loads), fix=fix)
+    if any(ddp_wraps(rank) for rank in apart.ranks) or apart.number > 1:
         why = (
             f"After step {apart.number}, {names} differ between ranks although gradients and learning "
             "rates are equal. Some ranks changed them before this step or in it."
         )
         fix = "Change parameters in the same way on all ranks, or before creating DDP."
-        return found("S08", "error", why, fix, place_of(step), evidence)
+        return make_finding("S08", "error", why, step, evidence, fix=fix)
     reduced = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < step.t]
     why = (
         f"The ranks apply the same averaged gradients but started with different parameters ({names}). "
         "The difference never disappears: every rank trains its own model."
     )
-    fix = "Before the first step: for p in model.parameters(): dist.broadcast(p.detach(), src=0); buffers too."
-    return found("S11", "error", why, fix, place_of(reduced[-1] if reduced else step), evidence)
+    return make_finding("S11", "error", why, [step, *reduced][-1], evidence)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paralab.doctor.agreement import found, listed, place_of, wraps
 from paralab.doctor.events import Backward, Collective, Forward, Moved, Step, Trainable
 from paralab.doctor.failures.semantics.s01_unused_parameters import find_unused
 from paralab.doctor.failures.semantics.s03_static_graph_changes import find_changed_graph
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.windows import Window, windows
 
 
@@ -44,7 +43,7 @@ class Apart:
 
 
 def explain_gradients(apart: Apart) -> Finding | None:
-    wrapped = {name for rank in apart.ranks for wrap in wraps(rank) for name in wrap.names}
+    wrapped = {name for rank in apart.ranks for wrap in ddp_wraps(rank) for name in wrap.names}
     if not wrapped:
         return None  # ranks that train alone, or average by hand in a way that we cannot follow
     inside = [name for name in apart.names if name in wrapped]
@@ -55,10 +54,8 @@ def explain_gradients(apart: Apart) -> Finding | None:
     synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
     if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
         return None  # local steps; the ranks average parameters now and then, or still may
-    apart = Apart(apart.seen, apart.ranks, apart.steps, inside)
-    causes: tuple[Callable[[Apart], Finding | None], ...]
-    causes = (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past)
-    for cause in causes:
+    apart = replace(apart, names=inside)
+    for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
         if finding := cause(apart):
             return finding
     why = (
@@ -70,15 +67,14 @@ def explain_gradients(apart: Apart) -> Finding | None:
         "Check what changes the gradients between backward and this step on each rank: hooks, "
         "clipping by a local norm, noise."
     )
-    place = place_of(apart.steps[0])
-    return found("S08", "error", why, fix, place, apart.norms("gradients"))
+    return make_finding("S08", "error", why, apart.steps[0], apart.norms("gradients"), fix=fix)
 
 
 def _averages_by_hand(rank: RankSeen) -> bool:
     """Did the user's all_reduce calls have the shapes of all parameters, or their total size?"""
     calls = [event.shape for event in rank.of(Collective) if event.op == "all_reduce"]
     reduced = [shape for shape in calls if shape]
-    for wrap in wraps(rank):
+    for wrap in ddp_wraps(rank):
         total = sum(math.prod(shape) for shape in wrap.shapes)
         if all(shape in reduced for shape in wrap.shapes) or total in map(math.prod, reduced):
             return True
@@ -88,11 +84,11 @@ def _averages_by_hand(rank: RankSeen) -> bool:
 def _outside(apart: Apart) -> Finding:
     why = (
         f"The optimizer also steps {listed(apart.names)}, which no DDP model holds. Their gradients "
-        "differ between ranks, so each rank trains its own. Certain if they should be equal."
+        "differ between ranks, so each rank trains its own."
     )
     fix = "Put them into the module that DDP wraps, or all-reduce their gradients before the step."
-    place = place_of(apart.steps[0])
-    return found("S08", "suspect", why, fix, place, apart.norms("gradients"))
+    evidence, doubt = apart.norms("gradients"), "if they should be equal"
+    return make_finding("S08", "error", why, apart.steps[0], evidence, fix=fix, doubt=doubt)
 
 
 def _forwards(window: Window | None) -> list[Forward]:
@@ -118,19 +114,14 @@ def _past_the_wrapper(apart: Apart) -> Finding | None:
         return None
     window = guilty[0][1]
     past = [forward for forward in _forwards(window) if forward.through == "module"]
-    way = (
-        "calls the module inside DDP"
-        if past
-        else "uses a part or a method of the module inside DDP"
-    )
+    part = "the module" if past else "a part or a method of the module"
     why = (
-        f"The forward of step {apart.number} {way}. DDP.forward does not run, so DDP does not average: "
-        f"the gradients of {listed(apart.names)} differ between ranks."
+        f"The forward of step {apart.number} calls {part} inside DDP. DDP.forward does not run, so DDP "
+        f"does not average: the gradients of {listed(apart.names)} differ between ranks."
     )
-    fix = "Call the wrapper: model(x), not model.module(x). Let forward choose other methods by an argument."
-    place = place_of(past[0] if past else window.micro_steps[-1].backward)
+    at = past[0] if past else window.micro_steps[-1].backward
     rank = culprit(apart, [rank for rank, _ in guilty])
-    return found("S06", "error", why, fix, place, apart.norms("gradients"), rank)
+    return make_finding("S06", "error", why, at, apart.norms("gradients"), rank)
 
 
 def _not_synced(apart: Apart) -> Finding | None:
@@ -145,31 +136,22 @@ def _not_synced(apart: Apart) -> Finding | None:
         return None
     rank, window, forward = guilty[0]
     own = [e for e in rank.of(Collective) if e.op == "all_reduce" and e.shape not in ([], [1])]
-    severity: Severity = "suspect" if own else "error"
-    doubt = " Certain unless your own all_reduce calls average the parameters later." if own else ""
-    backward = window.micro_steps[-1].backward
+    doubt = "unless your own all_reduce calls average the parameters later" if own else ""
+    backward, names = window.micro_steps[-1].backward, listed(apart.names)
     evidence = apart.norms("gradients")
     blamed = culprit(apart, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
         why = (
             f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP goes "
-            f"by the forward, so step {apart.number} uses gradients of {listed(apart.names)} that are "
-            f"not averaged.{doubt}"
+            f"by the forward, so step {apart.number} uses gradients of {names} that are not averaged."
         )
-        fix = (
-            "Put forward and backward into the same context: both inside no_sync() in early "
-            "micro-batches, both outside in the last."
-        )
-        return found("G05", severity, why, fix, place_of(backward), evidence, blamed)
+        return make_finding("G05", "error", why, backward, evidence, blamed, doubt=doubt)
     why = (
         f"Step {apart.number} applies gradients that were never averaged: the last of its "
-        f"{len(window.micro_steps)} passes (forward at {forward.site}) was inside no_sync(). "
-        f"{listed(apart.names)} differ between ranks from now on.{doubt}"
+        f"{len(window.micro_steps)} passes (forward at {forward.site}) was inside no_sync(). {names} "
+        "differ between ranks from now on."
     )
-    fix = (
-        "Leave no_sync() in the last pass before every step, also for the last batch of the loader."
-    )
-    return found("G04", severity, why, fix, place_of(apart.steps[0]), evidence, blamed)
+    return make_finding("G04", "error", why, apart.steps[0], evidence, blamed, doubt=doubt)
 
 
 def _too_early(apart: Apart) -> Finding | None:
@@ -177,12 +159,10 @@ def _too_early(apart: Apart) -> Finding | None:
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []
-        first = (
-            [f for f in passes[0].forwards if f.grad and f.through == "wrapper"] if passes else []
-        )
+        forwards = passes[0].forwards if passes else []
+        first = [f for f in forwards if f.grad and f.through == "wrapper"]
         quiet = any(f.sync is False for f in first) or any(p.backward.unsynced for p in passes)
-        sequences = [one.backward.seq for one in passes]
-        sent = [bool(seq and seq[1] >= seq[0]) for seq in sequences]
+        sent = [bool(seq and seq[1] >= seq[0]) for seq in (one.backward.seq for one in passes)]
         synced = any(forward.sync for forward in first)
         if len(first) < 2 or not quiet or not synced or not any(sent) or all(sent):
             continue
@@ -193,10 +173,9 @@ def _too_early(apart: Apart) -> Finding | None:
             f"{len(passes) - 1 - early} after it stay on their rank, so {listed(apart.names)} differ "
             f"at step {apart.number}."
         )
-        fix = "Use one no_sync() block around forward and backward of a micro-batch, then the next."
         counts = f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"
         evidence = [*apart.norms("gradients"), counts]
-        return found("P06", "error", why, fix, place_of(passes[early].backward), evidence)
+        return make_finding("P06", "error", why, passes[early].backward, evidence)
     return None
 
 
@@ -205,7 +184,7 @@ def _unfrozen(apart: Apart) -> Finding | None:
     rank = apart.ranks[0]
     frozen = {
         name
-        for wrap in wraps(rank)
+        for wrap in ddp_wraps(rank)
         for name, is_on in zip(wrap.names, wrap.trainable, strict=True)
         if not is_on
     }
@@ -217,12 +196,8 @@ def _unfrozen(apart: Apart) -> Finding | None:
         f"only what was trainable then: from step {apart.number} on, every rank trains them on its "
         "own data."
     )
-    fix = (
-        "Unfreeze before DistributedDataParallel(…), or wrap again after unfreezing and create a new "
-        "optimizer."
-    )
-    place = place_of(changes[0] if changes else apart.steps[0])
-    return found("S07", "error", why, fix, place, apart.norms("gradients"))
+    at = changes[0] if changes else apart.steps[0]
+    return make_finding("S07", "error", why, at, apart.norms("gradients"))
 
 
 def _moved(apart: Apart) -> Finding | None:
@@ -234,8 +209,7 @@ def _moved(apart: Apart) -> Finding | None:
         f"the tensors that DDP has hooks on. The gradients of {listed(apart.names)} are no longer "
         f"averaged at step {apart.number}."
     )
-    fix = "Copy the state_dict to the CPU instead of the model, or wrap again after moving."
-    return found("S12", "error", why, fix, place_of(moves[0]), apart.norms("gradients"))
+    return make_finding("S12", "error", why, moves[0], apart.norms("gradients"))
 
 
 def _also_past(apart: Apart) -> Finding | None:
@@ -247,5 +221,4 @@ def _also_past(apart: Apart) -> Finding | None:
         "This forward calls the module inside DDP, besides others that use the wrapper. DDP does not "
         f"average its part of the gradients of {listed(apart.names)} at step {apart.number}."
     )
-    fix = "Do both in one call of the wrapper; bypass it only without gradients."
-    return found("S06", "error", why, fix, place_of(past[0]), apart.norms("gradients"))
+    return make_finding("S06", "error", why, past[0], apart.norms("gradients"))

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Trainable, Wrap
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, listed, make_finding
 from paralab.doctor.registry import Entry, Message, check, entries
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.models import wraps
@@ -112,9 +112,7 @@ def unused_parameters(seen: Observation) -> Iterator[Finding]:
 
 @lru_cache(maxsize=1)
 def find_unused(seen: Observation) -> Finding | None:
-    if not agreement.is_data_parallel(seen):
-        return None
-    for wrap in agreement.wraps(seen.ranks[0]):
+    for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
         lacking = [_lacking(rank, wrap) for rank in seen.ranks]
@@ -126,47 +124,42 @@ def find_unused(seen: Observation) -> Finding | None:
 
 def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
     raised = [r.raised.message for r in seen.ranks if r.raised and UNFINISHED in r.raised.message]
-    evidence = [f"no gradient after backward: {agreement.listed(names, 8)}"]
+    evidence = [f"no gradient after backward: {listed(names, 8)}"]
     evidence += [message.splitlines()[0][:160] for message in raised[:1]]
     changes = seen.ranks[0].of(Trainable)
     frozen = [event for event in changes if event.name in names and not event.trainable]
     if frozen and raised:
         why = (
-            f"{agreement.listed(names)} were trainable when DDP was created and were frozen here. "
-            "DDP still waits for their gradients and raises in the second forward after this line."
+            f"{listed(names)} were trainable when DDP was created and were frozen here. DDP still "
+            "waits for their gradients and raises in the second forward after this line."
         )
-        fix = "Freeze before DistributedDataParallel(…), or wrap again after freezing and create a new optimizer."
-        return agreement.found("S07", "error", why, fix, agreement.place_of(frozen[0]), evidence)
+        return make_finding("S07", "error", why, frozen[0], evidence)
     why = (
-        f"On every rank, {agreement.listed(names)} of {wrap.model_class} get no gradient from the "
-        f"loss. DDP waits for all {sum(wrap.trainable)} trainable parameters and raises in the "
-        f"next forward.{'' if raised else ' Certain as soon as there is a next forward.'}"
+        f"On every rank, {listed(names)} of {wrap.model_class} get no gradient from the loss. DDP "
+        f"waits for all {sum(wrap.trainable)} trainable parameters and raises in the next forward."
     )
     part = names[0].rpartition(".")[0] or names[0]
     fix = (
         f"Use {part} in the loss, remove it, freeze it before wrapping, or pass "
         "find_unused_parameters=True."
     )
-    severity: Severity = "error" if raised else "suspect"
-    return agreement.found("S01", severity, why, fix, agreement.place_of(wrap), evidence)
+    doubt = "" if raised else "as soon as there is a next forward"
+    return make_finding("S01", "error", why, wrap, evidence, fix=fix, doubt=doubt)
 
 
 def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
     """The parameters without a gradient after a pass in which DDP averages. If no parameter of a
     model has one, the model belongs to another loss (a GAN's other half)."""
     message = rank.raised.message if rank.raised else ""
-    listed = _WITHOUT.search(message) if UNFINISHED in message else None
-    if listed:
+    numbers = _WITHOUT.search(message) if UNFINISHED in message else None
+    if numbers:
         trained = [name for name, is_on in zip(wrap.names, wrap.trainable, strict=True) if is_on]
-        places = [int(place) for place in listed[1].split()]
-        known = len(agreement.wraps(rank)) == 1 and max(places) < len(trained)
+        places = [int(place) for place in numbers[1].split()]
+        known = len(ddp_wraps(rank)) == 1 and max(places) < len(trained)
         return [trained[place] for place in places] if known else []
     for window in windows(rank):
-        if any(
-            f.model == wrap.model and f.grad and f.sync and f.through == "wrapper"
-            for one in window.micro_steps
-            for f in one.forwards
-        ):
+        forwards = [f for one in window.micro_steps for f in one.forwards if f.model == wrap.model]
+        if any(f.grad and f.sync and f.through == "wrapper" for f in forwards):
             lacking = (window.micro_steps[-1].backward.lacking or {}).get(str(wrap.model))
             if lacking and len(lacking) < sum(wrap.trainable):
                 return lacking

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.models import classes, is_decided, option, wraps
 from paralab.doctor.static.report import add_keyword, found, line_of, replace
@@ -80,21 +80,18 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
         yield found(script, "S02", severity, call, why, fix, also=(wrap,), edits=edits)
 
 
-@check("S02", source="ranks")
-def ready_twice(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("S02")
+def ready_twice(rank: RankSeen) -> Finding | None:
     """Explain DDP's exception on the first rank that raised it."""
-    for rank in seen.ranks:
-        if not rank.raised or TWICE not in rank.raised.message:
-            continue
-        name = rank.raised.message.partition("with name ")[2].split(" ")[0]
-        wrap = rank.last(Wrap)
-        searches = wrap is not None and wrap.options.get("find_unused_parameters")
-        why = (
-            f"{name or 'A parameter'} was ready for averaging twice in one backward pass. Part of the "
-            "model is recomputed (reentrant checkpointing) or used twice under "
-            f"{'find_unused_parameters=True' if searches else 'DDP'}."
-        )
-        fix = "Use checkpoint(…, use_reentrant=False) without find_unused_parameters, or static_graph=True."
-        evidence = [f"rank {rank.rank}: {rank.raised.message.splitlines()[0][:160]}"]
-        yield agreement.found("S02", "error", why, fix, rank.raised.place, evidence)
-        return
+    if not rank.raised or TWICE not in rank.raised.message:
+        return None
+    name = rank.raised.message.partition("with name ")[2].split(" ")[0]
+    wrap = rank.last(Wrap)
+    searches = wrap is not None and wrap.options.get("find_unused_parameters")
+    why = (
+        f"{name or 'A parameter'} was ready for averaging twice in one backward pass. Part of the "
+        "model is recomputed (reentrant checkpointing) or used twice under "
+        f"{'find_unused_parameters=True' if searches else 'DDP'}."
+    )
+    evidence = f"rank {rank.rank}: {rank.raised.message.splitlines()[0][:160]}"
+    return make_finding("S02", "error", why, rank.raised.place, evidence)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from paralab.doctor.agreement import found, listed, place_of, wraps
 from paralab.doctor.events import Backward
 from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
@@ -47,19 +47,19 @@ def changing_graph(seen: Observation) -> Iterator[Finding]:
 @lru_cache(maxsize=1)
 def find_changed_graph(seen: Observation) -> Finding | None:
     for rank in seen.ranks:
-        wrap = next((wrap for wrap in wraps(rank) if wrap.options.get("static_graph")), None)
+        wrap = next((wrap for wrap in ddp_wraps(rank) if wrap.options.get("static_graph")), None)
         message = rank.raised.message if rank.raised else ""
         if wrap is None or rank.raised is None or not (CHANGED in message or UNFINISHED in message):
             continue
         passes = rank.of(Backward)
         first = next((event.lacking for event in passes if event.lacking is not None), {})
-        names = (first or {}).get(str(wrap.model), [])
+        names = first.get(str(wrap.model), [])
         unused = f" ({listed(names)} had no gradient in the first pass)" if names else ""
         why = (
             "static_graph=True promises that every pass uses the same parameters, but pass "
             f"{len(passes)} used different ones than the first{unused}."
         )
         fix = "Drop static_graph. Pass find_unused_parameters=True if some passes skip parameters."
-        evidence = [f"rank {rank.rank}, {rank.raised.place}: {message.splitlines()[0][:160]}"]
-        return found("S03", "error", why, fix, place_of(wrap), evidence)
+        evidence = f"rank {rank.rank}, {rank.raised.place}: {message.splitlines()[0][:160]}"
+        return make_finding("S03", "error", why, wrap, evidence, fix=fix)
     return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.doctor.agreement import found, is_data_parallel, place_of, wraps
 from paralab.doctor.events import Backward
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, Message, check
 
@@ -37,7 +37,7 @@ FEWEST_PASSES = 4  # DDP reports what it found one pass later
 @check("S04", source="ranks")
 def needless_search(seen: Observation) -> Iterator[Finding]:
     """Report the option if every parameter was used in every observed pass, on all ranks."""
-    for wrap in wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
+    for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if not wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
         key = str(wrap.model)
@@ -45,11 +45,12 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
             [event for event in rank.of(Backward) if key in (event.unused_bytes or {})]
             for rank in seen.ranks
         ]
-        if min(map(len, passes)) < FEWEST_PASSES or any(
+        unused = any(
             (event.unused_bytes or {}).get(key) or (event.lacking or {}).get(key)
             for events in passes
             for event in events
-        ):
+        )
+        if unused or min(map(len, passes)) < FEWEST_PASSES:
             continue
         why = (
             f"find_unused_parameters=True makes DDP walk the graph of {wrap.model_class} after every "
@@ -57,11 +58,11 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
             "parameters were used on every rank."
         )
         fix = "Remove find_unused_parameters, unless some later batch skips part of the model."
+        counts = zip(seen.ranks, passes, strict=True)
         evidence = [
-            f"rank {rank.rank}: 0 bytes unused in {len(events)} passes"
-            for rank, events in zip(seen.ranks, passes, strict=True)
+            f"rank {rank.rank}: 0 bytes unused in {len(own)} passes" for rank, own in counts
         ]
-        yield found("S04", "warning", why, fix, place_of(wrap), evidence)
+        yield make_finding("S04", "warning", why, wrap, evidence, fix=fix)
 
 
 @check("S04", source="run")

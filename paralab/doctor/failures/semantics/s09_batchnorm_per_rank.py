@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Forward
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import buffers_of, wraps
@@ -111,20 +111,14 @@ def batches_of_one_rank(seen: Observation) -> Iterator[Finding]:
                 f"On rank {rank.rank}, BatchNorm got a batch of one sample, which has no variance: "
                 "the last batch of its share of the data."
             )
-            fix, evidence = (
-                "Pass drop_last=True to the DataLoader.",
-                rank.raised.message.splitlines()[0],
-            )
-            yield agreement.found(
-                "S09", "error", why, fix, rank.raised.place, [evidence[:160]], rank.rank
-            )
+            fix = "Pass drop_last=True to the DataLoader."
+            evidence = rank.raised.message.splitlines()[0][:160]
+            place = rank.raised.place
+            yield make_finding("S09", "error", why, place, evidence, rank.rank, fix=fix)
             return
-    for wrap in agreement.wraps(seen.ranks[0]) if agreement.is_data_parallel(seen) else []:
-        sizes = [
-            forward.size
-            for forward in seen.ranks[0].of(Forward)
-            if forward.model == wrap.model and forward.training and forward.grad and forward.size
-        ]
+    for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else []:
+        forwards = [one for one in seen.ranks[0].of(Forward) if one.model == wrap.model]
+        sizes = [one.size for one in forwards if one.training and one.grad and one.size]
         usual = max(set(sizes), key=sizes.count) if sizes else SMALL_BATCH
         if not wrap.batch_norms or wrap.sync_batch_norms or usual >= SMALL_BATCH:
             continue
@@ -133,9 +127,5 @@ def batches_of_one_rank(seen: Observation) -> Iterator[Finding]:
             f"over the {usual} samples of one rank, not over the {usual * seen.world} of all "
             f"{seen.world}, and only rank 0's running statistics are kept."
         )
-        fix = (
-            "Use SyncBatchNorm.convert_sync_batchnorm(model) before DDP (on GPUs), a larger batch per "
-            "rank, or GroupNorm."
-        )
         evidence = f"samples per forward on rank 0: {usual}, {len(sizes)} passes"
-        yield agreement.found("S09", "warning", why, fix, agreement.place_of(wrap), [evidence])
+        yield make_finding("S09", "warning", why, wrap, evidence)

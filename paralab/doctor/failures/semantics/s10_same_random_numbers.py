@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Forward, Loader, Seed
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, layers, wraps
@@ -121,7 +121,7 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
 @check("S10", source="ranks")
 def same_streams(seen: Observation) -> Iterator[Finding]:
     """Report random generators that are in the same state on every rank while training draws."""
-    if not agreement.is_data_parallel(seen) or not agreement.watched(seen):
+    if not is_data_parallel(seen) or not watched(seen):
         return
     states = [_states(rank) for rank in seen.ranks]
     common = sorted(set.intersection(*map(set, states)))
@@ -129,7 +129,7 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
     if len(equal) < 2 or len(equal) < len(common):
         return
     rank = seen.ranks[0]
-    dropouts = max((wrap.dropouts for wrap in agreement.wraps(rank)), default=0)
+    dropouts = max((wrap.dropouts for wrap in ddp_wraps(rank)), default=0)
     drawn = [n for n in equal if n - 1 in equal and states[0][n] != states[0][n - 1]]
     if not dropouts and not any(_inside_a_pass(rank, number) for number in drawn):
         return  # nothing draws while training
@@ -138,20 +138,17 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
     what = (
         plural(dropouts, "dropout layer") if dropouts else "random numbers between forward passes"
     )
-    seeded = f"torch.manual_seed({seed.seed})" if seed else "the same seed"
     why = (
-        f"Every rank uses {seeded}, so all {len(seen.ranks)} random generators are in the same state "
-        f"in every pass: the same choices on every rank ({what}), and less noise than intended."
+        f"Every rank uses {f'torch.manual_seed({seed.seed})' if seed else 'the same seed'}, so all "
+        f"{len(seen.ranks)} random generators are in the same state in every pass: the same choices "
+        f"on every rank ({what}), and less noise than intended."
     )
-    if not dropouts:
-        why += " Certain unless they are meant to be equal."
     evidence = [
         f"state of the generator at forward pass {number + 1}: {states[0][number]:#x} on all ranks"
         for number in equal[:3]
     ]
-    severity: Severity = "warning" if dropouts else "suspect"
-    fix = "Call torch.manual_seed(seed + rank) after building the model."
-    yield agreement.found("S10", severity, why, fix, agreement.place_of(seed or first), evidence)
+    doubt = "" if dropouts else "unless they are meant to be equal"
+    yield make_finding("S10", "warning", why, seed or first, evidence, doubt=doubt)
 
 
 def _states(rank: RankSeen) -> dict[int, int]:

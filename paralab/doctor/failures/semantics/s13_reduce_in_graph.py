@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Backward, Collective
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation
+from paralab.doctor.observation import RankSeen
+from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, is_without_grad
@@ -118,23 +118,19 @@ def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
     )
 
 
-@check("S13", source="ranks")
-def reduced_in_graph(seen: Observation) -> Iterator[Finding]:
+@check_each_rank("S13")
+def reduced_in_graph(rank: RankSeen) -> Finding | None:
     """Report a collective on a tensor that a later backward went back through."""
-    for rank in seen.ranks:
-        for backward in rank.of(Backward):
-            calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]
-            if not backward.reduced or not calls:
-                continue
-            call = calls[-1]
-            why = (
-                f"This {call.op} overwrites a tensor that the backward at {backward.site} goes back "
-                "through. Autograd does not know about the other ranks' part: the value belongs to "
-                "all ranks, but the gradient only to this one."
-            )
-            fix = f"Reduce a copy: shown = loss.detach().clone(); dist.{call.op}(shown)."
-            evidence = [
-                f"rank {rank.rank}: reduced {call.value}, backward started from {backward.loss}"
-            ]
-            yield agreement.found("S13", "error", why, fix, agreement.place_of(call), evidence)
-            return
+    for backward in rank.of(Backward):
+        calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]
+        if not backward.reduced or not calls:
+            continue
+        call = calls[-1]
+        why = (
+            f"This {call.op} overwrites a tensor that the backward at {backward.site} goes back "
+            "through. Autograd does not know about the other ranks' part: the value belongs to all "
+            "ranks, but the gradient only to this one."
+        )
+        evidence = f"rank {rank.rank}: reduced {call.value}, backward started from {backward.loss}"
+        return make_finding("S13", "error", why, call, evidence)
+    return None

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from paralab.doctor import agreement
 from paralab.doctor.events import Backward, Batch, Collective, Loss
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.place import Place
+from paralab.doctor.rank_checks import make_finding, place_of
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad
@@ -182,14 +182,10 @@ def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
             loss = event.loss if isinstance(event.loss, float) and not counted else None
             counted = False
         elif isinstance(event, Collective) and _sums(event):
-            place, value = agreement.place_of(event), event.value
-            if (
-                place
-                and loss
-                and value is not None
-                and not event.in_graph
-                and abs(value - loss) <= 1e-5 * abs(loss)
-            ):
+            place, value = place_of(event), event.value
+            if place is None or not loss or value is None or event.in_graph:
+                counted = True
+            elif abs(value - loss) <= 1e-5 * abs(loss):
                 sums.setdefault(place, []).append((event, loss))
             else:
                 counted = True
@@ -204,10 +200,10 @@ def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
         fix = (
             "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
         )
-        evidence = [
+        evidence = (
             f"{len(calls)} calls of {event.op} with SUM, each on the loss of the last backward"
-        ]
-        yield agreement.found("S14", "warning", why, fix, place, evidence)
+        )
+        yield make_finding("S14", "warning", why, place, evidence, fix=fix)
 
 
 def _sums(event: Collective) -> bool:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paralab.doctor.agreement import found, listed, place_of, wraps
 from paralab.doctor.events import Backward, Wrap
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 
 ENTRY = Entry(
@@ -38,7 +38,7 @@ BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([
 def gradient_layout(seen: Observation) -> Iterator[Finding]:
     """Report gradients whose strides differ from those of their bucket."""
     for rank in seen.ranks if seen.world > 1 else []:
-        for wrap in wraps(rank):
+        for wrap in ddp_wraps(rank):
             passes = [event.laid for event in rank.of(Backward) if event.laid]
             rows = [laid[str(wrap.model)] for laid in passes if str(wrap.model) in laid]
             if rows:
@@ -66,8 +66,7 @@ def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
     evidence = [
         f"rank {rank.rank}: {r[0]} {r[1]}: gradient {r[2]}, bucket {r[3]}" for r in rows[:4]
     ]
-    severity: Severity = "warning" if costly else "suspect"
-    return found("S17", severity, why, fix, place_of(wrap), evidence)
+    return make_finding("S17", "warning" if costly else "suspect", why, wrap, evidence, fix=fix)
 
 
 @check("S17", source="log")
