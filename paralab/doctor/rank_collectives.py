@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
-from math import prod
 from typing import TypeVar
 
 from paralab.analyse.collective_matching import (
@@ -85,24 +84,18 @@ def stuck(rank: RankSeen) -> Stuck | None:
 def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
     """A long forward, backward, or wrap may just compute. The flight recorder of a rank that
     answered knows, unless it is empty although there were collectives."""
-    said = rank.said
-    if isinstance(operation, Collective) or said is None:
+    if isinstance(operation, Collective) or rank.said is None:
         return True
-    return (not said.collectives and bool(rank.collectives)) or any(
-        call.is_open for call in said.collectives
-    )
+    recorded = rank.said.collectives
+    return any(call.is_open for call in recorded) or (not recorded and bool(rank.collectives))
 
 
 def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
     if rank.said and not isinstance(operation, Collective):  # in which bucket
-        waits_in = [
-            call.number
-            for call in rank.said.collectives
-            if call.is_open and call.group == group and call.number is not None
-        ]
-        number = max([number, *waits_in[:1]])
+        own = [call for call in rank.said.collectives if call.is_open and call.group == group]
+        number = max([number, *[call.number for call in own if call.number is not None][:1]])
     return Stuck(rank, operation, group, number, failed)
 
 
@@ -125,17 +118,11 @@ def calls(rank: RankSeen) -> list[CollectiveCall]:
 
 
 def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
-    is_tensor = isinstance(event, Collective) and "object" not in event.op
-    shape = event.shape if isinstance(event, Collective) and is_tensor else None
-    return CollectiveCall(
-        kind(event),
-        group,
-        number,
-        None if shape is None else (tuple(shape),),
-        event.dtype if isinstance(event, Collective) else None,
-        _site(event),
-        record=event,
-    )
+    shape = dtype = None
+    if isinstance(event, Collective):
+        dtype = event.dtype
+        shape = None if event.shape is None or "object" in event.op else (tuple(event.shape),)
+    return CollectiveCall(kind(event), group, number, shape, dtype, _site(event), record=event)
 
 
 def _site(event: Numbered) -> object:
@@ -148,14 +135,10 @@ def _site(event: Numbered) -> object:
 @lru_cache(maxsize=1)
 def mismatches(seen: Observation) -> list[Mismatch]:
     """Where the ranks part, and who is behind."""
-    groups: list[Init | Group] = []
-    for rank in seen.ranks:
-        groups += rank.of(Init)
-        groups += rank.of(Group)
+    groups = [event for rank in seen.ranks for event in (*rank.of(Init), *rank.of(Group))]
     members = {event.group: event.ranks for event in groups if event.group and event.ranks}
-    return find_mismatches(
-        {rank.rank: calls(rank) for rank in seen.ranks}, members=members, differ=_differ
-    )
+    calls_of = {rank.rank: calls(rank) for rank in seen.ranks}
+    return find_mismatches(calls_of, members=members, differ=_differ)
 
 
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
@@ -175,11 +158,8 @@ def has_failed(call: CollectiveCall) -> bool:
 def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
     """Whether the backend takes two calls for the same: equal kinds and shapes, and buffers of the
     same model."""
-    models = [
-        getattr(c.record, "model", None) for c in (one, other) if isinstance(c.record, Forward)
-    ]
-    same_model = len(models) < 2 or models[0] == models[1]
-    return (one.kind, one.shapes) == (other.kind, other.shapes) and same_model
+    models = {c.record.model for c in (one, other) if isinstance(c.record, Forward)}
+    return (one.kind, one.shapes) == (other.kind, other.shapes) and len(models) < 2
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:
@@ -205,9 +185,7 @@ def named(operation: Numbered) -> str:
     """Describe an operation, with its line."""
     where = f" at {operation.site}" if operation.site else ""
     if isinstance(operation, Collective):
-        count = prod(operation.shape) if operation.shape is not None else None
-        size = "" if count is None else " of 1 value" if count == 1 else f" of {count:,} values"
-        return f"{operation.op}{size}{where}"
+        return f"{_call(operation, '', 0)}{where}"
     words = {
         Forward: "the forward of the DDP model, which broadcasts its buffers,",
         Backward: "the backward pass, where DDP reduces the gradients,",

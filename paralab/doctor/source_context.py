@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,12 +49,14 @@ def _tree(file: str) -> ast.Module | None:
 
 def conditions(place: Place) -> list[Condition]:
     """The `if` statements around a line in its function, outermost first."""
-    tree = _tree(place.file)
-    return (
-        [found for node in _around(tree, place.line) if (found := _side(place, node))]
-        if tree
-        else []
-    )
+    found = []
+    for node in _around(place):
+        if isinstance(node, ast.If):
+            sides = {"body": node.body, "orelse": node.orelse}
+            for side, statements in sides.items():
+                if any(_covers(statement, place.line) for statement in statements):
+                    found.append(Condition(place.file, node.lineno, ast.unparse(node.test), side))
+    return found
 
 
 def site_conditions(site: Site) -> list[Condition]:
@@ -71,8 +72,7 @@ def opposite(one: Site, other: Site) -> bool:
 
 def written(place: Place) -> str:
     """The statement in a line, without its comment."""
-    tree = _tree(place.file)
-    inner = _around(tree, place.line)[-1] if tree else None
+    inner = (_around(place) or [None])[-1]
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
     return place.code.partition("  #")[0]
@@ -84,13 +84,7 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
-        tree = _tree(place.file)
-        loops = (
-            [node for node in _around(tree, place.line) if isinstance(node, (ast.For, ast.While))]
-            if tree
-            else []
-        )
-        for loop in reversed(loops):
+        for loop in reversed(_loops_around(place)):
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
             if loop.lineno == loop_line and not only_around and found:
@@ -107,69 +101,32 @@ def is_outside(site: Site, loop: Site) -> bool:
     if (loop.file, loop.place.function) not in functions:
         callers = {(place.file, place.function) for place in loop.stack[1:]}
         return bool(callers & functions) or len(site.stack) < DEPTH
-    trees = ((place, _tree(place.file)) for place in site.stack if place.file == loop.file)
-    loops = (
-        node
-        for place, tree in trees
-        for node in _around(tree, place.line)
-        if isinstance(node, (ast.For, ast.While))
-    )
-    return not any(node.lineno == loop.line for node in loops)
+    places = [place for place in site.stack if place.file == loop.file]
+    return not any(node.lineno == loop.line for each in places for node in _loops_around(each))
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:
     """Conditional returns and exits in the same function, between a line and this place."""
-    tree = _tree(place.file)
-    if tree is None:
-        return []
-    functions = [node for node in _around(tree, place.line) if isinstance(node, Function)]
-    inner = functions[-1] if functions else tree
     return [
-        found
-        for found in _leavings(inner, place)
-        if found.kind == "return" and after <= found.place.line < place.line
+        leaving
+        for function in _around(place)[:1]
+        for leaving in _leavings(function, place)
+        if leaving.kind == "return" and after <= leaving.place.line < place.line
     ]
 
 
-def _around(tree: ast.Module | None, line: int) -> list[ast.AST]:
-    """The nodes around a line, outermost first, from the innermost function inwards."""
+def _around(place: Place) -> list[ast.AST]:
+    """The nodes around a line, outermost first, from the innermost function inwards; empty if the
+    file cannot be read."""
     chain: list[ast.AST] = []
-    node: ast.AST | None = tree
+    node: ast.AST | None = _tree(place.file)
     while node is not None:
         if isinstance(node, Function):
             chain = []
         chain.append(node)
-        node = next(
-            (
-                child
-                for child in _statements(node)
-                if child.lineno <= line <= (child.end_lineno or child.lineno)
-            ),
-            None,
-        )
+        inner = (child for child in ast.iter_child_nodes(node) if _covers(child, place.line))
+        node = next(inner, None)
     return chain
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt | ast.ExceptHandler]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield child
-
-
-def _side(place: Place, node: ast.AST) -> Condition | None:
-    if not isinstance(node, ast.If):
-        return None
-    in_body = any(
-        child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.body
-    )
-    in_else = any(
-        child.lineno <= place.line <= (child.end_lineno or child.lineno) for child in node.orelse
-    )
-    if not in_body and not in_else:
-        return None
-    return Condition(
-        place.file, node.lineno, ast.unparse(node.test), "body" if in_body else "orelse"
-    )
 
 
 def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
@@ -181,13 +138,8 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
                 continue
             kind = _kind(child, owner, in_loop)
             if kind and condition:
-                found.append(
-                    Leaving(
-                        Place(place.file, getattr(child, "lineno", place.line), place.function),
-                        kind,
-                        condition,
-                    )
-                )
+                line = getattr(child, "lineno", place.line)
+                found.append(Leaving(Place(place.file, line, place.function), kind, condition))
             inner = condition
             if isinstance(child, ast.If):
                 inner = Condition(place.file, child.lineno, ast.unparse(child.test), "body")
@@ -206,3 +158,12 @@ def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:
         and ast.unparse(node.value.func).endswith("exit")
     )
     return "return" if isinstance(node, ast.Return) or exits else None
+
+
+def _loops_around(place: Place) -> list[ast.For | ast.While]:
+    return [node for node in _around(place) if isinstance(node, (ast.For, ast.While))]
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    is_statement = isinstance(node, (ast.stmt, ast.ExceptHandler))
+    return is_statement and node.lineno <= line <= (node.end_lineno or node.lineno)
