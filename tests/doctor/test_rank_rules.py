@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from paralab.doctor import watch
-from paralab.doctor.rank_checks import differing, equal, odd_one_out
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import (
     Amp,
@@ -32,6 +31,7 @@ from paralab.doctor.failures.dataparallel.replicas import pieces
 from paralab.doctor.failures.pipeline.schedules import split_sizes
 from paralab.doctor.observation import Observation, RankSeen, Reader
 from paralab.doctor.place import Place, Site
+from paralab.doctor.rank_checks import differing, equal, odd_one_out
 from paralab.doctor.windows import windows
 
 

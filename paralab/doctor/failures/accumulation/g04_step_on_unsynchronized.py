@@ -25,7 +25,7 @@ from paralab.doctor.static.timeline import Event
 ENTRY = Entry(
     id="G04",
     title="An optimizer step on gradients that were not synchronized",
-    symptom="No message. The parameters of the ranks drift apart and never come back together.",
+    symptom="No message. The parameters of the ranks drift apart and never become equal again.",
     cause="The last pass before the step also runs under `no_sync()`, or the data ends in the middle of a window.",
     fix="Synchronize in the last pass before every step, and in the last batch of the epoch.",
     example="""\

@@ -15,7 +15,7 @@ from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 ENTRY = Entry(
     id="G08",
     title="Sequences of different length: a mean of means over tokens",
-    symptom="No message. Tokens of short sequences count more, and the gradient may point elsewhere.",
+    symptom="No message. Tokens of short sequences count more, and the gradient may point in a different direction.",
     cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither knows the counts.",
     fix="Sum the loss, then divide by the number of tokens of the whole step on all ranks, times the world size.",
     example="""\

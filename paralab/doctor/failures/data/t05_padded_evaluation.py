@@ -22,7 +22,7 @@ ENTRY = Entry(
     title="Padded samples are counted in the evaluation",
     symptom="The accuracy depends on the number of ranks.",
     cause="DistributedSampler repeats samples until all ranks have the same number. These are evaluated twice.",
-    fix="Divide the evaluation without padding, and all-reduce sums and counts.",
+    fix="Split the evaluation data without padding, and all-reduce sums and counts.",
     example="""\
 - test_sampler = DistributedSampler(test_data, shuffle=False)
 + test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())

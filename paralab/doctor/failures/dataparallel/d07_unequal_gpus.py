@@ -1,4 +1,4 @@
-"""D07: GPUs of different strength."""
+"""D07: GPUs of unequal speed or memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paralab.units import size
 
 ENTRY = Entry(
     id="D07",
-    title="GPUs of different strength",
+    title="GPUs of unequal speed or memory",
     symptom="'There is an imbalance between your GPUs. You may want to exclude GPU …'.",
     cause="Every GPU gets an equal share, so the weakest limits step time and batch size.",
     fix="List only equal GPUs in device_ids.",

@@ -9,10 +9,10 @@ ENTRY = Entry(
     title="One rank leaves early, with exit code 0",
     symptom=(
         "The other ranks die with 'Connection closed by peer', and torchrun reports one of them; the rank that "
-        "left says nothing."
+        "left prints nothing."
     ),
-    cause="A `return` or `sys.exit(0)` is reached by one rank only, while the others still have collectives to do.",
-    fix="Let all ranks leave at the same place; what one rank alone does must not end its process.",
+    cause="Only one rank reaches a `return` or `sys.exit(0)`, while the others still call collectives.",
+    fix="Let all ranks leave at the same place. Work that only one rank does must not end its process.",
     example="""\
 - if dist.get_rank() == 0 and os.path.exists("done"):
 + done = torch.tensor(os.path.exists("done"), dtype=torch.int)

@@ -19,11 +19,12 @@ ENTRY = Entry(
     id="H03",
     title="A collective that only some ranks call",
     symptom=(
-        "Rank 0 waits in all_reduce, barrier or gather until the timeout; the other ranks wait in their next "
-        "collective, or are gone."
+        "Rank 0 waits in all_reduce, barrier, or gather until the timeout; the other ranks wait in their next "
+        "collective or have exited."
     ),
     cause=(
-        "The collective stands in a branch that only one rank enters (`if rank == 0:`), and it needs every rank of the group."
+        "The collective is inside a branch that only one rank enters (`if rank == 0:`), but it needs every "
+        "rank of the group."
     ),
     fix="Call the collective on all ranks, and keep only the local work (printing, writing) in the branch.",
     example="""\

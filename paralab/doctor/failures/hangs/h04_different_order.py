@@ -7,11 +7,12 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="H04",
     title="Collectives in a different order on different ranks",
-    symptom="All ranks time out together, each in another collective.",
+    symptom="All ranks time out together, each in a different collective.",
     cause=(
-        "Collectives meet by their number, not by their name: the first call of one rank meets the first call of every other."
+        "Collectives are matched by their number, not by name: the first call on one rank is matched with "
+        "the first call on every other."
     ),
-    fix="Take the same path through the collectives on every rank.",
+    fix="Call the same collectives in the same order on every rank.",
     example="""\
 - if dist.get_rank() == 0:
 -     dist.broadcast(weights, src=0)

@@ -1,4 +1,4 @@
-"""H05: Two alike collectives swapped between ranks: wrong numbers, no error."""
+"""H05: Two similar collectives are swapped between ranks: wrong numbers, no error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Calls = dict[int, Collective]
 
 ENTRY = Entry(
     id="H05",
-    title="Two alike collectives swapped between ranks: wrong numbers, no error",
-    symptom="Nothing is reported. Two reduced values are mixtures of each other: the loss holds a part of the accuracy.",
-    cause="Same operation and same shape, called in another order on some ranks. They are paired by number, so nobody notices.",
-    fix="Reduce in one order everywhere, or pack the values into one tensor and reduce that.",
+    title="Two similar collectives are swapped between ranks: wrong numbers, no error",
+    symptom="No message. Two reduced values are mixed: part of the accuracy ends up in the loss.",
+    cause="Operation and shape are the same, but some ranks call them in a different order. Nothing fails, because calls are paired by number.",
+    fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
     example="""\
 - if dist.get_rank() == 0:
 -     dist.all_reduce(loss)

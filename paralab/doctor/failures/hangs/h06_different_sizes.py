@@ -12,8 +12,8 @@ ENTRY = Entry(
         "'Connection reset by peer' on the others."
     ),
     cause=(
-        "all_gather and all_reduce need the same shape on every rank. A shorter last batch or "
-        "another number of classes breaks that."
+        "all_gather and all_reduce need the same shape on every rank. A shorter last batch or a "
+        "different number of classes breaks that."
     ),
     fix="Pad to the largest size, use all_gather_object, or drop the last, shorter batch.",
     example="""\

@@ -11,7 +11,7 @@ ENTRY = Entry(
         "Hang or crash at validation when the model has buffers (BatchNorm); NCCL shows OpType=BROADCAST. Without "
         "buffers it works."
     ),
-    cause="DDP's forward broadcasts the buffers from rank 0, in eval mode and under no_grad too, and only rank 0 has come.",
+    cause="DDP's forward broadcasts the buffers from rank 0, even in eval mode and under no_grad, and only rank 0 calls it.",
     fix="Validate on all ranks, or call `model.module` in the branch of rank 0.",
     example="""\
   if dist.get_rank() == 0:

@@ -17,7 +17,7 @@ ENTRY = Entry(
     id="H12",
     title="A worker was killed from outside",
     symptom=(
-        "torchrun reports exitcode -9, 'Signal 9 (SIGKILL)'; the other ranks 'Connection "
+        "torchrun reports exitcode -9, 'Signal 9 (SIGKILL)'; the other ranks report 'Connection "
         "reset by peer'. There is no traceback."
     ),
     cause=(

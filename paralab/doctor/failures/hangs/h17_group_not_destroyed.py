@@ -18,10 +18,10 @@ ENTRY = Entry(
     id="H17",
     title="The process group is never destroyed, or only by one rank",
     symptom=(
-        "'destroy_process_group() was not called before program exit', or the job hangs at its end."
+        "'destroy_process_group() was not called before program exit', or the job hangs at exit."
     ),
     cause="The script never calls destroy_process_group, or only some ranks reach the call.",
-    fix="Call it on every rank when training ends, best in a `finally`.",
+    fix="Call it on every rank when training ends, preferably in a `finally` block.",
     example="""\
   train(model, loader)
 - if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""L07: not the same model on every rank."""
+"""L07: ranks build different models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L07",
-    title="Not the same model on every rank",
-    symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' the one of rank 0.",
+    title="Ranks build different models",
+    symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' rank 0's.",
     cause="The architecture depends on something that differs between ranks: the rank itself, random numbers, or the classes in a rank's files.",
     fix="Decide on rank 0 and broadcast the decision.",
     example="""\

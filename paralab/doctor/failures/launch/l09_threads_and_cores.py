@@ -1,4 +1,4 @@
-"""L09: the threads of the ranks do not match the cores."""
+"""L09: too many or too few threads per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paralab.units import plural
 
 ENTRY = Entry(
     id="L09",
-    title="The threads of the ranks do not match the cores",
+    title="Too many or too few threads per rank",
     symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
     cause="torchrun sets OMP_NUM_THREADS=1 unless it is set; mp.spawn sets nothing, so each rank uses all cores.",
     fix="Use cores ÷ ranks threads per rank.",

@@ -7,7 +7,7 @@ from paralab.doctor.registry import Entry, Message
 ENTRY = Entry(
     id="P02",
     title="The batch is smaller than the number of micro-batches",
-    symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'. Each stage prints something else.",
+    symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'. Each stage prints a different error.",
     cause="The last batch of the epoch has fewer samples than there are micro-batches.",
     fix="Set `drop_last=True`.",
     example="""\

@@ -19,7 +19,7 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S08",
     title="Only rank 0 takes the optimizer step",
-    symptom="No message. Rank 0 learns; the other ranks keep their first weights and send gradients that no longer fit.",
+    symptom="No message. Rank 0 learns; the other ranks keep their first weights and send gradients that no longer match.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank.",
     example="""\

@@ -16,7 +16,7 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S11",
     title="Manual gradient averaging that starts from different weights",
-    symptom="No message. The ranks start apart and stay apart, although every gradient is synchronized.",
+    symptom="No message. The ranks start with different weights and never become equal, although every gradient is synchronized.",
     cause="DDP copies rank 0's weights when it wraps a model. Code that reduces gradients itself must do that too.",
     fix="Broadcast every parameter and buffer from rank 0 before the first step.",
     example="""\

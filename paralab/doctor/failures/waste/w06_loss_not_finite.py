@@ -14,7 +14,7 @@ from paralab.doctor.registry import Entry, check
 ENTRY = Entry(
     id="W06",
     title="The loss is not finite",
-    symptom="The loss becomes NaN or infinite at some step and stays so.",
+    symptom="The loss becomes NaN or infinite at some step and stays that way.",
     cause="One step with non-finite gradients spoils every weight. Nothing after it can learn.",
     fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
     example="""\
