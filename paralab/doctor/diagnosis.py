@@ -147,7 +147,9 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
         from paralab.doctor.logs.reading import read_logs
 
         ways.append("log")
-        case.run_checks("log", read_logs(given.logs))
+        logs = read_logs(given.logs)
+        case.notes += logs.notes
+        case.run_checks("log", logs)
         looked_at.append(f"{plural(len(given.logs), 'log')} for {_number('log')}")
         not_looked_at.append("mistakes that print nothing")
     subject = (

@@ -44,8 +44,8 @@ class Diagnosis:
 
     @property
     def is_undecided_log(self) -> bool:
-        """Nothing in a log is certain. Its suspects are shown: they are the best answer there is."""
-        return self.ways == ("log",) and not self.certain()
+        """A log without an error. Its suspects are shown: they are the best answer there is."""
+        return self.ways == ("log",) and all(each.severity != "error" for each in self.findings)
 
     def count(self, *severities: str) -> str:
         """`2 errors, 1 suspect`, or empty."""

@@ -312,3 +312,55 @@ def test_a_lost_rendezvous(tmp_path):
         "    return getattr(self._store, store_op)(*args)\nRuntimeError: Connection reset by peer\n"
     )
     assert told(tmp_path, text) == [("H18", "suspect", None)]
+
+
+CRASH = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 12, in <module>
+    table[key]
+KeyError: 'x'
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [
+        ("[rank3]: ", 3),
+        ("[default3]:", 3),
+        ("3: ", 3),
+        ("[1,3]<stderr>:", 3),  # mpirun --tag-output
+        ("gpu07: ", None),
+        ("> ", None),
+        ("2026-07-14T10:00:0{}.123Z stderr F ", None),  # a collector stamps every line
+        ("(Worker pid={}1, ip=10.0.0.2) ", None),
+    ],
+)
+def test_what_stands_before_every_line(tmp_path, prefix, rank):
+    lines = (prefix.format(number) + line for number, line in enumerate(CRASH.splitlines()))
+    (finding,) = diagnosed(tmp_path, "".join(f"{line}\n" for line in lines))
+    assert (finding.id, finding.line, finding.rank) == ("H11", 12, rank)
+    assert "`KeyError: 'x'`" in finding.why
+
+
+def test_boxed_tracebacks(tmp_path):
+    rich = (
+        "╭── Traceback (most recent call last) ──╮\n│ /home/ann/train.py:12 in <module>      │\n"
+        "│   11 def main():                      │\n│ ❱ 12 │   table[key]                     │\n"
+        "╰───────────────────────────────────────╯\nKeyError: 'x'\n"
+    )
+    notebook = (
+        "KeyError                                  Traceback (most recent call last)\nCell In[3], line 1\n"
+        "----> 1 train()\n\nFile ~/train.py:12, in train()\n     11 def train():\n---> 12     table[key]\n\n"
+        "KeyError: 'x'\n"
+    )
+    for text in (rich, notebook):
+        (finding,) = diagnosed(tmp_path, text)
+        assert (finding.id, finding.line) == ("H11", 12)
+        assert "`table[key]`" in finding.why
+
+
+@pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (bytes(range(256)) * 99, "text")])
+def test_a_note_about_what_is_no_log(tmp_path, content, word):
+    log = tmp_path / "job.log"
+    log.write_bytes(content)
+    (note,) = read_logs([log]).notes
+    assert word in note

@@ -21,6 +21,7 @@ class Logs:
     reports: list[Exits] = field(default_factory=list)
     last: dict[int, Line] = field(default_factory=dict)  # the last line of each rank
     lengths: dict[str, int] = field(default_factory=dict)  # lines of each file
+    notes: list[str] = field(default_factory=list)
     worlds: set[int] = field(default_factory=set)  # world sizes that the job mentions
     dumps: dict[int, list[CollectiveCall]] = field(default_factory=dict)
     dump_names: dict[int, str] = field(default_factory=dict)

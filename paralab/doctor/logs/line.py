@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-TEE = re.compile(r"\[([A-Za-z_]+)(\d+)(?:\|\d+)?\]: ?")
+TEE = re.compile(
+    r"\[([A-Za-z_]+|\d+,)(\d+)(?:\|\d+)?\](?:<std\w+>)?: ?"
+)  # or mpirun's [1,3]<stderr>:
 RANK = re.compile(r"\[rank ?(\d+)\]: ?")
 NCCL_RANK = re.compile(r"\[Rank (\d+)\]|\[PG .{0,60}? Rank (\d+)\]")
 LABEL = re.compile(r" *(\d+): ?")  # srun -l

@@ -41,6 +41,7 @@ SAME = 200  # lines kept that differ only in their numbers
 TAIL = 40  # lines at the end of a block that are always read
 BEFORE = 3  # and before a line with a word: they tell the time, and whether a logger printed it
 FULLY = 20_000  # lines: shorter files are read line by line
+CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b\b\f"})
 DIGITS = re.compile(r"[\d.]+")
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
@@ -165,6 +166,7 @@ class _File:
         self.reports: dict[int | None, Exits] = {}
         self.clock: float | None = None  # of the last stamp: lines without one have its time
         self.same: Counter[str] = Counter()
+        self.repeated: Counter[bytes] = Counter()
 
     def read(self, file: IO[bytes]) -> None:
         rest = b""
@@ -185,12 +187,16 @@ class _File:
             self.logs.tracebacks += stream.done
         self.logs.reports += self.reports.values()
         self.logs.lengths[self.name] = self.number
+        if not self.number:
+            self.logs.notes.append(f"{self.name} is empty: the job printed nothing into it.")
 
     def _block(self, block: bytes) -> None:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:
             block = block.replace(b"\0", b"")  # UTF-16, or a file that was copied while it grew
         if not self.number:
             self.labelled = _is_labelled(block)
+            if len(block[:4096].translate(None, CONTROL)) < 0.95 * len(block[:4096]):
+                self.logs.notes.append(f"{self.name} does not look like text.")
         lower = block.lower()
         present = [word for word in WORDS if word in lower]
         end = self.number + block.count(b"\n") + (not block.endswith(b"\n"))
@@ -204,6 +210,13 @@ class _File:
         for index, raw in enumerate(lines):
             near_an_end = start + index < FULLY or index >= len(lines) - TAIL
             has_word = bool(present) and any(word in raw.lower() for word in present)
+            if (
+                has_word
+                and start + index > FULLY
+                and b"atchdog" not in raw
+                and b"enqueued" not in raw
+            ):
+                has_word = self._is_new(raw)
             if has_word or near_an_end or self._busy():
                 first = max(done, index - BEFORE)
                 if first > done and (stream := self.streams.get(self.rank)):
@@ -211,6 +224,12 @@ class _File:
                 for at in range(first, index + 1):
                     self._line(lines[at], start + at + 1, has_word and at == index)
                 done = index + 1
+
+    def _is_new(self, raw: bytes) -> bool:
+        """Whether it differs from lines that were kept often enough in more than its numbers."""
+        shape = raw.translate(None, b"0123456789.")
+        self.repeated[shape] += 1
+        return self.repeated[shape] <= SAME
 
     def _busy(self) -> bool:
         return any(stream.open is not None for stream in self.streams.values())

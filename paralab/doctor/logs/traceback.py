@@ -4,14 +4,18 @@ People also paste the last lines of a traceback, or only the exception."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from paralab.analyse import collective_matching as matching
 from paralab.doctor.logs.line import Line
 from paralab.record.victims import is_victim
 
-HEADER = "Traceback (most recent call last):"
+HEADER = "Traceback (most recent call last)"
 FRAME = re.compile(r'\s*File "(.+?)", line (\d+)(?:,? in (.*))?$')
+# Notebooks write `File ~/train.py:12, in main()`; rich draws a box around `/home/ann/train.py:12 in main`.
+BOXED_FRAME = re.compile(r"(?:│ |File )(\S+\.py):(\d+),? in ([\w<>.]+)")
+BOXED_CODE = re.compile(r"[│ ]*(?:❱|-+>) *\d+ [│ ]*(.*?)[│ ]*$")
 ERROR = re.compile(
     r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
 )
@@ -68,6 +72,7 @@ class Traceback:
     followed: int = 0  # lines that its stream printed afterwards
     caused: int = 0  # frames of the exception that a following one was raised from
     rank: int | None = None
+    header: Literal["", "plain", "boxed"] = ""  # "Traceback …", or how a notebook or rich writes it
 
     @property
     def first(self) -> Line:
@@ -107,7 +112,7 @@ class Traceback:
     def is_upside_down(self) -> bool:
         """Editors print the innermost frame first."""
         functions = [frame.function for frame in self.frames]
-        return HEADER not in self.first.text and functions[1:].count("<module>") == 1
+        return not self.header and functions[1:].count("<module>") == 1
 
     @property
     def where(self) -> Frame | None:
@@ -156,9 +161,13 @@ class Assembler:
         self._message = False  # in the lines of the exception's message
         self._blank = False
         self._current = False  # in the thread that a fault handler calls current
+        self._prefix: re.Pattern[str] | None = (
+            None  # what a launcher or a person put before each line
+        )
 
     def feed(self, line: Line) -> bool:
         """Take a line. Return False if it belongs to no traceback."""
+        line = self._without_prefix(line)
         text = line.text
         if HEADER in text and len(text) < 200 + len(HEADER):
             self._begin(line)
@@ -174,6 +183,18 @@ class Assembler:
             self.done[-1].followed += 1
         self._previous = line if text.strip() else self._previous
         return False
+
+    def _without_prefix(self, line: Line) -> Line:
+        """What stands before "Traceback" (a host, a quotation mark, a collector's stamp) also stands
+        before the next lines. Only numbers may differ."""
+        start = line.text.find(HEADER)
+        if start > 0:
+            shape = r"\d+".join(map(re.escape, re.split(r"\d+", line.text[:start])))
+            self._prefix = re.compile(shape)
+        elif self.open and self._prefix and (found := self._prefix.match(line.text)):
+            self.open.logged &= not line.stamped  # a logger stamps only the first line
+            return replace(line, text=line.text[found.end() :], stamped=False)
+        return line
 
     def skip(self, number: int) -> None:
         """Count lines that nobody reads: the process went on after its last traceback."""
@@ -198,6 +219,7 @@ class Assembler:
         elif caused:
             self.open.caused = self.open.caused or len(self.open.frames)
         assert self.open is not None
+        self.open.header = "plain" if f"{HEADER}:" in line.text else "boxed"
         self.open.lines.append(line)
         self._message = self._blank = False
 
@@ -224,17 +246,23 @@ class Assembler:
         if not text.strip():
             self._blank = True
             return True
-        if found := FRAME.match(text):
+        if found := FRAME.match(text) or BOXED_FRAME.match(text):
             trace.frames.append(Frame(found[1], int(found[2]), found[3] or "?"))
             self._message = False
         elif self._message:
             if self._is_over(line):
                 return False
+        elif trace.header == "boxed":
+            if trace.frames and (found := BOXED_CODE.match(text)):
+                trace.frames[-1] = replace(trace.frames[-1], code=found[1])
+            elif ERROR.match(text) and ":" in text:
+                trace.errors.append(line)
+                self._message = True
         elif text.startswith("   ") and trace.frames and not ERROR.match(text):
             last = trace.frames[-1]  # its code, or the marks below it
-            trace.frames[-1] = Frame(last.file, last.line, last.function, last.code or text.strip())
+            trace.frames[-1] = replace(last, code=last.code or text.strip())
         elif not text.lstrip().startswith("[Previous line"):
-            if trace.lines and HEADER not in trace.first.text and not ERROR.match(text):
+            if trace.lines and not trace.header and not ERROR.match(text):
                 return False  # frames that a stack dump printed, or a torn excerpt
             trace.errors.append(line)
             self._message = True

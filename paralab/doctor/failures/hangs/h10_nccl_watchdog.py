@@ -88,7 +88,7 @@ def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
 
 
 def _evidence(items: list[Waiting]) -> tuple[str, ...]:
-    return tuple(str(line) for item in items for line in item.lines)[:8]
+    return tuple(str(line) for item in items for line in item.lines)[:4]
 
 
 def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
