@@ -42,6 +42,12 @@ class Observed:
         )
 
 
+class Paths(list):
+    """Stands for the logs at these paths."""
+
+    notes = ()
+
+
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
     """Run a command with fake checks that record what they are asked."""
@@ -67,7 +73,7 @@ def typed(tmp_path, monkeypatch):
     missing = Finding("H03", "error", "rank 1 is missing", "call it", rank=1)
     monkeypatch.setattr(diagnosis, "apply", apply)
     monkeypatch.setattr(scripts, "check_script", check_script)
-    monkeypatch.setattr(log_reading, "read_logs", lambda paths: [str(path) for path in paths])
+    monkeypatch.setattr(log_reading, "read_logs", lambda paths: Paths(map(str, paths)))
     monkeypatch.setattr(watch, "observe", observe)
     monkeypatch.setattr(attach, "attach", lambda pid: attach.Attached([missing], ()))
 
