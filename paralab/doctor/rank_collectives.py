@@ -135,7 +135,9 @@ def _site(event: Numbered) -> object:
 @lru_cache(maxsize=1)
 def mismatches(seen: Observation) -> list[Mismatch]:
     """Where the ranks part, and who is behind."""
-    groups = [event for rank in seen.ranks for event in (*rank.of(Init), *rank.of(Group))]
+    groups: list[Init | Group] = []
+    for rank in seen.ranks:
+        groups += [*rank.of(Init), *rank.of(Group)]
     members = {event.group: event.ranks for event in groups if event.group and event.ranks}
     calls_of = {rank.rank: calls(rank) for rank in seen.ranks}
     return find_mismatches(calls_of, members=members, differ=_differ)

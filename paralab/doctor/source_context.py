@@ -72,7 +72,7 @@ def opposite(one: Site, other: Site) -> bool:
 
 def written(place: Place) -> str:
     """The statement in a line, without its comment."""
-    inner = (_around(place) or [None])[-1]
+    inner = next(reversed(_around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
     return place.code.partition("  #")[0]
@@ -165,5 +165,6 @@ def _loops_around(place: Place) -> list[ast.For | ast.While]:
 
 
 def _covers(node: ast.AST, line: int) -> bool:
-    is_statement = isinstance(node, (ast.stmt, ast.ExceptHandler))
-    return is_statement and node.lineno <= line <= (node.end_lineno or node.lineno)
+    if not isinstance(node, (ast.stmt, ast.ExceptHandler)):
+        return False
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
