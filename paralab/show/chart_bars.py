@@ -64,16 +64,13 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
 
     drawn, described = [], []
     if bars.reference is not None:
-        at = x(bars.reference)
+        at, value = x(bars.reference), measure(bars.reference, bars.unit)
         drawn.append(svg.line("reference", at, rows.top - 4, at, rows.bottom))
-        drawn.append(
-            svg.text(measure(bars.reference, bars.unit), at, rows.top - 8, "tick", "middle")
-        )
+        drawn.append(svg.text(value, at, rows.top - 8, "tick", "middle"))
     for number, bar in enumerate(bars.bars):
         drawn += [rows.draw_label(number), _bar(bar, words[number], x, rows.middle(number))]
-        interval = ""
-        if bar.low is not None and bar.high is not None:
-            interval = f" (from {measure(bar.low, bars.unit)} to {measure(bar.high, bars.unit)})"
+        low, high = (measure(end, bars.unit) for end in (bar.low, bar.high))
+        interval = "" if None in (bar.low, bar.high) else f" (from {low} to {high})"
         described.append(f"{bar.label}: {words[number]}{interval}")
     return rows.picture(name, bars.title, "; ".join(described), x, *drawn)
 
@@ -122,9 +119,8 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
     """Return the quartiles, interpolated: 2, 3, and 4 for 1 2 3 4 5."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    several = values if len(values) > 1 else values * 2
+    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
     return first, median, third
 
 

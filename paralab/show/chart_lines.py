@@ -50,10 +50,8 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
 
     name_x = lines.x + (" (logarithmic)" if lines.log_x else "")
     described = "; ".join(_describe(line, lines.y_unit) for line in lines.lines)
-    scales = {
-        name: [each.low, each.high, each.start_px, each.end_px]
-        for name, each in (("x", x), ("y", y))
-    }
+    x_scale, y_scale = ([each.low, each.high, each.start_px, each.end_px] for each in (x, y))
+    scales = {"x": x_scale, "y": y_scale, "log": lines.log_x}
     return svg.picture(
         name,
         lines.title,
@@ -62,7 +60,7 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
         svg.bottom_axis(x, TOP, height - BOTTOM, name_x),
         svg.left_axis(y, left, right, lines.y),
         *(_draw(line, n, len(lines.lines) > 1, x, y) for n, line in enumerate(lines.lines)),
-        data_plot=json.dumps({**scales, "log": lines.log_x}, separators=(",", ":")),
+        data_plot=json.dumps(scales, separators=(",", ":")),
     )
 
 
@@ -87,9 +85,11 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
     ]
     band = dots = ""
     if len(line.low) == len(line.high) == len(places) and places:
-        edge = [(px, y(high)) for (px, _), high in zip(places, line.high, strict=True)]
-        back = [(px, y(low)) for (px, _), low in zip(places, line.low, strict=True)]
-        outline = connect(place for place in edge + back[::-1] if _finite(place))
+        edge, back = (
+            [(px, y(value)) for (px, _), value in zip(places, values, strict=True)]
+            for values in (line.high, line.low)
+        )
+        outline = connect(filter(_finite, edge + back[::-1]))
         band = svg.path(f"band line-{number % len(DASHES)}", outline + "Z")
     if len(places) <= MOST_DOTS:
         marks = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in filter(_finite, places))

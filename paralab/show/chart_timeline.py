@@ -60,13 +60,10 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
         if (stop - start) * px_per_second > 56:
             steps.append(text(f"step {number}", x + 5, 14, "tick"))
 
-    lanes = [
-        rect("lane", 0, top - 2, "100%", depth * (BAR + 1) + 3, rx=3)
-        for top, depth in zip(tops, depths, strict=True)
-    ]
-    names = [
-        text(lane, SIDE + 5, tops[n] - 6, "lane-name") for n, lane in enumerate(timeline.lanes)
-    ]
+    lanes, names = [], []
+    for lane, top, depth in zip(timeline.lanes, tops, depths, strict=True):
+        lanes.append(rect("lane", 0, top - 2, "100%", depth * (BAR + 1) + 3, rx=3))
+        names.append(text(lane, SIDE + 5, top - 6, "lane-name"))
     return picture(
         name,
         timeline.title,
@@ -102,16 +99,10 @@ def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]
 def _draw_span(span: Span, index: int, x: float, y: float, width: float, begin: float) -> str:
     duration, start = seconds(span.end - span.start), seconds(span.start - begin)
     exposed = ", exposed" if span.exposed else ""
-    return rect(
-        "span is-exposed" if span.exposed else "span",
-        x,
-        y,
-        width,
-        BAR,
-        tip=f"{span.label} · {span.kind}{exposed} · {duration} from {start}",
-        fill=fill("exposed" if span.exposed else span.kind),
-        data_index=str(index),
-    )
+    tip = f"{span.label} · {span.kind}{exposed} · {duration} from {start}"
+    class_ = "span is-exposed" if span.exposed else "span"
+    paint = fill("exposed" if span.exposed else span.kind)
+    return rect(class_, x, y, width, BAR, tip, fill=paint, data_index=str(index))
 
 
 def _time_axis(extent: float, px_per_second: float, bottom: float) -> list[str]:
@@ -133,9 +124,8 @@ def _describe(timeline: Timeline, extent: float) -> str:
     for span in timeline.spans:
         kind = LEGEND[kind_of(span.kind)][0] + (", exposed" if span.exposed else "")
         lanes[span.lane][kind] += span.end - span.start
-    words = (
-        f"{lane}: "
-        + (", ".join(f"{kind} {seconds(time)}" for kind, time in spent.items()) or "nothing")
-        for lane, spent in zip(timeline.lanes, lanes, strict=True)
-    )
+    words = []
+    for lane, spent in zip(timeline.lanes, lanes, strict=True):
+        times = ", ".join(f"{kind} {seconds(time)}" for kind, time in spent.items())
+        words.append(f"{lane}: {times or 'nothing'}")
     return f"{plural(len(timeline.steps), 'step')} in {seconds(extent)}. " + "; ".join(words)
