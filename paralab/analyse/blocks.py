@@ -6,8 +6,6 @@ page. Times are in seconds, sizes in bytes. An unknown number is None, and the t
 why.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -51,9 +49,7 @@ class Answer(_Block, frozen=True):
     verdict: bool | None = None
     terms: tuple[str, ...] = ()  # a correct answer contains one word from each: "backward|gradient"
     choice: str | None = None  # for a which-one question: the alternative it chooses
-    options: tuple[
-        str, ...
-    ] = ()  # the alternatives with their aliases: "DDP|DistributedDataParallel"
+    options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"
     undecided: bool = False  # the timings are too noisy to answer
     prediction: str = ""  # the student's prediction before measuring
 
@@ -149,20 +145,15 @@ class Lines(_Block, frozen=True):
 
 
 class Slot(Record, frozen=True):
-    """One cell of a pipeline schedule: its stage and micro-batch, whether it is a forward or a
-    backward pass, and its time.
-
-    part     the index of the model part, if the stage has several parts
-    weights  True for the half of a backward pass that computes weight gradients
-    """
+    """One cell of a pipeline schedule: a forward or backward pass of a micro-batch on a stage."""
 
     stage: int
     micro: int
     backward: bool
     start: float
     end: float
-    part: int = 0
-    weights: bool = False
+    part: int = 0  # the index of the model part, if the stage has several parts
+    weights: bool = False  # the half of a backward pass that computes weight gradients
 
 
 class Schedule(_Block, frozen=True):

@@ -15,8 +15,6 @@ All sources of calls (the launcher, watched and attached ranks, Flight Recorder 
 lines, and run folders) convert them to lists of `CollectiveCall` and call `find_mismatches`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -45,27 +43,17 @@ Difference = Literal["operation", "size", "site"]
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One call on one rank.
+    """One call on one rank. An unknown property is None."""
 
-    kind     the name that `kind_of` returns; None if only the number is known
-    group    None if unknown
-    number   the sequence number in the group; None if unknown, and for send and recv
-    shapes   the shapes of the tensors that this rank contributes; None if unknown
-    site     an id for the calling line; None if unknown, or if lines may differ
-    where    the calling line, for messages
-    is_open  True if the rank has not left the call
-    record   the entry for this call in its source
-    """
-
-    kind: str | None
+    kind: str | None  # as `kind_of` returns it
     group: str | None = DEFAULT_GROUP
-    number: int | None = None
-    shapes: tuple[tuple[int, ...], ...] | None = None
+    number: int | None = None  # the sequence number in the group; None for send and recv
+    shapes: tuple[tuple[int, ...], ...] | None = None  # of the tensors that this rank contributes
     dtype: str | None = None
-    site: Hashable = None
-    where: str | None = None
-    is_open: bool = False
-    record: Any = field(default=None, compare=False)
+    site: Hashable = None  # an id for the calling line; None if lines may differ
+    where: str | None = None  # the calling line, for messages
+    is_open: bool = False  # True if the rank has not left the call
+    record: Any = field(default=None, compare=False)  # the entry for this call in its source
 
     @property
     def values(self) -> int | None:
@@ -86,18 +74,15 @@ class Mismatch:
             behind: at least one rank waits in `number`, which the ranks in `behind` never called
             groups: each of two ranks waits in a group where the other is missing
             stuck: all ranks are in the same collective, which does not end
-    calls   the call that each rank makes there; None if it made none, or if that is unknown
-    odd     the one rank that differs from all others; None with two ranks (either may be wrong)
-    last    the last call by each rank in `behind`
     """
 
     kind: Difference | Literal["behind", "groups", "stuck"]
     group: str | None
     number: int | None
-    calls: Mapping[int, CollectiveCall | None]
-    odd: int | None = None
+    calls: Mapping[int, CollectiveCall | None]  # the call that each rank makes there, if known
+    odd: int | None = None  # the only rank that differs; None with two ranks (either may be wrong)
     behind: tuple[int, ...] = ()
-    last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)
+    last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)  # of those behind
     swapped: bool = False  # for site: True if the ranks make the same calls in a different order
 
     @property
@@ -184,24 +169,21 @@ def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatc
         known = next((call for call in calls.values() if call.kind is not None), None)
         if known is None or not any(differ(known, call) for call in calls.values()):
             continue
-        pairs = (
-            (one, other, differ(calls[one], calls[other])) for one, other in combinations(calls, 2)
-        )
-        differing = [(one, other, kind) for one, other, kind in pairs if kind]
-        kind = differing[0][2]
-        times = Counter(rank for one, other, _ in differing for rank in (one, other))
+        pairs = [
+            (one, other, kind)
+            for one, other in combinations(calls, 2)
+            if (kind := differ(calls[one], calls[other]))
+        ]
+        kind = pairs[0][2]
+        times = Counter(rank for one, other, _ in pairs for rank in (one, other))
         odd = [rank for rank in calls if times[rank] == len(calls) - 1]
-        swapped = kind == "site" and all(
-            changed_places(_sites_from(ranks[one], number), _sites_from(ranks[other], number))
-            for one, other, _ in differing
-        )
+        sites = {
+            rank: [own[n].site for n in sorted(own) if n >= number] for rank, own in ranks.items()
+        }
+        swapped = all(changed_places(sites[one], sites[other]) for one, other, _ in pairs)
         alone = odd[0] if len(odd) == 1 and len(calls) > 2 else None
-        yield Mismatch(kind, group, number, calls, alone, swapped=swapped)
+        yield Mismatch(kind, group, number, calls, alone, swapped=kind == "site" and swapped)
         return
-
-
-def _sites_from(calls: Mapping[int, CollectiveCall], number: int) -> list[Hashable]:
-    return [calls[n].site for n in sorted(calls) if n >= number]
 
 
 def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
@@ -258,11 +240,10 @@ def _without_numbers(
         yield Mismatch("behind", None, None, calls, odd, elsewhere, last)
         return
     first = waits[unknown[0]]
-    for call in waits.values():
-        kind = differ(first, call) if call is not first else None
-        both = {first.kind, call.kind}
+    for call in (call for call in waits.values() if call is not first):
+        kind, both = differ(first, call), {first.kind, call.kind}
         if both <= set(POINT_TO_POINT):
-            kind = "operation" if len(both) == 1 and call is not first else None
+            kind = "operation" if len(both) == 1 else None
         if kind:
             yield Mismatch(kind, None, None, waits)
             return

@@ -1,8 +1,6 @@
 """Compare configurations using only an experiment folder: step times, speed-ups over the first
 configuration, and their confidence intervals."""
 
-from __future__ import annotations
-
 import shlex
 import statistics
 from collections.abc import Sequence

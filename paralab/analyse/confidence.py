@@ -12,8 +12,6 @@ We average logarithms, so "twice as fast" and "half as fast" are equally far fro
 widens the interval when there are few rounds.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ perfect   n devices take 1/n of one device's step time for the same batch (or th
 lost      all time beyond that, split by measured cause
 """
 
-from __future__ import annotations
-
 from paralab.analyse.compare import Row
 
 

@@ -9,8 +9,6 @@ stage's all-reduce can start only in its last backward pass:
     all-reduces                      1↑            0↑     2 start in the last backward pass
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Find the root cause of a failed run: the rank that failed first and its error, not the ranks that
 failed as a consequence."""
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """Create chart data from a run folder: the timeline, the pipeline schedule, load and memory over
 time, and the batch split."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Find which rank hangs, why, and where, using the stack dumps from all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

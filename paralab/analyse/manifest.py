@@ -1,7 +1,5 @@
 """Read run and experiment manifests: what the command was asked to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from paralab.machine.host import Machine

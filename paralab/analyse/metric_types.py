@@ -1,7 +1,5 @@
 """Types for run metrics. docs/metrics.md defines each number."""
 
-from __future__ import annotations
-
 from paralab.record.types import Record
 
 

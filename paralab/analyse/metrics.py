@@ -14,8 +14,6 @@ A bucket's *transfer* starts when its last rank is ready. Before that, a rank *w
 one. Communication is free while the device computes; the rest is exposed.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -133,11 +131,8 @@ def collectives(spans: Sequence[Span]) -> list[Collective]:
 
 
 def clip_backward(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans, with each backward pass shortened by the wait at its end.
-
-    DDP ends a synchronized backward pass by waiting for its buckets. Its computation ends when the
-    last bucket is ready, since a backward pass computes only gradients.
-    """
+    """Return the spans, with each backward pass shortened by the wait at its end: DDP waits there
+    for its buckets, and the computation ends when the last bucket is ready."""
     passes = sorted((s for s in spans if s.event == "backward"), key=lambda span: span.end)
     last = {span.accumulation or 0: span for span in passes}  # in each accumulation step
     ready = [span.start for span in spans if span.event in REDUCES]
@@ -237,17 +232,12 @@ def find_straggler(
         }
         last[max(late, key=late.__getitem__)] += 1
 
-    rank, times = last.most_common(1)[0]
+    (rank, times), of = last.most_common(1)[0], len(measured)
     waited = statistics.median(max(ranks[:rank] + ranks[rank + 1 :]) for ranks in waiting)
-    if waited < LATE_SHARE * step_seconds or times < LATE_STEPS * len(measured):
+    if waited < LATE_SHARE * step_seconds or times < LATE_STEPS * of:
         return None
-    return Straggler(
-        rank=rank,
-        waited_seconds=waited,
-        share_of_step=waited / step_seconds,
-        last_in=times,
-        of=len(measured),
-    )
+    share = waited / step_seconds
+    return Straggler(rank=rank, waited_seconds=waited, share_of_step=share, last_in=times, of=of)
 
 
 def _bubble(recording: Recording, measured: list[int]) -> Bubble | None:
@@ -261,8 +251,7 @@ def _bubble(recording: Recording, measured: list[int]) -> Bubble | None:
 
 
 def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
-    """Return the spans of each replica's stages in a step. They come from one rank, or from several
-    if each stage is a process.
+    """Return the spans of each replica's stages in a step, from one rank or one rank per stage.
 
     Each rank in a pipeline starts to synchronize when its own passes are done. Work on other ranks
     during that time is not clipped."""

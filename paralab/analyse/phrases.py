@@ -1,7 +1,5 @@
 """Format numbers for use in a sentence: speed-ups with their intervals, shares, and lists."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.analyse.compare import Comparison, Row

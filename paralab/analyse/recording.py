@@ -1,8 +1,6 @@
 """Read a run folder once: its manifest, the events per rank, and the steps that all ranks
 finished."""
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -10,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from paralab.analyse.manifest import RunManifest
 from paralab.errors import UsageError
@@ -52,7 +50,7 @@ class Recording:
     damaged: dict[int, int] = field(default_factory=dict)  # rank -> number of unreadable lines
 
     @classmethod
-    def read(cls, folder: Path) -> Recording:
+    def read(cls, folder: Path) -> Self:
         manifest = read_manifest(folder)
         if "plan" not in manifest:
             raise UsageError(

@@ -1,7 +1,5 @@
 """Create the report document for a comparison or a single run, using only its folder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compute the run result that `paralab run --json` prints, using only the run folder."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

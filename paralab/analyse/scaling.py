@@ -1,8 +1,6 @@
 """Report how training scales to more devices: the throughput per device, and why the speed-up is
 not perfect."""
 
-from __future__ import annotations
-
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.efficiency_loss import losses_of, perfect_seconds

@@ -1,10 +1,9 @@
 """Read the stack and the flight recorder that a rank dumped when the launcher's deadline passed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -45,7 +44,7 @@ class StackDump:
     fault: str  # the fault handler's output
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> StackDump:
+    def read(cls, folder: Path, rank: int) -> Self:
         answer = _read_object(folder / f"rank{rank}.json")
         fault = folder / f"rank{rank}.txt"
         stack, collectives = _convert(answer)

@@ -1,8 +1,6 @@
 """Create tables, and table cells from numbers: the text, the value, and the spread over repetitions.
 A count has no spread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ transfer  ······██████████        overlap    ····�
                                   exposed    ············████     transfer without compute
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]

@@ -1,7 +1,5 @@
 """Tables that show where step time goes: its parts, communication, buckets, and load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from paralab.analyse.blocks import Cell, Section

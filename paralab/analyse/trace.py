@@ -8,8 +8,6 @@ dependencies: an all-reduce across ranks, a micro-batch from stage to stage, and
 scatter to gather.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator

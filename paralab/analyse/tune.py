@@ -1,8 +1,6 @@
 """Read the result of a search from its folder: the command to use, its speed-up over the default,
 and the confidence interval."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

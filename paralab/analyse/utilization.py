@@ -1,8 +1,6 @@
 """Measure how busy the machine was: core and GPU load, model FLOP/s, and the first step's
 gradients."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

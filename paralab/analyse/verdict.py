@@ -1,8 +1,6 @@
 """Write a comparison's verdict in plain words, each sentence with its numbers: the fastest
 configuration, its cost, its limit, and what to try next."""
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ measured.
 Losses, buffers, and first-step gradients must meet the same tolerance, relative to their size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -283,9 +281,8 @@ def _largest(values: Iterable[float]) -> float:
 
 def outcome(proof: Verification) -> str:
     """Return `equal`, `equal apart from BatchNorm`, or `DIFFERS`."""
-    if not proof.equal:
-        return "DIFFERS"
-    return f"equal apart from {reason}" if (reason := apart_from(proof)) else "equal"
+    reason = f" apart from {apart_from(proof)}" if apart_from(proof) else ""
+    return f"equal{reason}" if proof.equal else "DIFFERS"
 
 
 def size_of(difference: float | None) -> str:
@@ -302,16 +299,13 @@ def headline(result: VerifyResult) -> str:
     """Return `48 of 54 configurations train like one device …; 6 did not run`."""
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
-    apart = [each for each in equal if apart_from(each)]
+    apart, differ = sum(bool(apart_from(each)) for each in equal), len(ran) - len(equal)
     text = (
         f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
-    if apart:
-        text += f"; {len(apart)} of these only with a known cause held fixed (see below)"
-    if len(equal) < len(ran):
-        verb = "differs" if len(ran) - len(equal) == 1 else "differ"
-        text += f"; {len(ran) - len(equal)} {verb}"
+    text += f"; {apart} of these only with a known cause held fixed (see below)" if apart else ""
+    text += f"; {differ} {'differs' if differ == 1 else 'differ'}" if differ else ""
     return text + (f"; {len(skipped)} did not run" if skipped else "")
 
 

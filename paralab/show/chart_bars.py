@@ -2,8 +2,6 @@
 distribution has a labeled row, and all rows share one axis.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

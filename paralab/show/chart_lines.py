@@ -4,8 +4,6 @@ around it.
 The page's script finds the values nearest to the pointer, using the axis positions in `data-plot`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

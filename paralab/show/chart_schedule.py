@@ -4,8 +4,6 @@ axis, and the ideal schedule in slots.
 Areas without a cell are the bubble. They are hatched to distinguish them from the background.
 """
 
-from __future__ import annotations
-
 from paralab.analyse.blocks import Schedule, Slot
 from paralab.show.chart_bars import Rows
 from paralab.show.palette import fill, kinds_legend

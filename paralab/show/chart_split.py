@@ -1,8 +1,6 @@
 """Draw a batch to scale. The top row is the full batch; below it, each device's pieces appear at
 their position in the batch."""
 
-from __future__ import annotations
-
 from paralab.analyse.blocks import Split
 from paralab.show.chart_bars import Rows
 from paralab.show.svg import NARROW, line, nothing, picture, rect, text, width_of

@@ -6,8 +6,6 @@ again for the part that the reader zooms into. `data-index` links a rectangle to
 page's data.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from paralab.analyse.blocks import Span, Timeline

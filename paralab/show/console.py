@@ -1,7 +1,5 @@
 """The output consoles: results go to stdout, and progress and notes go to stderr."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 

@@ -1,8 +1,6 @@
 """Print a document in the terminal: the verdict, then tables and answers. Charts appear only on the
 page."""
 
-from __future__ import annotations
-
 from rich.markup import escape
 
 from paralab.analyse.blocks import Answer, Bars, Document, Finding, Table

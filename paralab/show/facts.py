@@ -1,7 +1,5 @@
 """`paralab list` and `paralab env`: what you can run, and what this machine can run."""
 
-from __future__ import annotations
-
 from paralab.machine.host import Machine
 from paralab.plan.request import STRATEGIES
 from paralab.record.types import Record

@@ -4,8 +4,6 @@ numbers.
 Shares and times cover the last `RECENT_STEPS` steps. Unknown values are None.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field

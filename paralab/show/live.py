@@ -5,8 +5,6 @@ Bars are made of characters, so the view also works without colors. On a narrow 
 shrink or disappear.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

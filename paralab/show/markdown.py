@@ -5,8 +5,6 @@ A document may contain text from someone else's run folder, so everything is esc
 contains no HTML and no links, and each text stays on one line.
 """
 
-from __future__ import annotations
-
 import re
 
 from paralab.analyse.blocks import Answer, Document, Table

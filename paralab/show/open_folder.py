@@ -1,8 +1,6 @@
 """Create the document for any paralab folder: a run, a comparison, a scaling experiment, a search,
 or a sheet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Tables, answers, and charts are rendered here, so they work without scripts, on 
 source.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

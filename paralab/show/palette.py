@@ -5,8 +5,6 @@ communication is striped, waiting is dotted, and exposed communication is hatche
 color.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 

@@ -1,7 +1,5 @@
 """Show a run in the terminal: first the plan as a sentence and a table, then the result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.markup import escape

@@ -1,8 +1,6 @@
 """Show a run in the terminal: a progress bar or the live view. Without a terminal, print one line
 for each tenth of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Print grades in the terminal: one sheet in detail, or a table for the class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.markup import escape

@@ -6,8 +6,6 @@ that in a few kilobytes. A chart library adds megabytes and cannot draw without 
 CSS variables defined in the page.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ point carries the time of its measurement. paralab writes TensorBoard's record f
 because TensorBoard's EventFileWriter imports TensorFlow if it is installed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Print the `verify` result in the terminal: one line per configuration, and the verdict."""
 
-from __future__ import annotations
-
 from rich.markup import escape
 
 from paralab.analyse.verify import (

@@ -7,8 +7,6 @@ reverses a line. All printed text passes through `visible`: `console` and `error
 segment, and `echo` to a line.
 """
 
-from __future__ import annotations
-
 import re
 
 import click
