@@ -33,7 +33,7 @@ from paralab.cli.tune import tune
 from paralab.cli.verify import verify
 from paralab.errors import ParalabError, UsageError, from_os_error
 from paralab.launch.processes import import_torch_once
-from paralab.machine.signals import ENDS, exit_code_of, hear, name_of, number_of, raise_stop
+from paralab.machine.signals import ENDS, hear, interrupted, number_of, raise_stop
 from paralab.show.visible import echo
 
 RANK_0_SECONDS = 2.0  # so that rank 0 can print its error: torchrun kills all ranks when one exits
@@ -73,11 +73,7 @@ class Commands(Group):
                 raise
             _exit_with(ctx, from_os_error(error))
         except KeyboardInterrupt as stop:
-            number = number_of(stop)
-            message = f"stopped by {name_of(number)}"
-            _print_json(ctx, message)
-            echo(f"paralab: {message}; all processes have ended.", err=True)
-            sys.exit(exit_code_of(number))
+            _exit_with(ctx, interrupted(number_of(stop), "; all processes have ended."))
 
 
 def _leave_it_to_rank_0() -> None:
@@ -93,17 +89,12 @@ def _leave_it_to_rank_0() -> None:
 
 
 def _exit_with(context: click.Context, error: ParalabError) -> NoReturn:
-    _print_json(context, error.problem, error.detail, error.fix)
+    if wants_json(context):
+        printed = {"error": error.problem, "detail": error.detail, "fix": error.fix}
+        with suppress(OSError):  # stdout itself may not be writable
+            click.echo(json.dumps(printed))
     echo(f"paralab: {error}", err=True)
     sys.exit(error.exit_code)
-
-
-def _print_json(
-    context: click.Context, error: str, detail: str | None = None, fix: str | None = None
-) -> None:
-    if wants_json(context):
-        with suppress(OSError):  # stdout itself may not be writable
-            click.echo(json.dumps({"error": error, "detail": detail, "fix": fix}))
 
 
 @contextmanager
@@ -139,18 +130,7 @@ def main() -> None:
     """
 
 
-for _command in (
-    run,
-    compare,
-    scale,
-    tune,
-    verify,
-    plan,
-    show,
-    list_,
-    env,
-    practical,
-    checkpoint,
-    doctor,
-):
+for _command in (run, compare, scale, tune, verify, plan, show, list_, env):
+    main.add_command(_command)
+for _command in (practical, checkpoint, doctor):
     main.add_command(_command)

@@ -38,11 +38,14 @@ def _safe(stream: Any, number: int) -> Any:
     unchanged."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
-    ours = isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Text)
-    if not ours or not _is(stream, number):
+    try:
+        ours = type(stream) is io.TextIOWrapper and stream.fileno() == number
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
         return stream
     return _Text(
-        io.BufferedWriter(_Unfailing(number)),
+        io.BufferedWriter(_Unfailing(number, "w", closefd=False)),
         stream.encoding,
         "readable",
         line_buffering=stream.line_buffering,
@@ -50,41 +53,23 @@ def _safe(stream: Any, number: int) -> Any:
     )
 
 
-def _is(stream: io.TextIOWrapper, number: int) -> bool:
-    try:
-        return stream.fileno() == number
-    except (OSError, ValueError):
-        return False
-
-
 class _Text(io.TextIOWrapper):
     # click would write UTF-8 to the buffer even if the stream only accepts ASCII
     buffer = None  # type: ignore[assignment]
 
 
-class _Unfailing(io.RawIOBase):
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.number
-
-    def isatty(self) -> bool:
-        return os.isatty(self.number)
-
+class _Unfailing(io.FileIO):
     def write(self, data: Any) -> int:
+        number = self.fileno()
         try:
-            return os.write(self.number, data)
+            return os.write(number, data)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(self.number)  # otherwise Python would write the rest again at exit
+            _connect_to_nothing(number)  # otherwise Python would write the rest again at exit
             if error.errno == errno.EIO:
                 return len(data)
-            error.filename = "standard output" if self.number == 1 else "standard error"
+            error.filename = "standard output" if number == 1 else "standard error"
             raise
 
 
@@ -99,10 +84,8 @@ def _connect_to_nothing(number: int) -> None:
 def _readable(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    letters = error.object[error.start : error.end]
-    return "".join(READABLE.get(letter) or _without_accent(letter) for letter in letters), error.end
-
-
-def _without_accent(letter: str) -> str:
-    first = unicodedata.normalize("NFKD", letter)[:1]
-    return first if first.isascii() else "?"
+    words = []
+    for letter in error.object[error.start : error.end]:
+        without_accent = unicodedata.normalize("NFKD", letter)[:1]
+        words.append(READABLE.get(letter) or (without_accent if without_accent.isascii() else "?"))
+    return "".join(words), error.end

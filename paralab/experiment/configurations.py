@@ -54,24 +54,21 @@ def resolve_all(
     """Return the plans, and the skipped configurations with the reason for each. All CPU devices
     get the same number of cores, to keep the comparison fair."""
     refuse_inside()
-    workloads = [check_reference(each.request.workload) for each in configurations]
-    configurations = [
-        replace(each, request=replace(each.request, workload=workload))
-        for each, workload in zip(configurations, workloads, strict=True)
-    ]
+    strategies: dict[str, list[str]] = {}
+    for each in configurations:
+        workload = check_reference(each.request.workload)
+        strategies.setdefault(workload, []).append(each.request.strategy)
     inspected: dict[str, tuple[Machine, Summary]] = {}
-    for each, workload in zip(configurations, workloads, strict=True):
-        if workload not in inspected:
-            same = [
-                one.request.strategy for one in configurations if one.request.workload == workload
-            ]
-            inspected[workload] = look_once(each.request, same)
     left_out: list[LeftOut] = []
 
     def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
-        machine, summary = inspected[each.request.workload]
+        workload = check_reference(each.request.workload)
+        if workload not in inspected:
+            inspected[workload] = look_once(each.request, strategies[workload])
+        machine, summary = inspected[workload]
         request = replace(
             each.request,
+            workload=workload,
             steps=_steps(each.request, machine, summary),
             threads_per_device=each.request.threads_per_device or threads,
         )
@@ -111,19 +108,14 @@ def default_configurations(base: Request) -> list[Configuration]:
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     asked: list[Options] = [
-        {"strategy": "single"},
-        {"strategy": "dp"},
-        {"strategy": "ddp"},
+        *({"strategy": name} for name in ("single", "dp", "ddp")),
         {"strategy": "ddp", "accumulate": 4},
         *({"strategy": "ddp", "precision": precision} for precision in low),
         {"strategy": "ddp", "precision": "bf16", "accumulate": 4},
-        {"strategy": "pipeline"},
-        {"strategy": "hybrid"},
+        *({"strategy": name} for name in ("pipeline", "hybrid")),
     ]
-    return [
-        Configuration(with_common(base, own), optional=number > 3)
-        for number, own in enumerate(asked)
-    ]
+    requests = [with_common(base, own) for own in asked]
+    return [Configuration(each, optional=number > 3) for number, each in enumerate(requests)]
 
 
 def with_common(base: Request, own: Options) -> Request:
@@ -147,29 +139,24 @@ def with_common(base: Request, own: Options) -> Request:
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
     """Return the strategy with each number of replicas: 1, 2, 4 … With `weak`, the batch grows with
     the number of replicas."""
-    try:
-        numbers = sorted({int(word) for word in counts.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"--replicas {counts} is not a list of numbers.", fix="--replicas 1,2,4"
-        ) from None
+    words = {word.strip() for word in counts.split(",")}
+    numbers = sorted(int(word) for word in words if word.isdecimal() and int(word))
     if base.strategy not in APPLIES["replicas"]:
         raise UsageError(
             f"{base.strategy} has no replicas to scale.",
             fix="one of: " + ", ".join(APPLIES["replicas"]),
         )
-    if len(numbers) < 2 or numbers[0] < 1:
+    if len(numbers) < max(2, len(words)):
         raise UsageError(
             f"--replicas {counts}: scaling needs at least two different positive numbers.",
             fix="--replicas 1,2,4",
         )
     _, summary = look_once(base, [base.strategy])
     batch = base.batch_size or summary.batch_size
+    batches = [batch * number // numbers[0] if weak else batch for number in numbers]
     return [
-        Configuration(
-            replace(base, replicas=n, batch_size=batch * n // numbers[0] if weak else batch)
-        )
-        for n in numbers
+        Configuration(replace(base, replicas=number, batch_size=size))
+        for number, size in zip(numbers, batches, strict=True)
     ]
 
 

@@ -22,22 +22,14 @@ def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunF
     """Explain a failed run. `launched` is the log folder if it is not the run folder."""
     assert outcome.training is not None
     assert outcome.exits is not None
-    training, exits, launched = outcome.training, outcome.exits, launched or outcome.folder
-    if exits.late:
-        error = _explain_hang(training, launched, exits, outcome.attempt)
-    else:
-        error = _explain_exit(training, launched, exits, outcome.attempt)
-    if outcome.stuck_after is None:
+    explain = _explain_hang if outcome.exits.late else _explain_exit
+    error = explain(outcome.training, launched or outcome.folder, outcome.exits, outcome.attempt)
+    if (step := outcome.stuck_after) is None:
         return error
 
-    step = outcome.stuck_after
     where = f"after step {step}" if step >= 0 else "before the first step"
-    return RunFailed(
-        f"{error.problem} It failed {where} twice without progress, so another restart would not "
-        "help.",
-        detail=error.detail,
-        fix=error.fix,
-    )
+    stuck = f"It failed {where} twice without progress, so another restart would not help."
+    return RunFailed(f"{error.problem} {stuck}", detail=error.detail, fix=error.fix)
 
 
 def _explain_exit(
@@ -54,18 +46,14 @@ def _explain_exit(
 
 
 def _phase(post: Post) -> str:
-    if post.phase == "start":
-        return "before its first step"
-    if post.phase == "save":
-        return f"while saving after {post.step} steps"
-    return f"in step {post.step}" if post.step >= 0 else "at the end"
+    phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
+    return phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at the end")
 
 
 def _full_disk(training: Training) -> str:
     """Check for a full disk, because torch does not report why it could not write a file."""
-    paths = [training.folder.path]
-    paths += [Path(training.checkpoints.directory)] if training.checkpoints else []
-    for path in paths:
+    saved = [Path(training.checkpoints.directory)] if training.checkpoints else []
+    for path in [training.folder.path, *saved]:
         if path.exists() and shutil.disk_usage(path).free < FULL_BYTES:
             return f" ({os.strerror(errno.ENOSPC)}: {path})"
     return ""

@@ -1,5 +1,6 @@
 """Plan a configuration: inspect the machine and the workload, resolve, and record the plan."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -87,9 +88,8 @@ def _samples_at_once(request: Request) -> int | None:
 
 
 def _one_device_threads(request: Request) -> int:
-    devices = (request.replicas or (2 if request.strategy == "hybrid" else 1)) * (
-        request.stages or 2
-    )
+    replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
+    devices = replicas * (request.stages or 2)
     return request.threads_per_device or threads_asked() or max(1, usable_cores() // devices)
 
 
@@ -122,6 +122,4 @@ def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
 
 
 def slug(name: str) -> str:
-    return "".join(
-        letter if letter.isalnum() else "-" for letter in name.removesuffix(".py")
-    ).strip("-")
+    return re.sub(r"[\W_]", "-", name.removesuffix(".py")).strip("-")

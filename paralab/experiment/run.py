@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import ParalabError, Paused, RunFailed, refusing
@@ -92,18 +91,17 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
         return interrupted(outcome.signal, f" after {reached} of {steps} steps. {ended}")
     if outcome.status == "stopped":
         done = f"Stopped and saved after {reached}" if reached else "Stopped before the first"
-        return find_unsaved(outcome) or Paused(
+        return find_unsaved(outcome, reached) or Paused(
             f"{done} of {steps} steps; the run folder is {path}",
             fix="run the same command with --resume to continue",
         )
     return None
 
 
-def find_unsaved(outcome: Outcome) -> RunFailed | None:
+def find_unsaved(outcome: Outcome, reached: int) -> RunFailed | None:
     """Return the error if the ranks stopped gracefully but did not save an intact checkpoint."""
     assert outcome.training is not None
     assert outcome.training.checkpoints is not None
-    reached = Recording.read(outcome.folder.path).reached
     path = step_folder(Path(outcome.training.checkpoints.directory), reached)
     saved = {checkpoint.path: checkpoint.problem for checkpoint in checkpoints(path.parent)}
     problem = saved.get(path, "it does not exist")

@@ -50,6 +50,7 @@ class Case:
     request: Request
     options: VerifyOptions
     plan: Plan
+    inspected: Inspected
 
 
 def verify(
@@ -70,11 +71,11 @@ def verify(
     started = time.perf_counter()
 
     names = list(STRATEGIES) if strategy == "all" else [strategy]
-    inspected: dict[str, Inspected] = {}
+    inspected: dict[Request, Inspected] = {}
     for reference in map(check_reference, workloads or DEFAULT_WORKLOADS):
         base = Request("single", reference, **options)
-        inspected[reference] = inspect_workload(inspection_for(base, names, threads=1, verify=True))
-    cases, skipped = _resolve(names, inspected, options)
+        inspected[base] = inspect_workload(inspection_for(base, names, threads=1, verify=True))
+    cases, skipped = _resolve(names, inspected)
     summaries = [summary for _, summary in inspected.values()]
     folder = RunFolder.create(out, f"verify_{strategy}")
     folder.write_manifest(
@@ -86,15 +87,14 @@ def verify(
         ],
     )
 
-    verified = _train(folder, cases, inspected, say, deadlines)
-    if strategy == "all":
+    verified = []
+    for each in _train(folder, cases, say, deadlines):
         # Some strategies fail only during training if they cannot run this model.
-        late = [each for each in verified if _cannot_run(each)]
-        skipped += [
-            Skipped(strategy=each.strategy, options=each.options, reason=each.cause or "")
-            for each in late
-        ]
-        verified = [each for each in verified if each not in late]
+        if strategy == "all" and _cannot_run(each):
+            reason = each.cause or ""
+            skipped.append(Skipped(strategy=each.strategy, options=each.options, reason=reason))
+        else:
+            verified.append(each)
     dropout = any(summary.dropout for summary in summaries)
     result = VerifyResult(
         strategy=strategy,
@@ -114,24 +114,21 @@ def verify(
 
 
 def _resolve(
-    names: list[str], inspected: dict[str, Inspected], options: Options
+    names: list[str], inspected: dict[Request, Inspected]
 ) -> tuple[list[Case], list[Skipped]]:
     """Return the cases that can run and the skipped cases. If no case can run, raise the first
     reason."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
-    for reference, (machine, summary) in inspected.items():
-        base = Request("single", reference, **options)
-        for request, named in _vary(names, base, summary, pinned=len(names) == 1):
+    for base, found in inspected.items():
+        for request, named in _vary(names, base, found[1], pinned=len(names) == 1):
             try:
-                plan = resolve_here(request, machine, summary)
+                cases.append(Case(request, named, resolve_here(request, *found), found))
             except UsageError as error:
                 refused = refused or error
                 skip = Skipped(strategy=request.strategy, options=named, reason=error.problem)
                 skipped.append(skip)
-            else:
-                cases.append(Case(request, named, plan))
     if not cases:
         assert refused is not None
         raise refused
@@ -142,9 +139,8 @@ def _cannot_run(each: Verified) -> bool:
     """Return whether the cause is that a schedule cannot cut the model, or that fsdp ranks take
     different branches."""
     cause = each.cause or ""
-    return (bool(each.options.schedule) and WITHOUT in cause) or (
-        each.strategy == "fsdp" and BRANCHES in cause
-    )
+    uncut = each.options.schedule is not None and WITHOUT in cause
+    return uncut or (each.strategy == "fsdp" and BRANCHES in cause)
 
 
 def _vary(
@@ -165,20 +161,21 @@ def _vary(
             # each is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
+            common = {"strategy": name, "steps": steps, "precision": base.precision or "fp64"}
             for accumulate, samples in combinations:
-                request = replace(
-                    base,
-                    strategy=name,
-                    accumulate=accumulate,
-                    samples=samples,
-                    steps=steps,
-                    precision=base.precision or "fp64",
-                    **split,
-                )
-                request = only_applicable(request)
+                varied = {"accumulate": accumulate, "samples": samples, **split}
+                request = only_applicable(replace(base, **common, **varied))
                 batches = global_batches(batch, samples or summary.samples, steps, base.epochs)
-                partial = {each.size for each in batches} != {batch}
-                yield request, _describe(request, batch, partial, summary)
+                yield (
+                    request,
+                    VerifyOptions(
+                        workload=summary.name,
+                        batch_size=batch,
+                        partial_last_batch={each.size for each in batches} != {batch},
+                        varying_weights=summary.weighted,
+                        **{name: getattr(request, name) for name in VARIED},
+                    ),
+                )
 
 
 def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
@@ -226,20 +223,9 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
     return [length for length in (whole, partial) if length <= room] or [None]
 
 
-def _describe(request: Request, batch: int, partial: bool, summary: Summary) -> VerifyOptions:
-    return VerifyOptions(
-        workload=summary.name,
-        batch_size=batch,
-        partial_last_batch=partial,
-        varying_weights=summary.weighted,
-        **{name: getattr(request, name) for name in VARIED},
-    )
-
-
 def _train(
     folder: RunFolder,
     cases: list[Case],
-    inspected: dict[str, Inspected],
     say: Callable[[str], None],
     deadlines: Deadlines,
 ) -> list[Verified]:
@@ -249,11 +235,10 @@ def _train(
         # Schedules run last, because a model that cannot be cut into processes ends all ranks, and
         # the remaining runs would have to start again.
         order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
-        pairs = {}
-        for place in order:
-            request = cases[place].request
-            pairs[place] = references.add(f"case{place}", request, *inspected[request.workload])
-
+        pairs = {
+            place: references.add(f"case{place}", cases[place].request, *cases[place].inspected)
+            for place in order
+        }
         ranks = max(training.plan.world_size for training in references.trainings)
         count = plural(len(references.references), "reference")
         say(f"{count} and {plural(len(cases), 'configuration')} on up to {plural(ranks, 'rank')}")

@@ -50,9 +50,8 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             output = log.read_text(errors="replace").strip()
             if "No module named 'torch'" in output:
-                raise ParalabError(
-                    "PyTorch is not installed for this Python.", fix="pip install torch"
-                )
+                problem, fix = "PyTorch is not installed for this Python.", "pip install torch"
+                raise ParalabError(problem, fix)
             raise ParalabError(
                 f"The process that inspects the workload exited with code {code}.",
                 detail="\n".join(output.splitlines()[-15:]),

@@ -9,6 +9,7 @@ nodes can see.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,10 +22,7 @@ from paralab.errors import UsageError
 from paralab.launch.processes import INSIDE
 from paralab.plan.grid import Place
 
-LAUNCHED = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-)
+LAUNCHED = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
 BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
 
 
@@ -44,11 +42,11 @@ class LaunchedRank:
     world_size: int
     local_rank: int | None
     node: int | None
-    address: str | None
-    port: int | None
-    served: bool
     attempt: str
     restarts: int = 0
+    address: str | None = None
+    port: int | None = None
+    served: bool = False
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
@@ -81,11 +79,11 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
         world_size=ranks,
         local_rank=_number(environment, "LOCAL_RANK"),
         node=_number(environment, "GROUP_RANK"),
+        attempt=f"{run or 'none'}/{restarts}",
+        restarts=restarts,
         address=environment.get("MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT"),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=f"{run or 'none'}/{restarts}",
-        restarts=restarts,
     )
 
 
@@ -99,9 +97,6 @@ def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
         world_size=_number(environment, "SLURM_STEP_NUM_TASKS") or 1,
         local_rank=_number(environment, "SLURM_LOCALID"),
         node=_number(environment, "SLURM_NODEID"),
-        address=None,
-        port=None,
-        served=False,
         attempt=f"{attempt}-{restarts}" if restarts else attempt,
         restarts=restarts,
     )
@@ -110,10 +105,8 @@ def _of_srun(environment: Mapping[str, str]) -> LaunchedRank:
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     if text and not text.isdigit():
-        raise UsageError(
-            f"{name}={text!r} is not a number.",
-            fix=f"unset {name}, or start the command with torchrun or srun",
-        )
+        fix = f"unset {name}, or start the command with torchrun or srun"
+        raise UsageError(f"{name}={text!r} is not a number.", fix=fix)
     return int(text) if text else None
 
 
@@ -160,13 +153,12 @@ def own_address() -> str:
     nodes = _number(os.environ, "SLURM_STEP_NUM_NODES") or _number(os.environ, "SLURM_NNODES")
     if nodes in (None, 1):
         return "127.0.0.1"
-    name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    address = name
+    address = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     if shutil.which("scontrol"):
-        command = ["scontrol", "show", "node", name]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
-        given = [word.partition("=")[2] for word in shown if word.startswith("NodeAddr=")]
-        address = given[0] if given else name
+        command = ["scontrol", "show", "node", address]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+        given = re.search(r"NodeAddr=(\S+)", shown)
+        address = given[1] if given else address
     try:
         return socket.gethostbyname(address)
     except OSError:
@@ -188,13 +180,10 @@ def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
     ambiguous = len(named) > len({name for _, name in named})
 
     places = []
-    for rank, (node, fact, mask) in enumerate(zip(nodes, facts, masks, strict=True)):
-        local_rank = fact["local_rank"]
-        if local_rank is None:
-            local_rank = nodes[:rank].count(node)
-        name = fact["name"]
-        if ambiguous and fact["node"] is not None:
-            name = f"{name}#{fact['node']}"
-        cores = fact["cores"] / masks.count(mask)
+    for rank, fact in enumerate(facts):
+        given, number = fact["local_rank"], fact["node"]
+        local_rank = nodes[:rank].count(nodes[rank]) if given is None else given
+        name = f"{fact['name']}#{number}" if ambiguous and number is not None else fact["name"]
+        cores = fact["cores"] / masks.count(masks[rank])
         places.append(Place(name, local_rank, tuple(fact["gpus"]), cores))
     return tuple(places)

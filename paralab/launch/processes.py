@@ -19,18 +19,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNSEEN
 
-# Set in each process that paralab starts, to prevent it from starting paralab again.
-INSIDE = "PARALAB_INSIDE"
-# The launcher's process ID.
-LAUNCHER = "PARALAB_LAUNCHER"
-# The socket of a template that serves many commands. Only the tests use it.
-SHARED = "PARALAB_TEMPLATE"
+INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts, so it starts none itself
+LAUNCHER = "PARALAB_LAUNCHER"  # the launcher's process ID
+SHARED = "PARALAB_TEMPLATE"  # the socket of a template for many commands; only the tests use it
 IMPORT_SECONDS = 600
 DRIVER = Path("/dev/nvidiactl")
 
@@ -78,16 +75,9 @@ class Template:
         self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forks it
         with theirs:
             if not self._forked_by_shared(theirs):
-                with signals.blocked():
-                    self.process = subprocess.Popen(
-                        command("paralab.worker.template", str(theirs.fileno())),
-                        env=self.environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                        pass_fds=[theirs.fileno()],
-                    )
+                words = command("paralab.worker.template", str(theirs.fileno()))
+                silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+                self.process = _popen(words, self.environment, pass_fds=[theirs.fileno()], **silent)
 
     def _forked_by_shared(self, theirs: socket.socket) -> bool:
         """Ask the template at the socket SHARED, if there is one, to fork a template for this
@@ -157,6 +147,13 @@ def _given() -> dict[str, str]:
     return {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
 
+def _popen(
+    words: list[str], environment: dict[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
+    with signals.blocked():
+        return subprocess.Popen(words, env=environment, start_new_session=True, **options)
+
+
 # One entry per running command, or None if the command has not needed a template yet.
 _templates: list[Template | None] = []
 
@@ -205,12 +202,5 @@ def start(
         template = _templates[-1] = _templates[-1] or Template()
         if child := template.fork(module, arguments, environment, log):
             return child
-    with signals.blocked():
-        return subprocess.Popen(
-            [*prefix, *command(module, *arguments)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    words = [*prefix, *command(module, *arguments)]
+    return _popen(words, environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)

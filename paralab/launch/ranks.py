@@ -127,7 +127,6 @@ def _widest(plans: list[Plan]) -> Plan:
 def _start(
     folder: RunFolder, spec: Path, plan: Plan, rank: RankPlan, interface: str | None
 ) -> Child:
-    """Start a rank with torchrun's environment variables and the plan's thread count."""
     environment = {
         **os.environ,
         **plan.environment,

@@ -58,8 +58,7 @@ class SlurmLauncher:
         asked = self._allocate(request)
         if options.max_restarts:
             raise UsageError(
-                f"--max-restarts {options.max_restarts}: in a Slurm job, only Slurm can restart "
-                "the ranks.",
+                f"--max-restarts {options.max_restarts}: only Slurm can restart a job's ranks.",
                 fix="leave it out, and use --checkpoint DIR so that a restarted job resumes",
             )
         options.check()

@@ -74,18 +74,14 @@ class Watchdog:
                     rank.send_signal(signal.SIGUSR2)
         time.sleep(0.1)
         for number, suffix in itertools.product(self.numbers, (".json", ".txt")):
-            answer = self.answers / f"rank{number}{suffix}"
-            if answer.exists():
-                with suppress(OSError):
-                    shutil.copy(answer, self.dumps)
+            with suppress(OSError):  # a rank that is stopped or holds the GIL does not answer
+                shutil.copy(self.answers / f"rank{number}{suffix}", self.dumps)
 
     def _wait_for_answers(self, ranks: list[Child]) -> None:
         until = time.monotonic() + ANSWER_SECONDS
-        answers = [
-            self.answers / f"rank{number}.json"
-            for number, rank in zip(self.numbers, ranks, strict=True)
-            if _state(rank) not in ("T", "ended")
-        ]
+        able = [_state(rank) not in ("T", "ended") for rank in ranks]
+        numbers = itertools.compress(self.numbers, able)
+        answers = [self.answers / f"rank{number}.json" for number in numbers]
         while time.monotonic() < until and not all(answer.exists() for answer in answers):
             time.sleep(0.05)
 

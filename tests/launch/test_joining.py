@@ -18,7 +18,7 @@ from paralab.launch.watchdog import LateRank
 from paralab.record.status_board import NEVER, Post
 from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events
 
-PLACE = LaunchedRank("torchrun", 0, 2, 0, 0, "localhost", 1, True, "abc/0")
+PLACE = LaunchedRank("torchrun", 0, 2, 0, 0, "abc/0", 0, "localhost", 1, True)
 FACTS = {"node": 0, "name": "n1", "machine": "A", "local_rank": None, "gpus": [], "cores": 4}
 FACTS |= {"mask": [0, 1, 2, 3], "address": None}
 
