@@ -248,7 +248,10 @@ def _reference(workload: Source) -> Iterator[str]:
     code = getattr(workload, "__code__", None)
     name = getattr(workload, "__qualname__", "")
     in_file = code is not None and name.isidentifier() and Path(code.co_filename).is_file()
-    cloudpickle = _import_cloudpickle()
+    try:
+        import cloudpickle
+    except ImportError:
+        cloudpickle = None
     # If possible, pickle a function in the running script, because importing the script would run
     # it again.
     if in_file and (workload.__module__ != "__main__" or cloudpickle is None):
@@ -267,11 +270,3 @@ def _reference(workload: Source) -> Iterator[str]:
         path = Path(folder, "workload.pickle")
         path.write_bytes(cloudpickle.dumps(workload))
         yield f"{PICKLED}{path}"
-
-
-def _import_cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        return None
-    return cloudpickle

@@ -89,12 +89,9 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
 
 def _find_checkpoints(folder: Path, check: bool) -> list[Checkpoint]:
     """Return all checkpoints in a folder, or the folder itself if it is a checkpoint."""
-    is_one = folder.name.startswith("step-") and folder.name[5:].isdecimal()
-    found = [
-        each
-        for each in checkpoints(folder.parent if is_one else folder, check)
-        if not is_one or each.path.name == folder.name
-    ]
+    found = checkpoints(folder, check)
+    if not found:  # it may be a checkpoint itself
+        found = [each for each in checkpoints(folder.parent, check) if each.path == folder]
     if not found:
         problem = "contains no checkpoint" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {problem}.", fix="the DIR of `paralab run … --checkpoint DIR`")

@@ -130,7 +130,6 @@ def main() -> None:
     """
 
 
-for _command in (run, compare, scale, tune, verify, plan, show, list_, env):
-    main.add_command(_command)
-for _command in (practical, checkpoint, doctor):
+_shown = run, compare, scale, tune, verify, plan, show, list_, env, practical, checkpoint, doctor
+for _command in _shown:
     main.add_command(_command)

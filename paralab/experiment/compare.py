@@ -88,26 +88,26 @@ def compare(
     resolved, left_out = resolve_all(with_distinct_names(configurations))
 
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
-    entries = _plan_rounds(resolved, rounds or ROUNDS)
     folder.write_manifest(
         kind=kind,
         about=(about or About()).to_dict(),
         machine=asdict(resolved[0].machine),
         workload=asdict(resolved[0].summary),
         left_out=[each.to_dict() for each in left_out],
-        configurations=[entry.to_dict() for entry in entries],
+        configurations=[each.to_dict() for each in _plan_rounds(resolved, rounds or ROUNDS)],
     )
-    measured = _measure(folder, resolved, entries, verify, say, None if rounds else BUDGET_SECONDS)
-    folder.write_outcome(measured.to_dict())
-    while measured.signal is None and more(
-        comparison_of(folder.path), time.perf_counter() - started
-    ):
-        first = measured.rounds
-        entries = _plan_rounds(resolved, rounds or ROUNDS, first)
-        measured = _combine(measured, _measure(folder, resolved, entries, False, say))
-        (folder.path / "outcome.json").unlink()
+    measured, done = None, 0
+    while True:
+        entries = _plan_rounds(resolved, rounds or ROUNDS, done)
+        budget = None if rounds or done else BUDGET_SECONDS
+        latest = _measure(folder, resolved, entries, verify and not done, say, budget)
+        measured = _combine(measured, latest) if measured else latest
+        (folder.path / "outcome.json").unlink(missing_ok=True)
         folder.write_outcome(measured.to_dict())
-        if measured.rounds == first:
+        if measured.signal is not None or measured.rounds == done:
+            break
+        done = measured.rounds
+        if not more(comparison_of(folder.path), time.perf_counter() - started):
             break
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(comparison_of(folder.path), seconds=seconds)
@@ -135,13 +135,11 @@ def _plan_rounds(configurations: Sequence[Resolved], rounds: int, first: int = 0
     """Return the manifest entries: names, commands, and run folders. `first` is the number of
     rounds that have already run."""
     entries = []
-    for number, item in enumerate(configurations):
-        each = item.configuration
+    for number, each in enumerate(item.configuration for item in configurations):
         place = f"{number:02d}_{slug(each.label)}"
         runs = [f"{place}/round{first + round_ + 1}" for round_ in range(rounds)]
-        entries.append(
-            Planned(name=each.label, command=each.command, request=each.request, runs=runs)
-        )
+        entry = Planned(name=each.label, command=each.command, request=each.request, runs=runs)
+        entries.append(entry)
     return entries
 
 
@@ -156,7 +154,10 @@ def _measure(
     """Train each configuration in each planned round, in a new random order each time."""
     stopped_by: int | None = None
     failed: dict[int, RunFailed] = {}
-    structures = [_structure(item) for item in configurations]
+    structures = [  # what to verify: a few steps in fp64
+        replace(in_fp64(item.configuration.request), steps=VERIFY_STEPS, epochs=None)
+        for item in configurations
+    ]
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path / "verify", Path(private))
         pairs: dict[Request, ReferencePair] = {}
@@ -182,11 +183,6 @@ def _measure(
     errors = {turns[n].number: error.problem for n, error in failed.items()}
     timed = [turn for turn in turns if turn.round != VERIFYING]
     return _conclude(timed, entries, errors, verified, stopped_by, say)
-
-
-def _structure(item: Resolved) -> Request:
-    """Return the configuration to verify: a few steps in fp64."""
-    return replace(in_fp64(item.configuration.request), steps=VERIFY_STEPS, epochs=None)
 
 
 def _create_runs(

@@ -23,7 +23,7 @@ from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
 from paralab.launch.inspect import inspect_workload
 from paralab.launch.launched_by import refuse_inside
-from paralab.launch.run_options import Deadlines
+from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.machine.host import Machine
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
@@ -66,8 +66,8 @@ def verify(
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
-    deadlines = Deadlines(step=step_deadline)
-    deadlines.check()
+    limits = RunOptions(step_deadline=step_deadline)
+    limits.check()
     started = time.perf_counter()
 
     names = list(STRATEGIES) if strategy == "all" else [strategy]
@@ -88,7 +88,7 @@ def verify(
     )
 
     verified = []
-    for each in _train(folder, cases, say, deadlines):
+    for each in _train(folder, cases, say, limits.deadlines):
         # Some strategies fail only during training if they cannot run this model.
         if strategy == "all" and _cannot_run(each):
             reason = each.cause or ""
@@ -161,9 +161,13 @@ def _vary(
             # each is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
-            common = {"strategy": name, "steps": steps, "precision": base.precision or "fp64"}
+            common: Options = {
+                "strategy": name,
+                "steps": steps,
+                "precision": base.precision or "fp64",
+            }
             for accumulate, samples in combinations:
-                varied = {"accumulate": accumulate, "samples": samples, **split}
+                varied: Options = {"accumulate": accumulate, "samples": samples, **split}
                 request = only_applicable(replace(base, **common, **varied))
                 batches = global_batches(batch, samples or summary.samples, steps, base.epochs)
                 yield (

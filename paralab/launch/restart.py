@@ -88,7 +88,9 @@ class Attempts:
                 outcome = conclude(self.training, self.run_ranks(attempt, stop), attempt)
                 if outcome.status != "failed":
                     return outcome
-                problem = self._note_failure(outcome)
+                assert outcome.exits is not None
+                problem = self.job.explain(outcome)
+                self.training.folder.note_failure(attempt, problem, outcome.exits.noticed)
                 if attempt == last or stop:
                     return outcome
 
@@ -105,17 +107,13 @@ class Attempts:
                 self.job.say(f"Restarting from {begin} (restart {attempt + 1} of {last}).")
         raise AssertionError("the last attempt always returns")
 
-    def _note_failure(self, outcome: Outcome) -> str:
-        assert outcome.exits is not None
-        problem = self.job.explain(outcome)
-        self.training.folder.note_failure(outcome.attempt, problem, outcome.exits.noticed)
-        return problem
-
     def _rewind(self, attempt: int) -> None:
         """Go back to the newest good checkpoint, and record how far the attempt got."""
         resumed_from = self.training.steps_done
         self._choose_checkpoint(resume=True)
-        last_step = last_finished_step(self.training.folder.path, attempt)
+        events = read_events(self.training.folder.path, attempt).values()
+        steps = [each.step for rank in events for each in rank if isinstance(each, Step)]
+        last_step = max(steps, default=-1)
         self.failed.append(FailedAttempt(resumed_from, self.training.steps_done, last_step))
 
     def _accept(self, outcome: Outcome) -> Outcome:
@@ -128,9 +126,3 @@ class Attempts:
         options = replace(self.job.options, resume=resume)
         policy = choose_checkpoint(options, self.training.plan, self.job.say)
         self.training = replace(self.training, checkpoints=policy)
-
-
-def last_finished_step(folder: Path, attempt: int) -> int:
-    """Return the last step that any rank finished in this attempt, or -1 if none."""
-    events = [event for list_ in read_events(folder, attempt).values() for event in list_]
-    return max((event.step for event in events if isinstance(event, Step)), default=-1)

@@ -22,14 +22,6 @@ class Deadlines(NamedTuple):
     step: float = 600.0
     save: float = 600.0
 
-    def check(self) -> None:
-        for phase, seconds in self._asdict().items():
-            if not seconds > 0:
-                raise UsageError(
-                    f"--{phase}-deadline {seconds:g} is not a positive number of seconds.",
-                    fix=f"--{phase}-deadline 60",
-                )
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -95,7 +87,11 @@ class RunOptions:
             if value is not None and value < least:
                 flag = flag_of(name)
                 raise UsageError(f"{flag} {value} is less than {least}.", fix=f"{flag} 3")
-        self.deadlines.check()
+        for name in ("start_deadline", "step_deadline", "save_deadline"):
+            if not (seconds := getattr(self, name)) > 0:
+                flag = flag_of(name)
+                problem = f"{flag} {seconds:g} is not a positive number of seconds."
+                raise UsageError(problem, fix=f"{flag} 60")
 
         if self.checkpoint is None or not self.checkpoint.exists():
             return

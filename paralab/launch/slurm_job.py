@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paralab.errors import Interrupted, ParalabError, RunFailed, UsageError
@@ -38,14 +38,14 @@ ARRIVE_SECONDS = 15.0  # how long a file may take to appear from another machine
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
+@dataclass(frozen=True)
 class SlurmLauncher:
     """Submits and follows a Slurm job. `sbatch` contains the sbatch options, as in `--slurm
     partition=gpu,time=10:00`."""
 
-    def __init__(
-        self, sbatch: str, nodes: int | None = None, wait_seconds: float | None = None
-    ) -> None:
-        self.sbatch, self.nodes, self.wait_seconds = sbatch, nodes, wait_seconds
+    sbatch: str
+    nodes: int | None = None
+    wait_seconds: float | None = None
 
     def write_script(self, request: Request, options: RunOptions) -> str:
         """Return the script for `--dry-run`, to submit by hand. This works without Slurm."""
