@@ -32,7 +32,6 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.analyse.result import Result
     from paralab.launch.job import Launcher
-    from paralab.launch.launched_by import LaunchedRank
 
 LAUNCHING, SLURM = "Launching", "Slurm"
 
@@ -102,21 +101,26 @@ def run(
     stopped by signal N (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
     """
     from paralab.experiment import run as experiment
+    from paralab.launch.joined_ranks import JoinedLauncher
     from paralab.launch.launched_by import detect_launcher
+    from paralab.launch.local import LocalLauncher
     from paralab.launch.slurm_job import SlurmLauncher, require_slurm
     from paralab.show.screen import Screen
 
     chosen = RunOptions(**take(RunOptions, options))
     asked = SlurmOptions(**take(SlurmOptions, options))
     request = Request(strategy=strategy, **given(options))
-    launched = detect_launcher() if asked.slurm is None else None
-    if launcher == "torchrun":
-        _use_torchrun(request, chosen, asked.slurm is not None, launched is not None)
-        chosen = replace(chosen, max_restarts=0)  # torchrun restarts the ranks
+    slurm, launched = None, None
     if asked.slurm is None:
         require_slurm(asked.nodes, asked.dry_run, asked.slurm_wait)
-    elif asked.dry_run:
-        script = SlurmLauncher(asked.slurm, asked.nodes).write_script(request, chosen)
+        launched = detect_launcher()
+    else:
+        slurm = SlurmLauncher(asked.slurm, asked.nodes, asked.slurm_wait)
+    if launcher == "torchrun":
+        _use_torchrun(request, chosen, slurm is not None, launched is not None)
+        chosen = replace(chosen, max_restarts=0)  # torchrun restarts the ranks
+    if slurm and asked.dry_run:
+        script = slurm.write_script(request, chosen)
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
     if as_json and live:
@@ -125,13 +129,14 @@ def run(
             fix="use only one of the two",
         )
 
-    how: dict[str, Any] = {"say": printer(quiet=as_json and asked.slurm is not None)}
+    here: Launcher = JoinedLauncher(launched) if launched else LocalLauncher()
+    how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
     screen = None
     if not as_json and (not launched or launched.rank == 0):
-        screen = Screen(show, live, looking=asked.slurm is None)
+        screen = Screen(show, live, looking=slurm is None)
         how["watch"] = screen.watch
     try:
-        result = experiment.run(request, chosen, _choose_launcher(launched, asked), **how)
+        result = experiment.run(request, chosen, slurm or here, **how)
     finally:
         if screen:
             screen.close()
@@ -170,13 +175,3 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
         )
     if not launched:
         become_torchrun(make_plan(request)[0], chosen.max_restarts)
-
-
-def _choose_launcher(launched: LaunchedRank | None, asked: SlurmOptions) -> Launcher:
-    from paralab.launch.joined_ranks import JoinedLauncher
-    from paralab.launch.local import LocalLauncher
-    from paralab.launch.slurm_job import SlurmLauncher
-
-    if asked.slurm is not None:
-        return SlurmLauncher(asked.slurm, asked.nodes, asked.slurm_wait)
-    return JoinedLauncher(launched) if launched else LocalLauncher()

@@ -79,12 +79,12 @@ class Team:
             return ended_with(exit_code_of(number_of(error)))
 
 
+@dataclass(frozen=True)
 class JoinedLauncher:
     """The launcher inside each launched process. On rank 0, `run` returns, or raises an error for
     the user. On other ranks, it exits."""
 
-    def __init__(self, place: LaunchedRank) -> None:
-        self.place = place
+    place: LaunchedRank
 
     def run(self, job: Job) -> Outcome:
         place = self.place

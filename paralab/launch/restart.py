@@ -8,13 +8,14 @@ from pathlib import Path
 
 from paralab.errors import NothingLeft
 from paralab.launch.job import Job, Outcome, conclude
-from paralab.launch.ranks import RankExits
+from paralab.launch.ranks import RankExits, run_ranks
 from paralab.launch.resume import choose_checkpoint, lock_checkpoints
 from paralab.launch.stop_signals import StopRequest, stop_in_order
 from paralab.machine.signals import number_of
 from paralab.plan.grid import Place
 from paralab.record.events import Step
 from paralab.record.reader import read_events
+from paralab.record.status_board import StatusBoard
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 
 
 class Attempts:
-    """All attempts at one run. Each launcher has a subclass that runs the ranks.
+    """All attempts at one run.
 
     together_seconds  treat stop signals within this time as one
     """
@@ -62,7 +63,17 @@ class Attempts:
         self.failed: list[FailedAttempt] = []
 
     def run_ranks(self, attempt: int, stop: StopRequest) -> RankExits:
-        raise NotImplementedError
+        """Run the ranks on this machine. A launcher for several machines overrides this."""
+
+        def on_poll(board: StatusBoard) -> None:
+            self.show_progress()
+            if stop:
+                stop.announce()
+                board.agree()
+
+        specs = [self.training.to_spec(attempt=attempt)]
+        deadlines = self.job.options.deadlines
+        return run_ranks(self.training.folder, specs, self.origin_seconds, on_poll, deadlines)
 
     def train(self) -> Outcome:
         """Train. After a failure, restart if this is allowed and can help."""

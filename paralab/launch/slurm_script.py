@@ -154,19 +154,13 @@ def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
 def gpus_per_node(options: Options, nodes: int) -> int | None:
     """Return 4 for gres=gpu:4, gres=gpu:a100:4, gpus-per-node=a100:4, and gpus=8 on 2 nodes. Return
     None if the job does not request GPUs."""
-    for part in (options.get("gres") or "").split(","):
-        if part.split(":")[0] == "gpu":
-            return _count(part)
-    for name, per in (("gpus-per-node", 1), ("gpus", nodes)):
-        if options.get(name):
-            return max(1, _count(str(options[name])) // per)
+    gres = [part for part in (options.get("gres") or "").split(",") if re.match("gpu(:|$)", part)]
+    asked = [*((part, 1) for part in gres), (options.get("gpus-per-node"), 1)]
+    for text, per in [*asked, (options.get("gpus"), nodes)]:
+        if text:
+            last = text.rpartition(":")[2]  # `a100:4` -> 4, `a100` -> 1
+            return max(1, int(last) // per) if last.isdigit() else 1
     return None
-
-
-def _count(text: str) -> int:
-    """`a100:4` -> 4, `a100` -> 1."""
-    last = text.rpartition(":")[2]
-    return int(last) if last.isdigit() else 1
 
 
 def _number(name: str, text: str | None) -> int:

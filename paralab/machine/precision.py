@@ -52,13 +52,10 @@ def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
 
 def _trial(precision: str, environment: dict[str, str], deadline_seconds: float) -> str | None:
     """Run the trial. Return None if it worked, otherwise say what happened."""
+    command, environment = [sys.executable, "-P", "-c", TRIAL, precision], os.environ | environment
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", TRIAL, precision],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=deadline_seconds,
+            command, env=environment, capture_output=True, text=True, timeout=deadline_seconds
         )
     except subprocess.TimeoutExpired:
         return f"did not finish within {deadline_seconds:.0f} s"

@@ -65,11 +65,8 @@ def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
     `nohup` or a shell's `&`) stays ignored. Outside the main thread, such as in a notebook's worker
     thread, do nothing, because signals do not arrive there."""
     before = {number: signal.getsignal(number) for number in handlers}
-    heard = {
-        number: handler
-        for number, handler in before.items()
-        if handler not in (signal.SIG_IGN, None)
-    }
+    ignored = (signal.SIG_IGN, None)
+    heard = {number: each for number, each in before.items() if each not in ignored}
     try:
         for number in heard:
             signal.signal(number, handlers[number])

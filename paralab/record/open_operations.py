@@ -13,9 +13,8 @@ HEAD = struct.Struct("<qi")  # the number of writes, the length of the text
 
 class OpenOperations:
     def __init__(self, path: Path) -> None:
-        with path.open("w+b") as file:
-            file.write(bytes(SIZE))
-            file.flush()
+        path.write_bytes(bytes(SIZE))
+        with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
         self.count = 0
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 # How a run ended. `stopped` means that all ranks stopped after the same step and saved. `killed`
 # means that a rank did not write an end event.
 RunStatus = Literal["completed", "stopped", "failed", "interrupted", "killed"]
-NAME = re.compile(r"rank\d+(\.\d+)?\.jsonl")
+NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -91,12 +91,13 @@ def read_events(
     events_folder = folder / "events"
     # Do not use glob, which treats a folder without read permission as empty.
     paths = events_folder.iterdir() if events_folder.is_dir() else ()
-    for rank, number, path in sorted(
-        _numbered(path) for path in paths if NAME.fullmatch(path.name)
-    ):
+    # rank0.jsonl is rank 0's first attempt, and rank0.2.jsonl is its third.
+    names = [match for path in paths if (match := NAME.fullmatch(path.name))]
+    files = sorted((int(name[1]), int(name[2] or 0), name[0]) for name in names)
+    for rank, number, file in files:
         if attempt not in (None, number):
             continue
-        tail = Tail(path)
+        tail = Tail(events_folder / file)
         events = tail.new()
         if damaged is not None:
             damaged[rank] += tail.damaged
@@ -153,10 +154,3 @@ def _is_of(event: Event, step: float) -> bool:
     belongs to step N - 1.)"""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)
-
-
-def _numbered(path: Path) -> tuple[int, int, Path]:
-    """Return the rank, the attempt, and the path. rank0.jsonl is rank 0's first attempt, and
-    rank0.2.jsonl is its third."""
-    rank, _, attempt = path.stem.removeprefix("rank").partition(".")
-    return int(rank), int(attempt or 0), path

@@ -33,10 +33,9 @@ END = struct.Struct("<d")  # the last field, which changes at the end of the ope
 
 class RingLog:
     def __init__(self, path: Path) -> None:
-        with path.open("w+b") as file:
-            file.write(bytes(ROWS * ROW.size))
-            file.flush()
-            self._map = mmap.mmap(file.fileno(), ROWS * ROW.size)
+        path.write_bytes(bytes(ROWS * ROW.size))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
         self._numbers = itertools.count(1)  # atomic, so threads do not need a lock
         self._begun = 0
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from paralab.errors import NothingLeft, UsageError
-from paralab.launch import local
+from paralab.launch import restart
 from paralab.launch.local import LocalLauncher
 from paralab.launch.restart import FailedAttempt, is_stuck
 from tests.launch.fakes import FakeRanks, exits, make_job, make_training, write_events
@@ -53,7 +53,7 @@ def launch(tmp_path, monkeypatch):
 
     def launch(*scripts, **options):
         ranks = FakeRanks(*scripts)
-        monkeypatch.setattr(local, "run_ranks", ranks)
+        monkeypatch.setattr(restart, "run_ranks", ranks)
         job, said = make_job(tmp_path / "run", **options)
         return LocalLauncher().run(job), ranks.specs, said
 
