@@ -4,6 +4,7 @@ Slurm job."""
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,16 +132,11 @@ def run(
 
     here: Launcher = JoinedLauncher(launched) if launched else LocalLauncher()
     how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
-    screen = None
-    if not as_json and (not launched or launched.rank == 0):
-        screen = Screen(show, live, looking=slurm is None)
-        how["watch"] = screen.watch
-    try:
+    with ExitStack() as stack:
+        if not as_json and (not launched or launched.rank == 0):
+            screen = stack.enter_context(closing(Screen(show, live, looking=slurm is None)))
+            how["watch"] = screen.watch
         result = experiment.run(request, chosen, slurm or here, **how)
-    finally:
-        if screen:
-            screen.close()
-
     _report(result, chosen, show, report, as_json)
 
 

@@ -69,22 +69,12 @@ def compare(
     result and the seconds spent so far, and decides whether to measure the same number of rounds
     again."""
     started = time.perf_counter()
-    if rounds is not None and rounds < 1:
-        raise UsageError(
-            f"{rounds} is not a valid number of rounds.",
-            fix="use at least 1 round, or 3 for a confidence interval",
-        )
+    _check(configurations, kind, rounds)
     if steps is not None:
         configurations = [
             replace(each, request=replace(each.request, steps=each.request.steps or steps))
             for each in configurations
         ]
-    workloads = list(dict.fromkeys(each.request.workload for each in configurations))
-    if kind == "compare" and len(workloads) > 1:
-        raise UsageError(
-            f"Different workloads cannot be compared: {', '.join(workloads)}.",
-            fix="give --workload once, outside the quotes",
-        )
     resolved, left_out = resolve_all(with_distinct_names(configurations))
 
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].summary.name)}")
@@ -119,6 +109,20 @@ def compare(
             f"See the measurements: paralab show {folder.path}",
         )
     return result
+
+
+def _check(configurations: Sequence[Configuration], kind: str, rounds: int | None) -> None:
+    if rounds is not None and rounds < 1:
+        raise UsageError(
+            f"{rounds} is not a valid number of rounds.",
+            fix="use at least 1 round, or 3 for a confidence interval",
+        )
+    workloads = list(dict.fromkeys(each.request.workload for each in configurations))
+    if kind == "compare" and len(workloads) > 1:
+        raise UsageError(
+            f"Different workloads cannot be compared: {', '.join(workloads)}.",
+            fix="give --workload once, outside the quotes",
+        )
 
 
 def _combine(before: Outcome, after: Outcome) -> Outcome:

@@ -178,20 +178,12 @@ class Verify(Moment, frozen=True, kw_only=True):
     buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)
 
 
+_NAMED = (Step, Start, Memory, Load, Gradients, Save, Resume, Error, End, Verify)
+_SPANS = "data forward backward optimizer scatter replicate gather reduce".split()
+_SPANS += ["replica_forward", "replica_backward"]
 KINDS: dict[str, type[Event]] = {
-    "step": Step,
+    **{kind.__name__.lower(): kind for kind in _NAMED},
     **dict.fromkeys(COLLECTIVES, Collective),
-    **dict.fromkeys(("data", "forward", "backward", "optimizer"), Span),
-    **dict.fromkeys(("scatter", "replicate", "gather", "reduce"), Span),
-    **dict.fromkeys(("replica_forward", "replica_backward"), Span),
-    "start": Start,
-    "memory": Memory,
-    "load": Load,
-    "gradients": Gradients,
+    **dict.fromkeys(_SPANS, Span),
     "split": SplitShape,
-    "save": Save,
-    "resume": Resume,
-    "error": Error,
-    "end": End,
-    "verify": Verify,
 }

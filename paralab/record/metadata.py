@@ -23,9 +23,9 @@ METADATA = ".metadata"
 # The names that torch 2.10 to 2.13 and Python 3.11 to 3.14 write.
 DCP = "torch.distributed.checkpoint"
 CLASSES = (
-    *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-    *("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
-)
+    "Metadata MetadataIndex StorageMeta _MEM_FORMAT_ENCODING TensorStorageMetadata "
+    "TensorProperties ChunkStorageMetadata"
+).split()
 PATHS = ("PosixPath", "WindowsPath")
 NAMES = {
     *((f"{DCP}.metadata", name) for name in CLASSES),

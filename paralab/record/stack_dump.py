@@ -14,9 +14,8 @@ from paralab.errors import ParalabError
 
 # The flight recorder fields that a dump contains.
 RECORDED = (
-    *("process_group", "collective_seq_id", "is_p2p", "p2p_seq_id"),
-    *("profiling_name", "retired", "state", "input_sizes"),
-)
+    "process_group collective_seq_id is_p2p p2p_seq_id profiling_name retired state input_sizes"
+).split()
 
 
 def dump_stacks(path: Path) -> None:
