@@ -922,6 +922,24 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
+    "a method of a module from elsewhere": """
+import zoo
+net = DDP(zoo.build(args.out))
+steps = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in loader:
+    loss = net.module.training_loss(x, y)  # finds S06
+    loss.backward()
+    steps.step()
+""",
+    "every n-th file, with another name for the world size": """
+def mine(files, rank, number_of_workers):
+    return files[rank::number_of_workers]  # finds H01
+
+for file in mine(sorted(os.listdir("shards")), rank, world):
+    x, y = torch.load(file, map_location="cpu")
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+""",
     "the model that was wrapped": """
 for x, y in loader:
     guess = plain(x)  # finds S06

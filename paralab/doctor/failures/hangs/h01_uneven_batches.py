@@ -95,9 +95,8 @@ def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
             return None
     if step is None or EVALUATION.search(code(data)):
         return None
-    counts = script.is_kind(step, scope, "world") or script.evaluate(step, scope, 0) == 2
-    is_stride = script.nature(first, scope) == "rank" and counts
-    return data if is_stride else None
+    # A stride that starts at the rank has the world size as its step, whatever its name.
+    return data if script.nature(first, scope) == "rank" else None
 
 
 def _is_divisible(script: Script, data: ast.expr, scope: Scope) -> bool:

@@ -96,6 +96,8 @@ def _is_past(script: Script, call: Call) -> bool | None:
         return sure
     if isinstance(function, ast.Attribute) and function.attr not in ("state_dict", "parameters"):
         inner = holds_inner(script, function.value, call.scope)
+        if inner is not None and call.function is None:
+            return False  # the model comes from elsewhere, so this method may be its forward pass
         if inner and call.function is not None and _computes(script, call.function):
             return inner
     return _is_wrapped_name(script, call)
