@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import is_inside, wrap
 
 
@@ -49,12 +49,12 @@ class Changes:
         except Exception as error:
             self.rank.switch_off(error)
 
-    def _moving(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def _moving(self, module: nn.Module, *args: Any, **kwargs: Any) -> Fields | None:
         if id(module) not in self.numbers or is_inside(self.rank, "moved"):
             return None
         return {"model": self.numbers[id(module)], "before": _where(module)}
 
-    def _moved(self, result: Any, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _moved(self, result: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Fields:
         return {"after": _where(module)}
 
 

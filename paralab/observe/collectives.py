@@ -8,6 +8,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from paralab.observe.light import Light
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
 
 # name: the positions of (the tensor or object, the group, src or dst)
@@ -63,12 +64,12 @@ NAMES = (
 
 def install(rank: Rank) -> None:
     for name in COLLECTIVES:
-        describe, conclude = _collective(rank, name)
+        describe, conclude = partial(_describe, rank, name), partial(_conclude, rank, name)
         wrap(rank, c10d, name, "collective", describe, conclude, dist, light=_light(rank, name))
-    init, destroy = "init_process_group", "destroy_process_group"
-    wrap(rank, c10d, init, "init", _initialize(rank), lambda *a, **k: _group(None), dist)
-    wrap(rank, c10d, destroy, "destroy", lambda group=None: {"group": name_of(group)}, None, dist)
-    made = lambda group, *a, **k: _group(group)  # noqa: E731
+    initialize, made = partial(_initialize, rank), lambda group, *a, **k: _group(group)
+    wrap(rank, c10d, "init_process_group", "init", initialize, lambda *a, **k: _group(None), dist)
+    destroyed = lambda group=None: {"group": name_of(group)}  # noqa: E731
+    wrap(rank, c10d, "destroy_process_group", "destroy", destroyed, None, dist)
     wrap(rank, c10d, "new_group", "group", lambda *a, **k: {}, made, dist)
 
 
@@ -86,36 +87,30 @@ def name_of(group: Any = None) -> str | None:
     return getattr(group, "group_name", None)
 
 
-def _group(group: Any) -> dict[str, Any]:
+def _group(group: Any) -> Fields:
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         return {"group": None}
     ranks = dist.get_process_group_ranks(group or c10d.GroupMember.WORLD)
     return {"group": name_of(group), "backend": str(dist.get_backend(group)), "ranks": ranks}
 
 
-def _initialize(rank: Rank) -> Any:
-    def describe(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        own = argument(args, kwargs, 4, "rank", -1)
-        world = argument(args, kwargs, 3, "world_size", -1)
-        if own is not None and own >= 0:
-            rank.identify(own, world)
-        else:
-            rank.identify()
-        timeout, device = argument(args, kwargs, 2, "timeout"), kwargs.get("device_id")
-        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return {
-            "backend": str(argument(args, kwargs, 0, "backend")),
-            "world": world if world and world > 0 else None,
-            "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
-            "device_id": str(device) if device is not None else None,
-            "address": _address(os.environ) if _by_environment(args, kwargs) else None,
-            "agent": _address(_given_environment()) if by_agent else None,
-        }
-
-    return describe
+def _initialize(rank: Rank, /, *args: Any, **kwargs: Any) -> Fields:
+    own = argument(args, kwargs, 4, "rank", -1)
+    world = argument(args, kwargs, 3, "world_size", -1)
+    rank.identify(*((own, world) if own is not None and own >= 0 else ()))
+    timeout, device = argument(args, kwargs, 2, "timeout"), kwargs.get("device_id")
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return {
+        "backend": str(argument(args, kwargs, 0, "backend")),
+        "world": world if world and world > 0 else None,
+        "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
+        "device_id": str(device) if device is not None else None,
+        "address": _address(os.environ) if _by_environment(args, kwargs) else None,
+        "agent": _address(_given_environment()) if by_agent else None,
+    }
 
 
-def _by_environment(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _by_environment(args: tuple[Any, ...], kwargs: Fields) -> bool:
     method, store = argument(args, kwargs, 1, "init_method"), argument(args, kwargs, 5, "store")
     return store is None and (method is None or str(method).startswith("env://"))
 
@@ -134,56 +129,53 @@ def _given_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def _collective(rank: Rank, name: str) -> tuple[Any, Any]:
-    def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        if is_inside(rank, *WITHIN):
-            return None
-        tensor, group, root = _given(name, args, kwargs)
-        is_tensor = tensor is not None
-        before = None if name in POINT_TO_POINT else sequence(group)
-        reduces = name in ("all_reduce", "reduce")
-        operator = argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")
-        return {
-            "op": name,
-            "group": name_of(group),
-            "seq": [before + 1, before + 1] if before is not None else None,
-            "shape": list(tensor.shape) if is_tensor else None,
-            "dtype": _dtype(tensor.dtype) if is_tensor else None,
-            "device": tensor.device.type if is_tensor else None,
-            "reduction": str(operator).rpartition(".")[2] if reduces else None,
-            "root": root,
-            "in_graph": bool(is_tensor and tensor.grad_fn is not None and torch.is_grad_enabled()),
-            "value": _value(tensor) if is_tensor and reduces else None,
-            "asynchronous": bool(kwargs.get("async_op", False)),
-        }
+def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | None:
+    if is_inside(rank, *WITHIN):
+        return None
+    tensor, group, root = _given(name, args, kwargs)
+    is_tensor = tensor is not None
+    before = None if name in POINT_TO_POINT else sequence(group)
+    reduces = name in ("all_reduce", "reduce")
+    operator = argument(args, kwargs, 1 if name == "all_reduce" else 2, "op", "SUM")
+    return {
+        "op": name,
+        "group": name_of(group),
+        "seq": [before + 1, before + 1] if before is not None else None,
+        "shape": list(tensor.shape) if is_tensor else None,
+        "dtype": _dtype(tensor.dtype) if is_tensor else None,
+        "device": tensor.device.type if is_tensor else None,
+        "reduction": str(operator).rpartition(".")[2] if reduces else None,
+        "root": root,
+        "in_graph": bool(is_tensor and tensor.grad_fn is not None and torch.is_grad_enabled()),
+        "value": _value(tensor) if is_tensor and reduces else None,
+        "asynchronous": bool(kwargs.get("async_op", False)),
+    }
 
-    def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        tensor = argument(args, kwargs, 0, "tensor")
-        overwrites = name in ("all_reduce", "reduce", "broadcast")
-        if overwrites and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
-            rank.overwritten = tensor.grad_fn
-        last = sequence(_given(name, args, kwargs)[1])
-        first = rank_first(rank)
-        return {"seq": [first, last]} if last is not None and first is not None else {}
 
-    return describe, conclude
+def _conclude(rank: Rank, name: str, result: Any, /, *args: Any, **kwargs: Any) -> Fields:
+    tensor = argument(args, kwargs, 0, "tensor")
+    overwrites = name in ("all_reduce", "reduce", "broadcast")
+    if overwrites and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
+        rank.overwritten = tensor.grad_fn
+    first, last = rank_first(rank), sequence(_given(name, args, kwargs)[1])
+    return {"seq": [first, last]} if last is not None and first is not None else {}
 
 
 def _light(rank: Rank, name: str) -> Light:
-    def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    def values(args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, ...] | None:
         if is_inside(rank, *WITHIN):
             return None
         tensor, group, root = _given(name, args, kwargs)
         shape, dtype = (None, None) if tensor is None else (tensor.shape, _dtype(tensor.dtype))
         return name, name_of(group), shape, dtype, root
 
-    def count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    def count(args: tuple[Any, ...], kwargs: Fields) -> int | None:
         return None if name in POINT_TO_POINT else sequence(_given(name, args, kwargs)[1])
 
     return Light(rank, "collective", ("op", "group", "shape", "dtype", "root"), values, count)
 
 
-def _given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any, Any]:
     """(the first tensor or None, the group, src or dst) from a collective's arguments."""
     value_at, group_at, root_at = COLLECTIVES[name]
     value: Any = None

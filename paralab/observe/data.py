@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paralab.observe import sites
 from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
 from paralab.observe.light import Light
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import wrap
 
 
@@ -35,7 +35,7 @@ class Loaders:
     def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
         self.made[loader] = sites.places(sites.where())
 
-    def _loader(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+    def _loader(self, loader: DataLoader[Any]) -> Fields | None:
         if torch.utils.data.get_worker_info() is not None:
             return None
         if loader not in self.numbers:
@@ -65,7 +65,7 @@ class Loaders:
             "made": self.made.get(loader, []),
         }
 
-    def _began(self, iterator: Any, loader: DataLoader[Any]) -> dict[str, Any]:
+    def _began(self, iterator: Any, loader: DataLoader[Any]) -> Fields:
         number = self.numbers[loader]
         place = {"loader": number, "epoch": self.passes[number]}
         iterator._paralab = {**place, "batch": 0, "samples": 0, "call": None}
@@ -91,7 +91,7 @@ class Loaders:
         __next__._paralab = True  # type: ignore[attr-defined]
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
 
-    def _note(self, state: dict[str, Any], batch: Any, start: float) -> None:
+    def _note(self, state: Fields, batch: Any, start: float) -> None:
         """Record a batch, or the end of a pass."""
         began = time.perf_counter_ns()
         try:

@@ -69,30 +69,26 @@ def without_us(trace: TracebackType | None) -> TracebackType | None:
 def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
 
-    def note_cause(status: Any) -> None:
-        """Record the exception behind `except Exception: …; sys.exit(1)`. Ranks of
+    def note(status: Any, call: str) -> None:
+        """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of
         torch.multiprocessing.spawn end like this, too."""
         error = sys.exc_info()[1]
         if status and error is not None and not isinstance(error, SystemExit):
             note_exception(rank, error, error.__traceback__)
-
-    def exit_(status: Any = None, /) -> Any:
-        note_cause(status)
         try:
             code = status if isinstance(status, int) else int(status is not None)
-            rank.emit("exit", code=code, call="sys.exit")
-        except Exception as error:
-            rank.switch_off(error)
+            rank.emit("exit", code=code, call=call)
+        except Exception as own_error:
+            rank.switch_off(own_error)
+
+    def exit_(status: Any = None, /) -> Any:
+        note(status, "sys.exit")
         leave(status)
 
     def _exit(status: int) -> Any:
         if rank.pid == os.getpid() and rank.journal is not None:
-            note_cause(status)
-            try:
-                rank.emit("exit", code=status, call="os._exit")
-                rank.flush()
-            except Exception as error:
-                rank.switch_off(error)
+            note(status, "os._exit")
+            rank.flush()
         leave_at_once(status)
 
     sys.exit, os._exit = exit_, _exit

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from paralab.observe.models import Models
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
 
 MOST_KEYS = 20
 
 
 def install(rank: Rank, models: Models) -> None:
-    def save(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def save(*args: Any, **kwargs: Any) -> Fields | None:
         if is_inside(rank, "collective", "save"):  # a collective packs objects
             return None
         keys = _keys(argument(args, kwargs, 0, "obj"))
@@ -27,7 +27,7 @@ def install(rank: Rank, models: Models) -> None:
             "count": len(keys),
         }
 
-    def load(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def load(*args: Any, **kwargs: Any) -> Fields | None:
         if is_inside(rank, "collective", "load"):
             return None
         where = argument(args, kwargs, 1, "map_location")
@@ -36,7 +36,7 @@ def install(rank: Rank, models: Models) -> None:
             "map_location": None if where is None else str(where),
         }
 
-    def load_state(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def load_state(module: nn.Module, *args: Any, **kwargs: Any) -> Fields | None:
         if is_inside(rank, "load_state"):
             return None
         own = set(module.state_dict().keys())

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from paralab.observe import sites
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.record.ring_log import FAILED, OPEN, OPEN_ASIDE
 
 MOST_CALLS = 10_000  # then leave out values: every step has new shapes
 Values = tuple[Any, ...]
 Opened = tuple[int, int, float, int]  # row, call, t, first
-Look = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Look = Callable[[tuple[Any, ...], Fields], Any]
 
 
-def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _nothing(args: tuple[Any, ...], kwargs: Fields) -> None:
     return None
 
 
@@ -49,7 +49,7 @@ class Light:
         self.mark = {"event": event}  # in `rank.doing`
         self.way = (0, 0)  # how it was called the last time
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opened | None:
+    def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Opened | None:
         values = self.values(args, kwargs)
         if values is None:
             return None
@@ -69,9 +69,7 @@ class Light:
             seconds = OPEN
         return rank.recent.begin(call, t, rank.steps, first, seconds), call, t, first  # type: ignore[union-attr]
 
-    def end(
-        self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def end(self, opened: Opened, result: Any, args: tuple[Any, ...], kwargs: Fields) -> None:
         self._leave()
         self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from paralab.observe.digests import is_sampled
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
 
 AVERAGING = (
@@ -20,12 +21,12 @@ MOST_COUNTED = 1_000_000  # targets in CPU memory to count in every step
 
 
 def install(rank: Rank) -> None:
-    conclude = lambda result, *args, **kwargs: _concluded(rank, result)  # noqa: E731
     for name in AVERAGING:
-        wrap(rank, functional, name, "loss", _describe(rank, name), conclude)
+        describe, conclude = partial(_describe, rank, name), partial(_conclude, rank)
+        wrap(rank, functional, name, "loss", describe, conclude)
 
 
-def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
+def _conclude(rank: Rank, result: Any, /, *args: Any, **kwargs: Any) -> Fields:
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         return {}
     if not (rank.watched if result.device.type == "cpu" else is_sampled(rank.steps + 1)):
@@ -34,26 +35,23 @@ def _concluded(rank: Rank, result: Any) -> dict[str, Any]:
     return {"value": value} if math.isfinite(value) else {}
 
 
-def _describe(rank: Rank, name: str) -> Any:
-    def describe(*args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        given, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
-        if not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor):
-            return None
-        if is_inside(rank, "loss"):
-            return None
-        fields: dict[str, Any] = {
-            "function": name,
-            "reduction": kwargs.get("reduction", "mean"),
-            "input_shape": list(given.shape),
-            "target_shape": list(target.shape),
-            "grad": torch.is_grad_enabled(),
-        }
-        if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
-            ignored = argument(args, kwargs, 4, "ignore_index", -100)
-            fields["ignore_index"] = ignored
-            cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
-            if rank.watched if cheap else is_sampled(rank.steps + 1):
-                fields["valid"] = int((target != ignored).sum())
-        return fields
-
-    return describe
+def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | None:
+    given, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
+    if not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return None
+    if is_inside(rank, "loss"):
+        return None
+    fields: Fields = {
+        "function": name,
+        "reduction": kwargs.get("reduction", "mean"),
+        "input_shape": list(given.shape),
+        "target_shape": list(target.shape),
+        "grad": torch.is_grad_enabled(),
+    }
+    if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
+        ignored = argument(args, kwargs, 4, "ignore_index", -100)
+        fields["ignore_index"] = ignored
+        cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
+        if rank.watched if cheap else is_sampled(rank.steps + 1):
+            fields["valid"] = int((target != ignored).sum())
+    return fields

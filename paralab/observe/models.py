@@ -20,7 +20,7 @@ from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import of_tensors, raw_bytes, tensors_in
 from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
-from paralab.observe.rank import Guarded, Rank
+from paralab.observe.rank import Fields, Guarded, Rank
 from paralab.observe.reducer import note_reduction
 from paralab.observe.wrappers import argument, forget_with, is_inside, wrap
 
@@ -53,55 +53,51 @@ class Models:
 
     def install(self) -> None:
         rank = self.rank
-        for kind, owner in (("ddp", DistributedDataParallel), ("data_parallel", DataParallel)):
-            wrap(rank, owner, "__init__", "wrap", self._wrap(kind), self._wrapped(kind))
-            done = self._forwarded
-            wrap(rank, owner, "forward", "forward", self._forward, done, light=self.light)
+        for owner in (DistributedDataParallel, DataParallel):
+            wrap(rank, owner, "__init__", "wrap", self._wrap, self._wrapped)
+            before, after = self._forward, self._forwarded
+            wrap(rank, owner, "forward", "forward", before, after, light=self.light)
         wrap(rank, Join, "__enter__", "join", lambda context: {})
         light = Light(rank, "backward", (), self._is_outermost, _in_world)
-        before, after = self._backward, self._backwarded
-        wrap(rank, torch.autograd, "backward", "backward", before, after, light=light)
+        begun, done = self._backward, self._backwarded
+        wrap(rank, torch.autograd, "backward", "backward", begun, done, light=light)
 
     # --- wrapping
 
-    def _wrap(self, kind: str) -> Any:
-        def describe(wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-            self.rank.identify()
-            model = described(argument(args, kwargs, 0, "module"))
-            seq = spanned(sequence())
-            return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
+    def _wrap(self, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
+        self.rank.identify()
+        model = described(argument(args, kwargs, 0, "module"))
+        kind, seq = _kind(wrapper), spanned(sequence())
+        return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
 
-        return describe
-
-    def _wrapped(self, kind: str) -> Any:
-        def conclude(result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            module = wrapper.module
-            number = len(self.wrapped)
-            self.wrapped.append((weakref.ref(wrapper), kind))
-            for known in (wrapper, module):
-                self.numbers[id(known)] = number
-                forget_with(known, self.numbers, id(known))
-            names = {id(parameter): name for name, parameter in module.named_parameters()}  # type: ignore[union-attr]
-            self.names.update(names)
-            forget_with(module, self.names, *names)
-            if kind == "ddp":
-                self.groups.add(wrapper.process_group)
-                self.strides[number] = strides_of(module)  # type: ignore[arg-type]
-            self.changes.watch()
-            hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
-            module.register_forward_pre_hook(hook)  # type: ignore[union-attr]
-            options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
-            options["device_ids"] = list(map(str, getattr(wrapper, "device_ids", None) or []))
-            ranks = dist.get_process_group_ranks(wrapper.process_group) if kind == "ddp" else []  # type: ignore[arg-type]
-            return {
-                "ranks": ranks,
-                "ignored": sorted(getattr(wrapper, "parameters_to_ignore", ()))[:MOST_IGNORED],
-                "model": number,
-                "seq": spanned(rank_first(self.rank), sequence(), begun=True),
-                "options": options,
-            }
-
-        return conclude
+    def _wrapped(self, result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
+        module: nn.Module = wrapper.module  # type: ignore[assignment]
+        number, kind = len(self.wrapped), _kind(wrapper)
+        self.wrapped.append((weakref.ref(wrapper), kind))
+        for known in (wrapper, module):
+            self.numbers[id(known)] = number
+            forget_with(known, self.numbers, id(known))
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.names.update(names)
+        forget_with(module, self.names, *names)
+        ranks: list[int] = []
+        if kind == "ddp":
+            group: Any = wrapper.process_group
+            self.groups.add(group)
+            self.strides[number] = strides_of(module)
+            ranks = dist.get_process_group_ranks(group)
+        self.changes.watch()
+        hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
+        module.register_forward_pre_hook(hook)
+        options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
+        options["device_ids"] = list(map(str, getattr(wrapper, "device_ids", None) or []))
+        return {
+            "ranks": ranks,
+            "ignored": sorted(getattr(wrapper, "parameters_to_ignore", ()))[:MOST_IGNORED],
+            "model": number,
+            "seq": spanned(rank_first(self.rank), sequence(), begun=True),
+            "options": options,
+        }
 
     def _living(self) -> list[tuple[int, nn.Module, str]]:
         """Wrappers that the program still has."""
@@ -120,7 +116,7 @@ class Models:
 
     # --- passes
 
-    def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Fields:
         tensors = tensors_in([args, kwargs], 1)
         return {
             "model": self.numbers.get(id(module)),
@@ -131,7 +127,7 @@ class Models:
             "autocast": autocast_now(),
         }
 
-    def _of_light(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    def _of_light(self, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, ...] | None:
         module = args[0]
         number = self.numbers.get(id(module))
         if number is None:
@@ -139,7 +135,7 @@ class Models:
         sync = getattr(module, "require_backward_grad_sync", None)
         return number, module.training, torch.is_grad_enabled(), sync
 
-    def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def _forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Fields | None:
         if id(module) not in self.numbers:
             return None
         self.forwards += 1
@@ -149,17 +145,17 @@ class Models:
             fields["random"] = random_state()
         return {**fields, "through": "wrapper", "seq": spanned(sequence())}
 
-    def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         note_reduction(self.rank, args[0], self.numbers.get(id(args[0])), self.forwards)
         return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
 
-    def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Fields | None:
         if is_inside(self.rank, "backward", "pipeline"):
             return None
         self.rank.identify()
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        fields: dict[str, Any] = {
+        fields: Fields = {
             "seq": spanned(sequence()),
             "autocast": autocast_now(),
             "reduced": self._is_reduced(first),
@@ -186,36 +182,27 @@ class Models:
     def _looks_at(self, loss: torch.Tensor) -> bool:
         return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)
 
-    def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
-        if self.rank.samples(self.backwards):
-            fields["lacking"] = {
-                str(number): _without_grad(wrapper) for number, wrapper, _ in self._living()
-            }
-            gradients = [
-                parameter.grad for parameter in self.optimised() if parameter.grad is not None
-            ]
-            norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
-            fields["grad_norm"] = (
-                sum(norm * norm for norm in norms) ** 0.5 if len(norms) == len(gradients) else None
-            )
-            fields.update(self._laid())
-            fields["unused_bytes"] = {
-                str(number): int(wrapper._get_ddp_logging_data().get("unused_parameter_size", 0))  # type: ignore[operator]
-                for number, wrapper, kind in self._living()
-                if kind == "ddp" and wrapper.find_unused_parameters
-            }
-        return fields
-
-    def _laid(self) -> dict[str, Any]:
-        """Gradients whose memory layout differs from DDP's buckets, if there are any."""
-        found = {
-            str(number): laid_otherwise(wrapper.module, self.strides[number])  # type: ignore[arg-type]
-            for number, wrapper, kind in self._living()
-            if kind == "ddp"
+    def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
+        fields: Fields = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
+        if not self.rank.samples(self.backwards):
+            return fields
+        living = self._living()
+        ddp: list[tuple[int, Any]] = [(number, w) for number, w, kind in living if kind == "ddp"]
+        gradients = [each.grad for each in self.optimised() if each.grad is not None]
+        norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
+        is_finite = len(norms) == len(gradients)
+        laid = {str(n): laid_otherwise(w.module, self.strides[n]) for n, w in ddp}
+        return {
+            **fields,
+            "lacking": {str(number): _without_grad(wrapper) for number, wrapper, _ in living},
+            "grad_norm": sum(norm * norm for norm in norms) ** 0.5 if is_finite else None,
+            "laid": {number: rows for number, rows in laid.items() if rows} or None,
+            "unused_bytes": {
+                str(number): int(w._get_ddp_logging_data().get("unused_parameter_size", 0))
+                for number, w in ddp
+                if w.find_unused_parameters
+            },
         }
-        laid = {number: rows for number, rows in found.items() if rows}
-        return {"laid": laid} if laid else {}
 
     def _is_reduced(self, loss: Any) -> bool:
         """Whether the backward pass goes through a tensor that a collective overwrote."""
@@ -235,6 +222,10 @@ class Models:
         return False
 
 
+def _kind(wrapper: nn.Module) -> str:
+    return "ddp" if isinstance(wrapper, DistributedDataParallel) else "data_parallel"
+
+
 def _in_world(args: Any, kwargs: Any) -> int | None:
     return sequence()
 
@@ -252,7 +243,7 @@ def _without_grad(wrapper: nn.Module) -> list[str]:
     return [name for name, p in named if p.requires_grad and p.grad is None][:50]
 
 
-def described(module: nn.Module) -> dict[str, Any]:
+def described(module: nn.Module) -> Fields:
     """Describe the model that this rank has built."""
     named = list(module.named_parameters())
     parts = list(module.modules())
@@ -302,7 +293,7 @@ def random_state() -> int:
     return zlib.crc32(raw_bytes(state))
 
 
-def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _options(kwargs: Fields) -> Fields:
     """The options that were given, and torch's debug level (OFF, INFO, DETAIL)."""
     level = getattr(dist, "get_debug_level", None)
     debug = {"debug": level().name} if level is not None else {}

@@ -4,6 +4,7 @@ precision."""
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim.optimizer import (
 
 from paralab.observe.digests import is_sampled, of_tensors, tensors_in
 from paralab.observe.models import Models
-from paralab.observe.rank import Guarded, Rank
+from paralab.observe.rank import Fields, Guarded, Rank
 from paralab.observe.trial import hold
 from paralab.observe.wrappers import argument, is_inside, wrap
 
@@ -32,7 +33,7 @@ class Optimizers:
         self.count = 0  # of optimizers
         self.before = 0  # steps of optimizers that are gone: one model may follow another
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.open: dict[int, dict[str, Any]] = {}
+        self.open: dict[int, Fields] = {}
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
@@ -44,7 +45,9 @@ class Optimizers:
         wrap(self.rank, Optimizer, "zero_grad", "zero_grad", number)
         wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda *a, **k: {"optimizer": None})
         self._install_schedulers()
-        self._install_scaler()
+        for op in ("scale", "unscale_", "step", "update"):
+            describe, conclude = partial(self._scaler, op), partial(self._scaled, op)
+            wrap(self.rank, GradScaler, op, "amp", describe, conclude)
         wrap(self.rank, autocast, "__enter__", "autocast", self._autocast)
         clip = nn.utils.clip_grad
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -84,7 +87,7 @@ class Optimizers:
         if not self.rank.watched:
             return
         made = self.made[number] + 1
-        fields: dict[str, Any] = {
+        fields: Fields = {
             "optimizer": number,
             "optimizer_class": type(optimizer).__name__,
             "number": made,
@@ -104,7 +107,7 @@ class Optimizers:
         self.rank.step_is_over(self._steps())
         if operation is None:
             return  # this was a light step
-        more: dict[str, Any] = {}
+        more: Fields = {}
         if "gradients" in operation:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             more["parameters"] = of_tensors(parameters)
@@ -119,7 +122,7 @@ class Optimizers:
             if "step" in vars(kind):
                 wrap(self.rank, kind, "step", "scheduler", self._schedule, self._scheduled)
 
-    def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> Fields | None:
         if getattr(scheduler, "_step_count", 1) == 0 or is_inside(self.rank, "scheduler"):
             return None  # the constructor's own call
         return {
@@ -127,7 +130,7 @@ class Optimizers:
             "optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
         }
 
-    def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Fields:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is None:
             return {}
@@ -135,44 +138,36 @@ class Optimizers:
 
     # --- mixed precision
 
-    def _install_scaler(self) -> None:
-        def describe(op: str) -> Any:
-            def of(scaler: GradScaler, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-                if is_inside(self.rank, "amp"):
-                    return None
-                optimizer = args[0] if args and isinstance(args[0], Optimizer) else None
-                self._made_before = dict(self.made)
-                enabled = scaler.is_enabled()
-                number = self.number(optimizer) if optimizer is not None else None
-                fields = {"op": op, "enabled": enabled, "optimizer": number}
-                if op == "scale" and enabled and on_host(args):
-                    fields["scale"] = scaler.get_scale()
-                return fields
+    def _scaler(self, op: str, scaler: GradScaler, /, *args: Any, **kwargs: Any) -> Fields | None:
+        if is_inside(self.rank, "amp"):
+            return None
+        optimizer = args[0] if args and isinstance(args[0], Optimizer) else None
+        self._made_before = dict(self.made)
+        enabled = scaler.is_enabled()
+        number = self.number(optimizer) if optimizer is not None else None
+        fields = {"op": op, "enabled": enabled, "optimizer": number}
+        if op == "scale" and enabled and on_host(args):
+            fields["scale"] = scaler.get_scale()
+        return fields
 
-            return of
+    def _scaled(
+        self, op: str, result: Any, scaler: GradScaler, /, *args: Any, **kwargs: Any
+    ) -> Fields:
+        if op == "step":
+            return {"skipped": scaler.is_enabled() and self.made == self._made_before}
+        return {"scale": scaler.get_scale()} if op == "update" else {}
 
-        def conclude(op: str) -> Any:
-            def of(result: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> dict[str, Any]:
-                if op == "step":
-                    return {"skipped": scaler.is_enabled() and self.made == self._made_before}
-                return {"scale": scaler.get_scale()} if op == "update" else {}
-
-            return of
-
-        for op in ("scale", "unscale_", "step", "update"):
-            wrap(self.rank, GradScaler, op, "amp", describe(op), conclude(op))
-
-    def _autocast(self, context: autocast) -> dict[str, Any]:
+    def _autocast(self, context: autocast) -> Fields:
         return {
             "device": context.device,
             "dtype": str(context.fast_dtype).removeprefix("torch."),
             "enabled": bool(context._enabled),
         }
 
-    def _clip(self, parameters: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _clip(self, parameters: Any, *args: Any, **kwargs: Any) -> Fields:
         return {"most": _number(argument(args, kwargs, 0, "max_norm", kwargs.get("clip_value")))}
 
-    def _clipped(self, result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _clipped(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         if isinstance(result, torch.Tensor) and (
             result.device.type == "cpu" or is_sampled(self.rank.steps + 1)
         ):

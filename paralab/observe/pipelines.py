@@ -14,7 +14,7 @@ from typing import Any
 from paralab.observe import sites
 from paralab.observe.digests import tensors_in
 from paralab.observe.light import Light
-from paralab.observe.rank import Rank
+from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import is_inside, wrap
 
 MODULE = "torch.distributed.pipelining.schedules"
@@ -56,14 +56,14 @@ def _install(rank: Rank, module: ModuleType) -> None:
     def make(schedule: Any, *args: Any, **kwargs: Any) -> None:
         made.setdefault(schedule, sites.places(sites.where()))
 
-    def describe(schedule: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    def describe(schedule: Any, *args: Any, **kwargs: Any) -> Fields | None:
         rank.identify()
         values = brief((schedule, *args), kwargs)
         if values is None:
             return None
         return {**dict(zip(NAMES, values, strict=True)), "made": made.get(schedule, [])}
 
-    def brief(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    def brief(args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, ...] | None:
         if is_inside(rank, "pipeline"):
             return None
         schedule = args[0]
@@ -72,7 +72,7 @@ def _install(rank: Rank, module: ModuleType) -> None:
         shape = schedule._n_microbatches, stage.num_stages, stage.stage_index
         return (type(schedule).__name__, *shape, *sizes)
 
-    def conclude(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def conclude(result: Any, *args: Any, **kwargs: Any) -> Fields:
         return {"output_size": _rows(result)}
 
     try:

@@ -28,6 +28,7 @@ from paralab.record.mmap_log import MmapLog
 from paralab.record.open_operations import OpenOperations
 from paralab.record.ring_log import RingLog
 
+Fields = dict[str, Any]  # of an event, ready for JSON
 MAY_WAIT = {
     *("init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline"),
     *("save", "load", "held"),
@@ -75,11 +76,11 @@ class Rank:
         self.steps = 0  # finished optimizer steps, of the optimizer with most steps
         # Light backward passes since the last step, and before it: a scaler may skip steps.
         self.passes = self.usual = 0
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[Fields] = []
         self.journal: MmapLog | None = None
         self.recent: RingLog | None = None
         self.slot: OpenOperations | None = None
-        self.doing: list[dict[str, Any]] = []  # open operations of the main thread, outermost first
+        self.doing: list[Fields] = []  # open operations of the main thread, outermost first
         self.overwritten: Any = None  # autograd node of the last tensor that a collective overwrote
         self.main = threading.main_thread().ident
         self.path: Path | None = None
@@ -101,7 +102,7 @@ class Rank:
             self.write(event)
         return number
 
-    def write(self, event: dict[str, Any]) -> None:
+    def write(self, event: Fields) -> None:
         if self.journal is None:
             if len(self.waiting) < MOST_WAITING:
                 self.waiting.append(event)
@@ -140,7 +141,7 @@ class Rank:
 
     # --- operations that may not come back
 
-    def open(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def open(self, event: str, fields: Fields) -> Fields:
         """An operation begins. Other processes can read the open operations, whatever happens to
         this one."""
         operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site()}
@@ -151,7 +152,7 @@ class Rank:
                 self._say()
         return operation
 
-    def close(self, operation: dict[str, Any], **more: Any) -> None:
+    def close(self, operation: Fields, **more: Any) -> None:
         doing = self.doing
         if operation in doing:
             del doing[doing.index(operation) :]
@@ -210,7 +211,7 @@ class Rank:
                 return stem, MmapLog(self.folder / f"{stem}.jsonl")
         raise FileExistsError(f"{self.folder} holds 1,000 files of rank {self.rank}")
 
-    def _start(self, world: int) -> dict[str, Any]:
+    def _start(self, world: int) -> Fields:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {
             "event": "start",
@@ -251,7 +252,7 @@ class Rank:
                 journal.close()
 
 
-def _brief(operation: dict[str, Any]) -> dict[str, Any]:
+def _brief(operation: Fields) -> Fields:
     """Leave out long lists, such as all parameter names of a model."""
     return {k: v for k, v in operation.items() if not (isinstance(v, list) and len(v) > 8)}
 

@@ -28,36 +28,33 @@ ZERO = (
 def install(rank: Rank) -> None:
     if torch.cuda.is_available():
         return
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def say(what: str, by: str) -> None:
-        if what not in said:
-            said.add(what)
+        if what not in reported:
+            reported.add(what)
             rank.emit("replaced", what=what, by=by)
 
+    def move(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(module, *_swapped(args, say, True), **_swapped_names(kwargs, say))
+
+    def to_cuda(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        say("model.cuda()", "the model on the CPU")
+        return module
+
+    def count_devices(call: Any) -> int:
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+        say("torch.cuda.device_count()", f"{ranks_here}")
+        return ranks_here
+
     _Swapping(say).__enter__()  # type: ignore[no-untyped-call]
-    _replace(
-        nn.Module,
-        "to",
-        lambda call, module, *a, **k: call(
-            module, *_swapped(a, say, True), **_swapped_names(k, say)
-        ),
-    )
-    _replace(
-        nn.Module,
-        "cuda",
-        lambda call, module, *a, **k: _said(say, "model.cuda()", "the model on the CPU", module),
-    )
+    _replace(nn.Module, "to", move)
+    _replace(nn.Module, "cuda", to_cuda)
     for name in NOTHING:
         _replace(torch.cuda, name, lambda call, *a, **k: None)
     for name in ZERO:
         _replace(torch.cuda, name, lambda call, *a, **k: 0)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    _replace(
-        torch.cuda,
-        "device_count",
-        lambda call: _said(say, "torch.cuda.device_count()", f"{ranks_here}", ranks_here),
-    )
+    _replace(torch.cuda, "device_count", count_devices)
     _replace_processes(say)
     for owner in (torch, torch.serialization):
         _replace(owner, "load", lambda call, *a, **k: call(*a[:1], **{**k, "map_location": "cpu"}))
@@ -97,7 +94,8 @@ class _Swapping(TorchFunctionMode):
     ) -> Any:
         name = getattr(function, "__name__", "")
         if name == "cuda" and args:
-            return _said(self.say, "tensor.cuda()", "the tensor on the CPU", args[0])
+            self.say("tensor.cuda()", "the tensor on the CPU")
+            return args[0]
         if name == "pin_memory" and args:
             return args[0]
         swapped = (*args[:1], *_swapped(args[1:], self.say, name == "to")) if args else args
@@ -110,23 +108,16 @@ def _swapped(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...
 
 
 def _swapped_names(values: dict[str, Any], say: Any) -> dict[str, Any]:
-    return {
-        name: _swap(value, say, True) if name == "device" else value
-        for name, value in values.items()
-    }
+    return {n: _swap(value, say, True) if n == "device" else value for n, value in values.items()}
 
 
 def _swap(value: Any, say: Any, number: bool) -> Any:
     is_number = number and isinstance(value, int) and not isinstance(value, bool)
     is_device = isinstance(value, torch.device) and value.type == "cuda"
     if is_number or is_device or (isinstance(value, str) and value.split(":")[0] == "cuda"):
-        return _said(say, "device cuda", "cpu", torch.device("cpu"))
+        say("device cuda", "cpu")
+        return torch.device("cpu")
     return value
-
-
-def _said(say: Any, what: str, by: str, result: Any) -> Any:
-    say(what, by)
-    return result
 
 
 def _replace(owner: Any, name: str, by: Any) -> None:

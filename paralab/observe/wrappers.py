@@ -21,9 +21,8 @@ import torch
 
 from paralab.observe import sites
 from paralab.observe.light import Light
-from paralab.observe.rank import MINOR, Rank
+from paralab.observe.rank import MINOR, Fields, Rank
 
-Fields = dict[str, Any]
 Describe = Callable[..., Fields | None]
 Conclude = Callable[..., Fields]
 
