@@ -13,6 +13,7 @@ digests up to rounding: compare with a tolerance of 1e-5 of the norm.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -443,13 +444,15 @@ class Off(Event, frozen=True):
     """Watching stopped after an error in paralab: nothing is known from here on."""
 
 
-KINDS = {kind.__struct_config__.tag: kind for kind in Event.__subclasses__()}
+@cache
+def _kinds() -> dict[str | int | None, type[Event]]:
+    return {kind.__struct_config__.tag: kind for kind in Event.__subclasses__()}
 
 
 def typed(event: dict[str, Any], sites: dict[int, Site]) -> Event | None:
     """Convert an event; None if a newer paralab wrote it. Values are not checked: a sampler of the
     user may have an `epoch` of any type."""
-    kind = KINDS.get(event.get("event", ""))
+    kind = _kinds().get(event.get("event", ""))
     if kind is None:
         return None
     known = {name: event[name] for name in kind.__struct_fields__ if name in event}

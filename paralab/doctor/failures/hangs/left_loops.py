@@ -30,7 +30,10 @@ def left_their_loops(seen: Observation) -> Finding | None:
                 if its is not None and mine.over and its.met_in > mine.batches > 0:
                     report = _uneven if mine.exhausted else _left
                     return report(fewer, mine, more, its)
-            if finding := _fewer_passes(fewer, own, more, others):
+            # Ranks that we ended may raise, and end their programs, because of it.
+            if not (seen.ended_by_us and fewer.raised) and (
+                finding := _fewer_passes(fewer, own, more, others)
+            ):
                 return finding
     return None
 
