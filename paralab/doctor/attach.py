@@ -138,7 +138,7 @@ def _ask_observed(folder: Path) -> Attached:
     seen = reader.read(over=False, stalled_seconds=LOOK_AGAIN_SECONDS)
     notes = [f"paralab already watches this job ({folder}), so its ranks answered"]
     for rank in seen.ranks:
-        notes.append(f"rank {rank.rank}: {rank.said.where if rank.said else 'did not answer'}")
+        notes.append(f"rank {rank.rank}: {rank.answer.where if rank.answer else 'did not answer'}")
     return Attached(apply("ranks", seen), tuple(notes))
 
 
@@ -253,8 +253,8 @@ def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> 
 
 def _by_rank(pids: Iterable[int]) -> dict[int, int]:
     """Of two processes with one rank, the later one in `pids`."""
-    found = {int(rank): pid for pid in pids if (rank := _environment(pid).get("RANK"))}
-    return dict(sorted(found.items()))
+    ranks = {int(rank): pid for pid in pids if (rank := _environment(pid).get("RANK"))}
+    return dict(sorted(ranks.items()))
 
 
 def _job(pid: int) -> tuple[str, ...] | None:

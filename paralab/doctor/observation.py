@@ -67,7 +67,7 @@ REPEATED = (
 
 
 @dataclass(frozen=True, eq=False)
-class RankSeen:
+class WatchedRank:
     """One watched rank.
 
     doing     operations that had begun and not ended when the folder was read, outermost first
@@ -76,7 +76,7 @@ class RankSeen:
     progress  grows with every event and every operation that begins
     recent    the last light steps, without minor events
     settled   it has stopped where `doing` says: it hangs or has ended
-    said      its stacks and collectives, if asked
+    answer    its stacks and collectives, if asked
     """
 
     rank: int
@@ -88,7 +88,7 @@ class RankSeen:
     progress: int
     recent: tuple[Event, ...] = ()
     settled: bool = True
-    said: StackDump | None = None
+    answer: StackDump | None = None
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """The events of one kind. Checks ask often, so the answer is kept."""
@@ -127,10 +127,10 @@ class RankSeen:
 
     @property
     def ended(self) -> bool:
-        return self.came_to_its_end or self.lives is False
+        return self.reached_end or self.lives is False
 
     @property
-    def came_to_its_end(self) -> bool:
+    def reached_end(self) -> bool:
         """It reached the end of the program, or called an exit."""
         return self.last(End) is not None or self.left is not None
 
@@ -183,7 +183,7 @@ class Observation:
     """
 
     folder: Path
-    ranks: list[RankSeen]
+    ranks: list[WatchedRank]
     world: int
     over: bool = True
     exit_code: int | None = None
@@ -200,7 +200,7 @@ class Observation:
     def read(cls, folder: Path) -> Observation:
         return Reader(folder).read()
 
-    def rank(self, number: int) -> RankSeen | None:
+    def rank(self, number: int) -> WatchedRank | None:
         return next((rank for rank in self.ranks if rank.rank == number), None)
 
 
@@ -348,7 +348,7 @@ def _answered(path: Path, asked: float) -> bool:
     return answer.exists() and answer.stat().st_mtime >= asked - 0.01
 
 
-def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
+def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRank:
     """One rank; `apart` lists steps that other ranks did not keep."""
     count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
@@ -359,7 +359,7 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> RankSeen:
         others = [event for event in file.events if _is_of(event, apart)]
     has_answered = file.path.with_suffix(".json").exists()
     lives, state = _life(file.start)
-    return RankSeen(
+    return WatchedRank(
         number,
         file.start,
         tuple(events),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paralab.doctor.events import Backward, Batch, Collective, Epoch, Forward, Loader
-from paralab.doctor.observation import Numbered, RankSeen
+from paralab.doctor.observation import Numbered, WatchedRank
 from paralab.doctor.source_context import is_outside
 
 
@@ -28,7 +28,7 @@ class Pass:
     meetings: list[Numbered] = field(default_factory=list)
 
 
-def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
+def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
     """(loader, epoch) -> what this rank did in this pass."""
     found: dict[tuple[int, int], Pass] = {}
     current: Pass | None = None
@@ -51,7 +51,7 @@ def passes(rank: RankSeen) -> dict[tuple[int, int], Pass]:
                 continue  # an open operation may end in the next moment
             current.met_in, current.last_meeting = current.batches, event
             current.meetings.append(event)
-    if rank.came_to_its_end:
+    if rank.reached_end:
         for each in found.values():
             each.over = True
     return found

@@ -85,7 +85,7 @@ class Facts:
         """The ranks on this machine: as the launcher says, or else one per GPU."""
         return self.launch.local_ranks or len(self.gpus) or None
 
-    def seen(self, *names: str) -> tuple[str, ...]:
+    def evidence(self, *names: str) -> tuple[str, ...]:
         """Rows as evidence for a finding; the table derives its verdicts from them."""
         values = dict(rows(self))
         return tuple(

@@ -8,7 +8,7 @@ from itertools import islice
 
 from paralab.doctor.events import Digest, Event, Off, Wrap
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.registry import Check, check, entries
 
@@ -58,7 +58,7 @@ def watched(seen: Observation) -> bool:
     return len(seen.ranks) == seen.world and not any(rank.last(Off) for rank in seen.ranks)
 
 
-def ddp_wraps(rank: RankSeen) -> list[Wrap]:
+def ddp_wraps(rank: WatchedRank) -> list[Wrap]:
     """The DDP models of a rank that still exist."""
     return [wrap for wrap in rank.of(Wrap) if wrap.kind == "ddp" and wrap.model is not None]
 
@@ -90,10 +90,10 @@ def make_finding(
     return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, shown, gain)
 
 
-def check_each_rank(*ids: str) -> Callable[[Callable[[RankSeen], Finding | None]], Check]:
+def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:
     """Register a check of one watched rank. One finding is enough: the ranks run the same script."""
 
-    def register(find: Callable[[RankSeen], Finding | None]) -> Check:
+    def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
         def check_ranks(seen: Observation) -> Iterator[Finding]:
             findings = (find(rank) for rank in seen.ranks)
             yield from islice(filter(None, findings), 1)
@@ -104,8 +104,8 @@ def check_each_rank(*ids: str) -> Callable[[Callable[[RankSeen], Finding | None]
     return register
 
 
-def ranks_by_host(seen: Observation) -> dict[str, list[RankSeen]]:
-    hosts: dict[str, list[RankSeen]] = {}
+def ranks_by_host(seen: Observation) -> dict[str, list[WatchedRank]]:
+    hosts: dict[str, list[WatchedRank]] = {}
     for rank in seen.ranks:
         hosts.setdefault(rank.start.host, []).append(rank)
     return hosts

@@ -21,7 +21,7 @@ from paralab.analyse.collective_matching import (
     find_mismatches,
 )
 from paralab.doctor.events import Backward, Collective, Forward, Group, Init, Wrap
-from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.place import Place
 from paralab.doctor.source_context import opposite
 from paralab.record.victims import MISMATCH, is_victim
@@ -29,7 +29,7 @@ from paralab.record.victims import MISMATCH, is_victim
 T = TypeVar("T")
 
 
-def raised_of_its_own(rank: RankSeen) -> bool:
+def raised_of_its_own(rank: WatchedRank) -> bool:
     """An exception that is not merely the loss of another rank."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
@@ -44,7 +44,7 @@ class Stuck:
     """A rank inside an operation that needs the others: it waits there, was killed there, or failed
     there as a victim (with the message `failed`)."""
 
-    rank: RankSeen
+    rank: WatchedRank
     operation: Numbered
     group: str
     number: int
@@ -55,12 +55,12 @@ class Stuck:
         return self.operation.site.place if self.operation.site else None
 
 
-def once_per_rank(answer: Callable[[RankSeen], T]) -> Callable[[RankSeen], T]:
+def once_per_rank(answer: Callable[[WatchedRank], T]) -> Callable[[WatchedRank], T]:
     """Keep an answer as long as the rank that it is about. Many checks ask, and a rank is read
     again and again."""
 
     @wraps(answer)
-    def ask(rank: RankSeen) -> T:
+    def ask(rank: WatchedRank) -> T:
         kept: dict[str, T] = vars(rank)
         name = f"_{answer.__name__}"
         if name not in kept:
@@ -71,7 +71,7 @@ def once_per_rank(answer: Callable[[RankSeen], T]) -> Callable[[RankSeen], T]:
 
 
 @once_per_rank
-def stuck(rank: RankSeen) -> Stuck | None:
+def stuck(rank: WatchedRank) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
             return _stuck(rank, operation, None)
@@ -81,20 +81,20 @@ def stuck(rank: RankSeen) -> Stuck | None:
     return None
 
 
-def _is_waiting(rank: RankSeen, operation: Numbered) -> bool:
+def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
     """A long forward, backward, or wrap may just compute. The flight recorder of a rank that
     answered knows, unless it is empty although there were collectives."""
-    if isinstance(operation, Collective) or rank.said is None:
+    if isinstance(operation, Collective) or rank.answer is None:
         return True
-    recorded = rank.said.collectives
+    recorded = rank.answer.collectives
     return any(call.is_open for call in recorded) or (not recorded and bool(rank.collectives))
 
 
-def _stuck(rank: RankSeen, operation: Numbered, failed: str | None) -> Stuck:
+def _stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
-    if rank.said and not isinstance(operation, Collective):  # in which bucket
-        own = [call for call in rank.said.collectives if call.is_open and call.group == group]
+    if rank.answer and not isinstance(operation, Collective):  # in which bucket
+        own = [call for call in rank.answer.collectives if call.is_open and call.group == group]
         number = max([number, *[call.number for call in own if call.number is not None][:1]])
     return Stuck(rank, operation, group, number, failed)
 
@@ -104,7 +104,7 @@ def group_of(operation: Numbered) -> str:
 
 
 @once_per_rank
-def calls(rank: RankSeen) -> list[CollectiveCall]:
+def calls(rank: WatchedRank) -> list[CollectiveCall]:
     """Every collective of a rank, including the one that it is stuck in."""
     found = {
         (group, number): _call(event, group, number)
@@ -170,7 +170,7 @@ def is_same_call(one: Numbered, other: Numbered) -> bool:
     return type(one) is type(other) and (mine is None or its is None or mine == its)
 
 
-def times_called(rank: RankSeen, operation: Numbered) -> int:
+def times_called(rank: WatchedRank, operation: Numbered) -> int:
     """How often a rank has made this call, including one that is not over."""
     events = (*rank.story, *rank.doing)
     return sum(is_same_call(operation, e) for e in events if isinstance(e, Numbered))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
+from paralab.doctor.failures.hangs.failed_ranks import needs_missing_gpu
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.reading import read_texts
 from paralab.doctor.messages import find_message
@@ -27,7 +27,7 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
         return list(findings)
     for rank, exception in raised:
         message = find_message(exception.text)
-        if is_for_want_of_a_gpu(rank) and (message is None or message.entry.id != NO_BACKEND):
+        if needs_missing_gpu(rank) and (message is None or message.entry.id != NO_BACKEND):
             return list(findings)
     raised.sort(key=lambda pair: pair[1].t)
     logs = read_texts({rank.rank: exception.text for rank, exception in raised})

@@ -22,7 +22,7 @@ from typing import Any
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import Cost, Held, Off, Replaced
-from paralab.doctor.failures.hangs.failed_ranks import is_for_want_of_a_gpu
+from paralab.doctor.failures.hangs.failed_ranks import needs_missing_gpu
 from paralab.doctor.failures.hangs.hung_ranks import IDS as HANGS
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.observation import Observation, Reader
@@ -84,10 +84,10 @@ def observe(
             _end(job, watch.pids())
     code = job.wait()
     final = watch.reader.read(over=True, exit_code=code, ended_by_us=watch.stopped)
-    latest = {_same(finding): finding for finding in [*watch.said, *apply("ranks", final)]}
+    latest = {_same(finding): finding for finding in [*watch.reported, *apply("ranks", final)]}
     findings = ordered(with_exceptions_explained(list(latest.values()), final))
     for finding in findings:
-        watch.tell(finding)
+        watch.report(finding)
     costs = [cost.share for rank in final.ranks if (cost := rank.last(Cost)) is not None]
     exit_code, share = None if watch.stopped else code, max(costs, default=None)
     return Observed(findings, exit_code, folder, watch.stopped, notes_of(final), share)
@@ -104,7 +104,7 @@ class Watch:
     ) -> None:
         self.job, self.reader, self.stall_seconds = job, reader, stall_seconds
         self.say, self.ends = say, ends
-        self.said: list[Finding] = []
+        self.reported: list[Finding] = []
         self.stopped = False
         self._found: set[tuple[object, ...]] = set()  # errors of the last run of the checks
         self._named: set[tuple[int, float]] = set()  # stalls that were reported
@@ -135,9 +135,9 @@ class Watch:
     def pids(self) -> set[int]:
         return {rank.start.pid for rank in self.reader.read(over=False).ranks if rank.lives}
 
-    def tell(self, finding: Finding) -> None:
-        if _same(finding) not in map(_same, self.said):
-            self.said.append(finding)
+    def report(self, finding: Finding) -> None:
+        if _same(finding) not in map(_same, self.reported):
+            self.reported.append(finding)
             self.say(finding)
 
     def look(self, seen: Observation) -> None:
@@ -148,7 +148,7 @@ class Watch:
             errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
             for finding in errors:
                 if _same(finding) in self._found:
-                    self.tell(finding)
+                    self.report(finding)
             self._found = set(map(_same, errors))
             self._next_look = time.monotonic() + LIVE_SECONDS + (time.monotonic() - now) / SHARE
 
@@ -184,7 +184,7 @@ class Watch:
         stalled = max([still, *(time.time() - since for _, since in late)])
         found = apply("ranks", self.reader.read(over=False, stalled_seconds=stalled))
         for finding in found:
-            self.tell(finding)
+            self.report(finding)
         for_good = any(finding.severity == "error" and finding.id in HANGS for finding in found)
         return self.ends and for_good
 
@@ -205,7 +205,7 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
         for rank in seen.ranks
         for e in rank.of(Off)
     ]
-    needs = [rank.raised for rank in seen.ranks if rank.raised and is_for_want_of_a_gpu(rank)]
+    needs = [rank.raised for rank in seen.ranks if rank.raised and needs_missing_gpu(rank)]
     found += [
         f"this script needs a GPU: {raised.type}: {raised.message.splitlines()[0]}"
         for raised in needs[:1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from paralab.doctor.events import Amp, Backward, Batch, Clip, Event, Forward, Loss, Step, ZeroGrad
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Window:
 
 
 @lru_cache(maxsize=64)  # many checks ask
-def windows(rank: RankSeen) -> list[Window]:
+def windows(rank: WatchedRank) -> list[Window]:
     """In order; the last one may have no step."""
     found: list[Window] = []
     current = _Collector()
@@ -130,7 +130,7 @@ class _Collector:
         return Window(kept, self.events, *((end, False) if isinstance(end, Step) else (None, True)))
 
 
-def accumulated(rank: RankSeen) -> Iterator[Window]:
+def accumulated(rank: WatchedRank) -> Iterator[Window]:
     """The windows of one loop over micro-batches that ended in a step, taken or skipped."""
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.rank_collectives import group_of
 
 TRIES = 10  # for a moment that could have been
@@ -37,17 +37,19 @@ def _end(event) -> float:
     return event.t + (event.seconds or 0.0)
 
 
-def _at(rank: RankSeen, now: float) -> RankSeen:
+def _at(rank: WatchedRank, now: float) -> WatchedRank:
     over = tuple(event for event in rank.events if _end(event) <= now)
     doing = tuple(
         structs.replace(event, seconds=None)
         for event in rank.events
         if event.t <= now < _end(event)
     )
-    return replace(rank, events=over, doing=doing, recent=(), lives=True, settled=False, said=None)
+    return replace(
+        rank, events=over, doing=doing, recent=(), lives=True, settled=False, answer=None
+    )
 
 
-def _could_be(ranks: list[RankSeen]) -> bool:
+def _could_be(ranks: list[WatchedRank]) -> bool:
     left = [_numbers(rank.events, 1) for rank in ranks]
     come_to = [mine | _numbers(rank.doing, 0) for mine, rank in zip(left, ranks, strict=True)]
     return all(

@@ -29,7 +29,7 @@ from paralab.doctor.events import (
 )
 from paralab.doctor.failures.dataparallel.replicas import pieces
 from paralab.doctor.failures.pipeline.schedules import split_sizes
-from paralab.doctor.observation import Observation, RankSeen, Reader
+from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_checks import differing, equal, odd_one_out
 from paralab.doctor.windows import windows
@@ -55,8 +55,12 @@ def seen(*ranks, gpus=0):
             "progress": 0,
         }
         made.append(
-            RankSeen(
-                **{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}
+            WatchedRank(
+                **{
+                    each.name: parts[each.name]
+                    for each in fields(WatchedRank)
+                    if each.name in parts
+                }
             )
         )
     return Observation(Path(), made, len(ranks), True, 0)

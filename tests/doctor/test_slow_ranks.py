@@ -9,7 +9,7 @@ from msgspec import structs
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.events import Amp, Backward, Batch, Collective, Reduced, Start, Step, Wrap
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place, Site
 
 STEP = 0.1  # seconds from one step to the next
@@ -47,8 +47,8 @@ def training(window, rank=0, steps=STEPS, before=(), threads=1, cores=8, host="l
         "state": None,
         "progress": 0,
     }
-    return RankSeen(
-        **{each.name: parts[each.name] for each in fields(RankSeen) if each.name in parts}
+    return WatchedRank(
+        **{each.name: parts[each.name] for each in fields(WatchedRank) if each.name in parts}
     )
 
 

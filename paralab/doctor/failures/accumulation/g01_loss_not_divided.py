@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.events import Step
 from paralab.doctor.failures.accumulation.windows import Window, windows
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import SAME_VALUE, Call
@@ -188,7 +188,7 @@ def _division(script: Script, window: Window, loss: ast.expr) -> tuple[Edit, ...
 
 
 @check_each_rank("G01")
-def undivided(rank: RankSeen) -> Finding | None:
+def undivided(rank: WatchedRank) -> Finding | None:
     """The loss went into backward as its function returned it, several times for one step."""
     every = list(accumulated(rank))
     plain = [window for window in every if _is_plain_sum(window)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.doctor.events import Backward, Epoch, Loader, Step, ZeroGrad
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Loop
@@ -120,7 +120,7 @@ def _fate(script: Script, window: Window) -> tuple[str, bool]:
 
 
 @check_each_rank("G06")
-def left_over(rank: RankSeen) -> Finding | None:
+def left_over(rank: WatchedRank) -> Finding | None:
     """A pass over the loader ended in the middle of a window."""
     sizes = [len(window.micro_steps) for window in accumulated(rank)]
     usual = max(set(sizes), key=sizes.count) if sizes else 0
@@ -140,7 +140,7 @@ def left_over(rank: RankSeen) -> Finding | None:
     return None
 
 
-def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
+def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
     """The end of each pass over a loader, the backward passes since the last step, and their fate."""
     inside: dict[int, int] = {}  # loader -> backward passes in this pass over it
     pending = 0
@@ -160,7 +160,7 @@ def _leftovers(rank: RankSeen, usual: int) -> Iterator[tuple[Epoch, int, str | N
             yield event, pending, _observed_fate(rank, place, pending, usual)
 
 
-def _observed_fate(rank: RankSeen, place: int, pending: int, usual: int) -> str | None:
+def _observed_fate(rank: WatchedRank, place: int, pending: int, usual: int) -> str | None:
     """`leak`, `dropped`, or None if they filled a window of the usual size, or nobody knows."""
     more = 0
     for event in rank.events[place:]:
@@ -172,4 +172,4 @@ def _observed_fate(rank: RankSeen, place: int, pending: int, usual: int) -> str 
             return "leak" if more and pending + more != usual else None
     if more:
         return "leak" if pending + more > usual else None
-    return "dropped" if rank.came_to_its_end and not rank.raised else None
+    return "dropped" if rank.reached_end and not rank.raised else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry
 from paralab.doctor.windows import accumulated, are_weighted_by
@@ -27,7 +27,7 @@ ENTRY = Entry(
 
 
 @check_each_rank("G07")
-def unequal_sizes(rank: RankSeen) -> Finding | None:
+def unequal_sizes(rank: WatchedRank) -> Finding | None:
     for window in accumulated(rank):
         passes = window.micro_steps
         known = [one.size for one in passes if one.size is not None]

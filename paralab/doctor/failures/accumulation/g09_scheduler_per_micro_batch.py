@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.report import code, found, line_of
@@ -73,7 +73,7 @@ def _is_ahead(window: Window, event: Event) -> bool:
 
 
 @check_each_rank("G09")
-def scheduled_too_often(rank: RankSeen) -> Finding | None:
+def scheduled_too_often(rank: WatchedRank) -> Finding | None:
     """The scheduler stepped several times from one line for one optimizer step."""
     every, often = list(accumulated(rank)), []
     for window in every:

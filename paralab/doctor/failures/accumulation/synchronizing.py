@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.failures.accumulation.windows import timelines
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import passes_ddp
@@ -34,7 +34,7 @@ def forwards_of(script: Script, backward: Event) -> list[Event]:
 _ENDS = ("forward", "backward", "step")
 
 
-def wasteful(seen: Observation) -> Iterator[tuple[RankSeen, Window, list[MicroStep]]]:
+def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[MicroStep]]]:
     """A step that synchronizes more than once, and its passes with `no_sync` around backward only."""
     for rank in seen.ranks if seen.world > 1 else []:
         every = list(accumulated(rank)) if ddp_wraps(rank) else []

@@ -14,7 +14,7 @@ from paralab.doctor.failures.checkpoints.files import (
     wrapper_saves,
 )
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, listed, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.names import DDP
@@ -68,7 +68,7 @@ def mismatch_ignored(script: Script) -> Iterator[Finding]:
 
 
 @check_each_rank("C02")
-def nothing_loaded(rank: RankSeen) -> Finding | None:
+def nothing_loaded(rank: WatchedRank) -> Finding | None:
     """Report a lenient load without a single matching name."""
     for load in rank.of(LoadState):
         if load.strict or load.error or load.matched or not load.total or not load.unexpected:

@@ -15,7 +15,7 @@ from paralab.doctor.failures.data.loaders import (
 )
 from paralab.doctor.failures.data.uses import uses
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
@@ -143,7 +143,7 @@ def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
 
 
 @check_each_rank("T02")
-def same_order(rank: RankSeen) -> Finding | None:
+def same_order(rank: WatchedRank) -> Finding | None:
     """Report a shuffling DistributedSampler that gives the same order in two epochs."""
     every = uses(rank)
     for (loader, number), use in every.items():

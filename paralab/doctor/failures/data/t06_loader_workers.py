@@ -95,7 +95,7 @@ def few_cores(facts: Facts) -> Iterator[Finding]:
         "is left for loader workers, so the GPUs will wait for data. Certain if a run waits for data."
     )
     fix = "Ask for more cores (srun --cpus-per-task=8, docker run --cpus=…), then set num_workers to cores per rank - 1."
-    yield Finding("T06", "suspect", why, fix, evidence=facts.seen("cores"))
+    yield Finding("T06", "suspect", why, fix, evidence=facts.evidence("cores"))
 
 
 def judge_data_wait(waited: float, step: float) -> Finding | None:

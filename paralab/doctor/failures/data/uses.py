@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from paralab.doctor.events import Backward, Batch, Epoch, Forward, Loader
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place
 from paralab.doctor.rank_checks import place_of
 
@@ -50,7 +50,7 @@ class Use:
 
 
 @lru_cache(maxsize=64)  # used by several checks
-def uses(rank: RankSeen) -> dict[tuple[int, int], Use]:
+def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
     """(loader, pass) -> its use. A pass inside another one (validation) keeps its own batches."""
     found_: dict[tuple[int, int], Use] = {}
     open_: list[Use] = []

@@ -9,7 +9,7 @@ from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.failures.data.loaders import samples_in
 from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
@@ -84,7 +84,7 @@ def _last_batch(script: Script, loader: Call, size: int) -> int | None:
 
 
 @check_each_rank("D03")
-def idle_devices(rank: RankSeen) -> Finding | None:
+def idle_devices(rank: WatchedRank) -> Finding | None:
     """Report forward passes whose batch does not reach all GPUs."""
     for wrap in rank.of(Wrap):
         devices = len(wrap.options.get("device_ids", []))

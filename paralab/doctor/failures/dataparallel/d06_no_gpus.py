@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry
 
@@ -24,7 +24,7 @@ ENTRY = Entry(
 
 
 @check_each_rank("D06")
-def no_gpus(rank: RankSeen) -> Finding | None:
+def no_gpus(rank: WatchedRank) -> Finding | None:
     """Report a DataParallel without devices."""
     for wrap in rank.of(Wrap):
         if (

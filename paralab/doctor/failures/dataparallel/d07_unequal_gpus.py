@@ -52,4 +52,4 @@ def unequal_gpus(facts: Facts) -> Iterator[Finding]:
         f"({size(large.memory_bytes)}): the others wait for it."
     )
     fix = f"Leave it out (CUDA_VISIBLE_DEVICES without {number}), or give it smaller batches, weighted by size."
-    yield Finding("D07", "warning", why, fix, evidence=facts.seen("GPUs (torch)"))
+    yield Finding("D07", "warning", why, fix, evidence=facts.evidence("GPUs (torch)"))

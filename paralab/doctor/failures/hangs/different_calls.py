@@ -8,7 +8,7 @@ from itertools import combinations
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
 from paralab.doctor.events import Collective, Forward, Wrap
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import passes
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
@@ -53,7 +53,7 @@ def different_sizes(seen: Observation) -> Finding | None:
     return _sizes(one, mine, other, its) if mine and its else None
 
 
-def _pair(seen: Observation, mismatch: Mismatch) -> tuple[RankSeen, RankSeen]:
+def _pair(seen: Observation, mismatch: Mismatch) -> tuple[WatchedRank, WatchedRank]:
     one, other = (seen.rank(number) for number in mismatch.pair)
     assert one is not None
     assert other is not None
@@ -72,8 +72,8 @@ def _one_may_have_left(seen: Observation) -> bool:
 def _judge(
     seen: Observation,
     mismatch: Mismatch,
-    one_side: tuple[RankSeen, CollectiveCall],
-    other_side: tuple[RankSeen, CollectiveCall],
+    one_side: tuple[WatchedRank, CollectiveCall],
+    other_side: tuple[WatchedRank, CollectiveCall],
 ) -> Finding | None:
     """Whose call is it? The one that the other rank never makes."""
     (one, my_call), (other, its_call) = one_side, other_side
@@ -114,9 +114,9 @@ def _evaluates(operation: Numbered) -> bool:
 
 def only_here(
     seen: Observation,
-    rank: RankSeen,
+    rank: WatchedRank,
     own: Numbered,
-    other: RankSeen,
+    other: WatchedRank,
     its: Numbered | None,
     certain: bool = True,
 ) -> Finding:
@@ -146,7 +146,9 @@ def _buffers(seen: Observation, own: Forward) -> str:
     return "its buffers"
 
 
-def _order(which: str, one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered) -> Finding:
+def _order(
+    which: str, one: WatchedRank, mine: Numbered, other: WatchedRank, its: Numbered
+) -> Finding:
     why = (
         f"Collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
         f"{other.rank}. Collectives match by their order, so these two wait for each other or mix "
@@ -166,7 +168,9 @@ def _sizes_that_went_through(seen: Observation) -> Finding | None:
     return None
 
 
-def _sizes(one: RankSeen, mine: CollectiveCall, other: RankSeen, its: CollectiveCall) -> Finding:
+def _sizes(
+    one: WatchedRank, mine: CollectiveCall, other: WatchedRank, its: CollectiveCall
+) -> Finding:
     a, b = mine.record, its.record
     failed = has_failed(mine) or has_failed(its)
     why = (
@@ -182,9 +186,9 @@ def _sizes(one: RankSeen, mine: CollectiveCall, other: RankSeen, its: Collective
 
 
 def _evidence(
-    one: RankSeen, mine: Numbered, other: RankSeen, its: Numbered | None
+    one: WatchedRank, mine: Numbered, other: WatchedRank, its: Numbered | None
 ) -> tuple[str, str]:
-    def line(rank: RankSeen, operation: Numbered) -> str:
+    def line(rank: WatchedRank, operation: Numbered) -> str:
         code = f": {operation.site.place.code}" if operation.site else ""
         return f"rank {rank.rank}: {named(operation)}{code}"
 

@@ -10,7 +10,7 @@ from paralab.doctor.failures.hangs.missing_ranks import describe_end
 from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
 from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.rank_collectives import raised_of_its_own, stuck
 
@@ -39,7 +39,7 @@ def used_other_parameters(seen: Observation) -> Finding | None:
 
 
 def _other_parameters(
-    one: RankSeen, mine: Backward, missing: list[str], other: RankSeen
+    one: WatchedRank, mine: Backward, missing: list[str], other: WatchedRank
 ) -> Finding:
     names = listed(missing)
     evidence = [f"rank {one.rank}: without gradient: {names}"]
@@ -60,7 +60,7 @@ def raised_alone(seen: Observation) -> Finding | None:
     pipelines = (e for rank in seen.ranks for e in rank.story if isinstance(e, Pipeline))
     if not own or len(own) == len(seen.ranks) or any(is_uneven(event) for event in pipelines):
         return None
-    if any(is_for_want_of_a_gpu(rank) or _has_entry(rank) for rank in own):
+    if any(needs_missing_gpu(rank) or _has_entry(rank) for rank in own):
         return None
     rank = min(own, key=lambda rank: rank.raised.t if rank.raised else 0.0)
     raised = rank.raised
@@ -78,7 +78,7 @@ def raised_alone(seen: Observation) -> Finding | None:
     return make_finding("H11", "error", why, raised.place, evidence, rank.rank, fix=fix)
 
 
-def was_stopped(rank: RankSeen) -> bool:
+def was_stopped(rank: WatchedRank) -> bool:
     """The user pressed Ctrl-C."""
     return rank.raised is not None and rank.raised.type == "KeyboardInterrupt"
 
@@ -88,13 +88,13 @@ def is_uneven(event: Pipeline) -> bool:
     return bool(event.size and event.microbatches and event.size % event.microbatches)
 
 
-def _has_entry(rank: RankSeen) -> bool:
+def _has_entry(rank: WatchedRank) -> bool:
     """Whether another entry explains its exception."""
     known = find_message(f"{rank.raised.type}: {rank.raised.message}") if rank.raised else None
     return known is not None and known.entry.id != "H11"
 
 
-def is_for_want_of_a_gpu(rank: RankSeen) -> bool:
+def needs_missing_gpu(rank: WatchedRank) -> bool:
     raised = rank.raised
     needs_gpu = raised and NO_GPU.search(f"{raised.type}: {raised.message}")
     return bool(rank.start.gpus == 0 and needs_gpu)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.events import Collective
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.source_context import opposite, written
@@ -53,7 +53,7 @@ def swapped(seen: Observation) -> Iterator[Finding]:
                 return
 
 
-def _calls(rank: RankSeen, group: str) -> Calls:
+def _calls(rank: WatchedRank, group: str) -> Calls:
     """Collectives of the user's own code that have ended, by number."""
     numbered = rank.collectives.get(group, {}).items()
     own = {number: call for number, call in numbered if isinstance(call, Collective)}
@@ -85,7 +85,9 @@ def _are_alternatives(calls: list[Collective]) -> bool:
     return any(opposite(one, other) for one, other in itertools.combinations(sites, 2))
 
 
-def _report(one: RankSeen, mine: Calls, other: RankSeen, its: Calls, window: list[int]) -> Finding:
+def _report(
+    one: WatchedRank, mine: Calls, other: WatchedRank, its: Calls, window: list[int]
+) -> Finding:
     first, partner = mine[window[0]].site, its[window[0]].site
     assert first
     assert partner

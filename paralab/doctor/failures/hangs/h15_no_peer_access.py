@@ -37,7 +37,7 @@ def broken_gpu_pair(facts: Facts) -> Iterator[Finding]:
     """Two GPUs that do not complete an all-reduce, or only through host memory."""
     for pair in facts.pairs:
         first, second = pair.direct.ranks
-        evidence = facts.seen(f"GPU pair {first}-{second}")
+        evidence = facts.evidence(f"GPU pair {first}-{second}")
         if pair.direct.seconds is not None:
             continue
         if pair.through_host and pair.through_host.seconds is not None:

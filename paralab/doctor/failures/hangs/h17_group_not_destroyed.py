@@ -51,7 +51,7 @@ def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
     without = [
         (rank, init)
         for rank, init in made
-        if rank.last(Destroy) is None and rank.came_to_its_end and not rank.raised
+        if rank.last(Destroy) is None and rank.reached_end and not rank.raised
     ]
     for rank, init in without[:1]:
         some = len(without) < len(made)

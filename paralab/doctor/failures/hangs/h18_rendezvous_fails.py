@@ -9,7 +9,7 @@ from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
 from paralab.doctor.failures.hangs.h13_long_preparation import FIRST_COLLECTIVE
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, Message, check
@@ -166,7 +166,7 @@ def _is_elsewhere(init: Init) -> bool:
     return all(addresses) and len({(one or "").rpartition(":")[2] for one in addresses}) == 2
 
 
-def _inits(rank: RankSeen) -> list[Init]:
+def _inits(rank: WatchedRank) -> list[Init]:
     return [event for event in (*rank.events, *rank.doing) if isinstance(event, Init)]
 
 
@@ -228,7 +228,7 @@ def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) ->
 @check("H18", source="machine")
 def wrong_address(facts: Facts) -> Iterator[Finding]:
     """MASTER_ADDR does not resolve, is the wrong machine, or does not respond."""
-    address, launch, evidence = facts.address, facts.launch, facts.seen("MASTER_ADDR")
+    address, launch, evidence = facts.address, facts.launch, facts.evidence("MASTER_ADDR")
     if address is None:
         return
     if address.resolved is None:
@@ -267,7 +267,7 @@ def wrong_world_size(facts: Facts) -> Iterator[Finding]:
             "never begin."
         )
         fix = "export WORLD_SIZE=$SLURM_NTASKS RANK=$SLURM_PROCID in every task."
-        yield Finding("H18", "error", why, fix, evidence=facts.seen("launcher"))
+        yield Finding("H18", "error", why, fix, evidence=facts.evidence("launcher"))
 
 
 @check("H18", source="machine")
@@ -283,4 +283,4 @@ def unresolved_host(facts: Facts) -> Iterator[Finding]:
             f"Add the line `127.0.1.1 {facts.host}` to /etc/hosts, or use GLOO_SOCKET_IFNAME=lo and "
             "torchrun --rdzv-endpoint=127.0.0.1:0."
         )
-        yield Finding("H18", "suspect", why, fix, evidence=facts.seen("host name"))
+        yield Finding("H18", "suspect", why, fix, evidence=facts.evidence("host name"))

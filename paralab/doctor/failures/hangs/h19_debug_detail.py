@@ -11,7 +11,7 @@ from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_const
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
@@ -90,9 +90,9 @@ def died_while_wrapping(seen: Observation) -> Iterator[Finding]:
         yield make_finding("H19", "error", why, wrap, evidence)
 
 
-def _died_wrapping(rank: RankSeen) -> Wrap | None:
+def _died_wrapping(rank: WatchedRank) -> Wrap | None:
     inner = rank.doing[-1] if rank.doing else None
-    if rank.lives is not False or rank.came_to_its_end or rank.raised:
+    if rank.lives is not False or rank.reached_end or rank.raised:
         return None
     if not isinstance(inner, Wrap) or inner.kind != "ddp":
         return None
@@ -141,5 +141,5 @@ def debug_level_in_environment(facts: Facts) -> Iterator[Finding]:
     )
     why += "" if certain else " Certain if your backend is gloo and torch is 2.12 or 2.13."
     severity: Severity = "error" if certain else "suspect"
-    evidence = facts.seen("TORCH_DISTRIBUTED_DEBUG")
+    evidence = facts.evidence("TORCH_DISTRIBUTED_DEBUG")
     yield Finding("H19", severity, why, ENTRY.fix, evidence=evidence)

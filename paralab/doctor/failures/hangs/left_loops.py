@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paralab.doctor.events import Join
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import Pass, passes
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import raised_of_its_own
@@ -38,7 +38,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
     return None
 
 
-def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
+def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     length = its.loader.batches
     went = f"went on to batch {its.met_in}" if length is None else f"has {length}"
     why = (
@@ -53,16 +53,18 @@ def _uneven(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
     return make_finding("H01", "error", why, mine.loader, evidence, fewer.rank)
 
 
-def _left(fewer: RankSeen, mine: Pass, more: RankSeen, its: Pass) -> Finding:
+def _left(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
     went = f"rank {more.rank} went on to batch {its.met_in}"
     line = mine.loader.site.line if mine.loader.site else None
     return leaving(fewer, more, mine.last_meeting, after, went, line)
 
 
-def _fewer_passes(fewer: RankSeen, mine: Passes, more: RankSeen, its: Passes) -> Finding | None:
+def _fewer_passes(
+    fewer: WatchedRank, mine: Passes, more: WatchedRank, its: Passes
+) -> Finding | None:
     """It ended its program after fewer passes over a loader than the other one."""
-    if not fewer.came_to_its_end:
+    if not fewer.reached_end:
         return None
     for (loader, epoch), extra in its.items():
         last = mine.get((loader, epoch - 1))
@@ -77,8 +79,8 @@ def _fewer_passes(fewer: RankSeen, mine: Passes, more: RankSeen, its: Passes) ->
 
 
 def leaving(
-    fewer: RankSeen,
-    more: RankSeen,
+    fewer: WatchedRank,
+    more: WatchedRank,
     last: Numbered | None,
     after: str,
     went: str,
@@ -112,7 +114,7 @@ def leaving(
     return make_finding(id, "error", why, at, evidence, fewer.rank, fix=fix)
 
 
-def early_exit(rank: RankSeen, when: str) -> Finding:
+def early_exit(rank: WatchedRank, when: str) -> Finding:
     left = rank.left
     assert left is not None
     call = f"{left.call}({left.code})"

@@ -8,7 +8,7 @@ from paralab.doctor.events import Collective, Destroy, Forward, Init
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
 from paralab.doctor.failures.hangs.left_loops import early_exit, leaving
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Numbered, Observation, RankSeen
+from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
     Stuck,
@@ -39,7 +39,7 @@ def did_not_come(seen: Observation) -> Finding | None:
     return _nobody_is_missing(seen, list(stuck_ranks.values()))
 
 
-def describe_end(rank: RankSeen) -> str:
+def describe_end(rank: WatchedRank) -> str:
     where = stuck(rank)
     if where is None:
         return "ended with it"
@@ -62,12 +62,12 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
     return make_finding("H10", "suspect", why, operation, evidence, fix=fix, doubt=doubt)
 
 
-def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
+def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | None:
     if seen.ended_by_us or rank.is_blind:
         return None  # which rank is alive means nothing then
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
-    if rank.came_to_its_end and not rank.raised:
+    if rank.reached_end and not rank.raised:
         return _finished(seen, where, rank)
     elsewhere = stuck(rank)
     if elsewhere is not None and elsewhere.group != where.group:
@@ -82,7 +82,7 @@ def _absent(seen: Observation, where: Stuck, rank: RankSeen) -> Finding | None:
     return _busy(seen, where, rank, timed_out)
 
 
-def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
+def _finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
     operation = where.operation
     times = times_called(rank, operation)
     if times == 0:
@@ -97,7 +97,7 @@ def _finished(seen: Observation, where: Stuck, rank: RankSeen) -> Finding:
     return leaving(rank, where.rank, last, f"after {times} rounds", went)
 
 
-def _returned(where: Stuck, rank: RankSeen) -> Finding:
+def _returned(where: Stuck, rank: WatchedRank) -> Finding:
     """It reached the end of the program without the collective that the others wait in."""
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
@@ -113,7 +113,7 @@ def _returned(where: Stuck, rank: RankSeen) -> Finding:
     return make_finding("H02", "error", why, way.place if way else where.place, evidence, rank.rank)
 
 
-def _way_out(where: Stuck, rank: RankSeen) -> Leaving | None:
+def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
     """The last `return` before the line where the others wait, after the last line that the rank
     was seen in."""
     visited = [place for event in rank.story if event.site for place in event.site.stack]
@@ -129,7 +129,7 @@ def _way_out(where: Stuck, rank: RankSeen) -> Leaving | None:
     return None
 
 
-def _killed(where: Stuck, rank: RankSeen) -> Finding:
+def _killed(where: Stuck, rank: WatchedRank) -> Finding:
     why = (
         f"The process of rank {rank.rank} is gone without an exception: something killed it (the "
         "machine ran out of memory, a scheduler's limit, kill -9). It was last seen at "
@@ -146,8 +146,8 @@ def _killed(where: Stuck, rank: RankSeen) -> Finding:
     return make_finding("H12", "error", why, None, evidence, rank.rank, fix=fix)
 
 
-def _stopped(where: Stuck, rank: RankSeen) -> Finding:
-    at = rank.said.where if rank.said and rank.said.where else str(rank.last_place)
+def _stopped(where: Stuck, rank: WatchedRank) -> Finding:
+    at = rank.answer.where if rank.answer and rank.answer.where else str(rank.last_place)
     why = (
         f"Rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for it in "
         f"{named(where.operation)}."
@@ -157,8 +157,12 @@ def _stopped(where: Stuck, rank: RankSeen) -> Finding:
     return make_finding("H10", "error", why, where.place, evidence, rank.rank, fix=fix)
 
 
-def _busy(seen: Observation, where: Stuck, rank: RankSeen, timed_out: bool) -> Finding:
-    at = f"at {rank.said.where}" if rank.said and rank.said.where else f"after {rank.last_place}"
+def _busy(seen: Observation, where: Stuck, rank: WatchedRank, timed_out: bool) -> Finding:
+    at = (
+        f"at {rank.answer.where}"
+        if rank.answer and rank.answer.where
+        else f"after {rank.last_place}"
+    )
     init = where.rank.last(Init)
     limit = init.timeout_seconds if init else None
     timeout = f"{limit:g} s" if limit else "30 minutes by default"

@@ -88,7 +88,7 @@ def port_taken(facts: Facts) -> Iterator[Finding]:
         owner = f"process {port.owner_pid} ({port.owner or 'command unknown'})"
         end = f" Or end that process: kill {port.owner_pid}."
     fix = f"Use another port (export MASTER_PORT={port.number + 1}), or torchrun --standalone, which finds a free one.{end}"
-    evidence = facts.seen("port")
+    evidence = facts.evidence("port")
     if port.asked:
         why = f"MASTER_PORT={port.number} is taken by {owner}: rank 0 cannot listen there and fails with EADDRINUSE."
         yield Finding("L01", "error", why, fix, evidence=evidence)

@@ -35,7 +35,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_proce
 @check("L02", source="machine")
 def incomplete_launch(facts: Facts) -> Iterator[Finding]:
     """Report a rank without everything that init_process_group needs, or outside the world."""
-    launch, evidence = facts.launch, facts.seen("launcher")
+    launch, evidence = facts.launch, facts.evidence("launcher")
     given = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(launch.variables))
     missing = [name for name in NEEDED if name not in launch.variables]
     if given and missing and launch.ranks != 1:

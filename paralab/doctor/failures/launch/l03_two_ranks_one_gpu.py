@@ -109,12 +109,12 @@ def visible_devices(facts: Facts) -> Iterator[Finding]:
     problem = _problem(asked, len(gpus)) if asked is not None else None
     if problem is not None:
         severity, why, fix = problem
-        yield Finding("L03", severity, why, fix, evidence=facts.seen("CUDA_VISIBLE_DEVICES"))
+        yield Finding("L03", severity, why, fix, evidence=facts.evidence("CUDA_VISIBLE_DEVICES"))
     ranks = facts.launch.local_ranks
     if ranks and facts.gpus and ranks > len(facts.gpus) and not _one_each(facts):
         why = f"{ranks} ranks on this machine, but torch sees {plural(len(facts.gpus), 'GPU')}: two ranks would share one, which NCCL refuses."
         fix = f"Start at most {plural(len(facts.gpus), 'rank')} here (--nproc_per_node), or use backend='gloo'."
-        yield Finding("L03", "error", why, fix, evidence=facts.seen("GPUs (torch)", "launcher"))
+        yield Finding("L03", "error", why, fix, evidence=facts.evidence("GPUs (torch)", "launcher"))
 
 
 def _problem(asked: str, gpus: int) -> tuple[Severity, str, str] | None:

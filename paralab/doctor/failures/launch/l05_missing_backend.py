@@ -43,8 +43,8 @@ def missing_backend(facts: Facts) -> Iterator[Finding]:
             "backend='nccl' fails."
         )
         fix = "Install torch for CUDA (pytorch.org, Get Started), or train on the CPU with backend='gloo'."
-        yield Finding("L05", "error", why, fix, evidence=facts.seen("torch", "GPUs (driver)"))
+        yield Finding("L05", "error", why, fix, evidence=facts.evidence("torch", "GPUs (driver)"))
     elif not torch.backends:
         why = f"torch {torch.version} is built without torch.distributed: it has neither gloo nor NCCL."
         fix = "Install an official torch wheel."
-        yield Finding("L05", "error", why, fix, evidence=facts.seen("torch"))
+        yield Finding("L05", "error", why, fix, evidence=facts.evidence("torch"))

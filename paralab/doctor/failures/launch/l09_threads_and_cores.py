@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Threads
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Recorded
@@ -73,7 +73,7 @@ def too_many_threads(seen: Observation) -> Iterator[Finding]:
             yield make_finding("L09", "warning", crowded.why, None, evidence, fix=crowded.fix)
 
 
-def _threads(rank: RankSeen) -> int:
+def _threads(rank: WatchedRank) -> int:
     last = rank.last(Threads)
     return last.threads if last else rank.start.threads
 
@@ -85,7 +85,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None or not ranks or ranks < 2:
         return
     asked = facts.environment.get("OMP_NUM_THREADS", "")
-    share, evidence = facts.cores // ranks, facts.seen("threads", "cores")
+    share, evidence = facts.cores // ranks, facts.evidence("threads", "cores")
     if launch.by == "torchrun" and not asked:
         return  # torchrun sets 1
     crowded = judge_threads(facts.torch.threads, ranks, facts.cores, "rank")

@@ -62,4 +62,4 @@ def trial_died(facts: Facts) -> Iterator[Finding]:
         fix = f"Train in fp32 on this CPU, or use {name} on a GPU."
         if settings:
             fix = f"export {settings} before Python starts. We tried it, and it works."
-        yield Finding("L10", severity, why, fix, evidence=facts.seen(f"{name} on CPU"))
+        yield Finding("L10", severity, why, fix, evidence=facts.evidence(f"{name} on CPU"))

@@ -72,4 +72,4 @@ def small_shared_memory(facts: Facts) -> Iterator[Finding]:
         "your own batches need that much."
     )
     fix = "docker run --shm-size=8g or --ipc=host; or num_workers=0."
-    yield Finding("L11", "suspect", why, fix, evidence=facts.seen("shared memory"))
+    yield Finding("L11", "suspect", why, fix, evidence=facts.evidence("shared memory"))

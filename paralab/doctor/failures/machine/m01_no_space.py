@@ -27,7 +27,7 @@ ROOM_BYTES = 2**30  # smaller than many checkpoints
 def full_disk(facts: Facts) -> Iterator[Finding]:
     """Report folders that cannot be written, and suspect those with little space."""
     for disk in facts.disks:
-        evidence = facts.seen(f"disk {disk.path}")
+        evidence = facts.evidence(f"disk {disk.path}")
         if not disk.writable:
             why = f"{disk.path} is not writable: there is no place for checkpoints, logs, and rendezvous files."
             fix = "Use another folder; set TMPDIR for temporary files."

@@ -33,7 +33,7 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
             "if a run says 'Too many open files'."
         )
         fix = "Run ulimit -n 65536 before the job."
-        yield Finding("M02", "suspect", why, fix, evidence=facts.seen("open files"))
+        yield Finding("M02", "suspect", why, fix, evidence=facts.evidence("open files"))
     if facts.infiniband and locked is not None:
         why = (
             f"A process may lock {size(locked)} of memory, but InfiniBand ({', '.join(facts.infiniband)}) "
@@ -44,4 +44,4 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
             "Run ulimit -l unlimited. In Slurm: PropagateResourceLimitsExcept=MEMLOCK. With docker: "
             "--ulimit memlock=-1."
         )
-        yield Finding("M02", "suspect", why, fix, evidence=facts.seen("locked memory"))
+        yield Finding("M02", "suspect", why, fix, evidence=facts.evidence("locked memory"))

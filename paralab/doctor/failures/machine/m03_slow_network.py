@@ -36,7 +36,7 @@ def slow_link(facts: Facts) -> Iterator[Finding]:
             speed = size(pair.direct.bytes_per_second)
             why = f"{first} and {second} exchange {speed}/s. Certain if idle GPUs are as slow."
             fix = "nvidia-smi topo -m shows how they are connected."
-            evidence = facts.seen(f"GPU pair {first}-{second}")
+            evidence = facts.evidence(f"GPU pair {first}-{second}")
             yield Finding("M03", "suspect", why, fix, evidence=evidence)
     fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
     if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
@@ -49,7 +49,7 @@ def slow_link(facts: Facts) -> Iterator[Finding]:
             "Use a faster network (NCCL_SOCKET_IFNAME names it), gradient accumulation, or compressed "
             "gradients."
         )
-        yield Finding("M03", "warning", why, fix, evidence=facts.seen("network"))
+        yield Finding("M03", "warning", why, fix, evidence=facts.evidence("network"))
 
 
 def _between_ranks(facts: Facts) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
             "happens again on an idle machine."
         )
         fix = "Set GLOO_SOCKET_IFNAME=lo; check for a firewall on the loopback interface and a writable /tmp."
-        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
+        yield Finding("M03", "suspect", why, fix, evidence=facts.evidence("all-reduce"))
     elif link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
         why = (
             f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes "
@@ -70,4 +70,4 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
             f"memory ({seconds(link.copy_seconds)}); 5 to 15 times is usual. Certain on an idle machine."
         )
         fix = "Check what else is running (top), and use more cores per rank."
-        yield Finding("M03", "suspect", why, fix, evidence=facts.seen("all-reduce"))
+        yield Finding("M03", "suspect", why, fix, evidence=facts.evidence("all-reduce"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Entry, check
@@ -84,7 +84,7 @@ def one_micro_batch(script: Script) -> Iterator[Finding]:
 
 
 @check_each_rank("P05")
-def observed_one_micro_batch(rank: RankSeen) -> Finding | None:
+def observed_one_micro_batch(rank: WatchedRank) -> Finding | None:
     for event in (*rank.story, *rank.doing):
         if isinstance(event, Pipeline) and event.microbatches == 1 and event.stages > 1:
             idle, enough = (event.stages - 1) / event.stages, ENOUGH * event.stages

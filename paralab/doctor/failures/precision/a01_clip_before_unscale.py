@@ -15,7 +15,7 @@ from paralab.doctor.failures.precision.scaling import (
     unscale_for,
 )
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
@@ -88,7 +88,7 @@ def _is_scaled(before: list[Event], clip: Event) -> bool:
 
 
 @check_each_rank("A01")
-def clipped_while_scaled(rank: RankSeen) -> Finding | None:
+def clipped_while_scaled(rank: WatchedRank) -> Finding | None:
     scale: float | None = None  # of the current gradients
     for event in rank.events:
         if isinstance(event, Amp):

@@ -16,7 +16,7 @@ from paralab.doctor.failures.precision.scaling import (
     timelines,
 )
 from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
@@ -107,7 +107,7 @@ def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> 
 
 
 @check_each_rank("A04")
-def scaled_step(rank: RankSeen) -> Finding | None:
+def scaled_step(rank: WatchedRank) -> Finding | None:
     scale: float | None = None  # of the current gradients
     for event, inside in _with_scaler(rank):
         if isinstance(event, Amp):
@@ -131,7 +131,7 @@ def scaled_step(rank: RankSeen) -> Finding | None:
     return None
 
 
-def _was_scaled(rank: RankSeen, step: Step) -> bool:
+def _was_scaled(rank: WatchedRank, step: Step) -> bool:
     """Did the last backward pass before a step start from a scaled loss?"""
     kinds = (Amp, Backward, Step)
     before = [event for event in rank.events if event.t < step.t and isinstance(event, kinds)]
@@ -143,7 +143,7 @@ def _was_scaled(rank: RankSeen, step: Step) -> bool:
     return False
 
 
-def _with_scaler(rank: RankSeen) -> Iterator[tuple[Event, bool]]:
+def _with_scaler(rank: WatchedRank) -> Iterator[tuple[Event, bool]]:
     """Every event, and whether it happened inside `scaler.step()`."""
     until = 0.0
     open_steps = (event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step")

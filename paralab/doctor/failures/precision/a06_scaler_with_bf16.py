@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If
@@ -70,7 +70,7 @@ def _is_bfloat16(script: Script, cast: Call) -> bool:
 
 
 @check_each_rank("A06")
-def scaled_bfloat16(rank: RankSeen) -> Finding | None:
+def scaled_bfloat16(rank: WatchedRank) -> Finding | None:
     names = {event.dtype for event in rank.of(Autocast) if event.enabled}
     scaled = [event for event in rank.of(Amp) if event.op == "scale" and event.enabled]
     if names != {"bfloat16"} or not scaled:

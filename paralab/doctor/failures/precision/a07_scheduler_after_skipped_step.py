@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message
 
@@ -42,7 +42,7 @@ ENTRY = Entry(
 
 
 @check_each_rank("A07")
-def scheduled_after_a_skip(rank: RankSeen) -> Finding | None:
+def scheduled_after_a_skip(rank: WatchedRank) -> Finding | None:
     skipped = False
     for event in rank.events:
         if isinstance(event, Amp) and event.op == "step":

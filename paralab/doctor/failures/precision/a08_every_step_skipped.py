@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry
 
@@ -27,7 +27,7 @@ MANY_SKIPS = 12  # enough whatever the loss: from 65536 the scale is down to 16
 
 
 @check_each_rank("A08")
-def always_skipped(rank: RankSeen) -> Finding | None:
+def always_skipped(rank: WatchedRank) -> Finding | None:
     skips, lost, first = 0, 0, None
     for event in rank.events:
         if isinstance(event, Backward) and event.loss is not None:

@@ -22,7 +22,7 @@ from paralab.doctor.events import (
 )
 from paralab.doctor.failures.semantics.gradients import Apart, culprit, explain_gradients
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import (
     ddp_wraps,
     differing,
@@ -72,7 +72,7 @@ def _names_that_differ(steps: list[Step], of: str, ignored: set[str]) -> list[st
 # --- which ranks hold the same model
 
 
-def _replicas(seen: Observation) -> list[list[RankSeen]]:
+def _replicas(seen: Observation) -> list[list[WatchedRank]]:
     """Groups of ranks between which DDP reduces; without DDP, all ranks."""
     groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in ddp_wraps(rank) if wrap.ranks}
     if not groups:
@@ -84,7 +84,7 @@ def _replicas(seen: Observation) -> list[list[RankSeen]]:
     ]
 
 
-def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
+def _common_steps(ranks: list[WatchedRank]) -> Iterator[list[Step]]:
     """The steps that every rank has digests of, for the same parameters."""
     tables = [
         {(s.optimizer, s.number): s for s in rank.steps if s.gradients and s.parameters}
@@ -96,7 +96,7 @@ def _common_steps(ranks: list[RankSeen]) -> Iterator[list[Step]]:
             yield steps
 
 
-def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
+def _is_of_another_group(ranks: list[WatchedRank], step: Step) -> bool:
     """Does the step belong to a model that DDP keeps equal between other ranks?"""
     group = {rank.rank for rank in ranks}
     return any(
@@ -106,7 +106,7 @@ def _is_of_another_group(ranks: list[RankSeen], step: Step) -> bool:
     )
 
 
-def _train_one_model(rank: RankSeen, step: Step) -> bool:
+def _train_one_model(rank: WatchedRank, step: Step) -> bool:
     """Do the ranks train together, under DDP or by exchanging gradients? Otherwise each may train
     its own model from the same seed and data."""
     if not any(value and value[0] for value in step.gradients or []):
@@ -130,7 +130,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     # In a long run, each rank records other passes after the first steps.
     is_long = any(rank.made > ALL_WATCHED for rank in seen.ranks)
     finished = seen.over and not seen.ended_by_us and not is_long
-    finished = finished and all(rank.came_to_its_end and not rank.raised for rank in seen.ranks)
+    finished = finished and all(rank.reached_end and not rank.raised for rank in seen.ranks)
     passes = [[one for one in rank.of(Backward) if one.step < ALL_WATCHED] for rank in seen.ranks]
     fewest, most_passes = min(map(len, passes)), max(map(len, passes))
     if not fewest or (most_passes - fewest > (0 if finished else 1) and not is_long):

@@ -9,7 +9,7 @@ from paralab.doctor.events import Backward, Collective, Forward, Moved, Step, Tr
 from paralab.doctor.failures.semantics.s01_unused_parameters import find_unused
 from paralab.doctor.failures.semantics.s03_static_graph_changes import find_changed_graph
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.windows import Window, windows
 
@@ -19,7 +19,7 @@ class Apart:
     """The first step on which ranks disagree. `names`: the parameters that differ."""
 
     seen: Observation
-    ranks: list[RankSeen]
+    ranks: list[WatchedRank]
     steps: list[Step]  # one per rank
     names: list[str]
 
@@ -27,7 +27,7 @@ class Apart:
     def number(self) -> int:
         return self.steps[0].number
 
-    def window(self, rank: RankSeen) -> Window | None:
+    def window(self, rank: WatchedRank) -> Window | None:
         step = self.steps[self.ranks.index(rank)]
         return next((window for window in windows(rank) if window.step is step), None)
 
@@ -70,7 +70,7 @@ def explain_gradients(apart: Apart) -> Finding | None:
     return make_finding("S08", "error", why, apart.steps[0], apart.norms("gradients"), fix=fix)
 
 
-def _averages_by_hand(rank: RankSeen) -> bool:
+def _averages_by_hand(rank: WatchedRank) -> bool:
     """Did the user's all_reduce calls have the shapes of all parameters, or their total size?"""
     calls = [event.shape for event in rank.of(Collective) if event.op == "all_reduce"]
     reduced = [shape for shape in calls if shape]
@@ -96,7 +96,7 @@ def _forwards(window: Window | None) -> list[Forward]:
     return [forward for one in passes for forward in one.forwards if forward.grad]
 
 
-def culprit(apart: Apart, guilty: list[RankSeen]) -> int | None:
+def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
     """The rank to blame, if it is one of several."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 

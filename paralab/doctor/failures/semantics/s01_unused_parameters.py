@@ -12,7 +12,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, listed, make_finding
 from paralab.doctor.registry import Entry, Message, check, entries
 from paralab.doctor.static.facts import If
@@ -147,7 +147,7 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
     return make_finding("S01", "error", why, wrap, evidence, fix=fix, doubt=doubt)
 
 
-def _lacking(rank: RankSeen, wrap: Wrap) -> list[str]:
+def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
     """The parameters without a gradient after a pass in which DDP averages. If no parameter of a
     model has one, the model belongs to another loss (a GAN's other half)."""
     message = rank.raised.message if rank.raised else ""

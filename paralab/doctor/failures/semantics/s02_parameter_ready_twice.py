@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.models import classes, is_decided, option, wraps
@@ -81,7 +81,7 @@ def reentrant_checkpoint(script: Script) -> Iterator[Finding]:
 
 
 @check_each_rank("S02")
-def ready_twice(rank: RankSeen) -> Finding | None:
+def ready_twice(rank: WatchedRank) -> Finding | None:
     """Explain DDP's exception on the first rank that raised it."""
     if not rank.raised or TWICE not in rank.raised.message:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Forward, Loader, Seed
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
@@ -151,7 +151,7 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
     yield make_finding("S10", "warning", why, seed or first, evidence, doubt=doubt)
 
 
-def _states(rank: RankSeen) -> dict[int, int]:
+def _states(rank: WatchedRank) -> dict[int, int]:
     """The generator's state at each training forward, by the forward's number."""
     return {
         number: forward.random
@@ -160,7 +160,7 @@ def _states(rank: RankSeen) -> dict[int, int]:
     }
 
 
-def _inside_a_pass(rank: RankSeen, number: int) -> bool:
+def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
     """Did no pass over a loader begin before this forward? Beginning one draws a number."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

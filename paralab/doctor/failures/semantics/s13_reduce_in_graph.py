@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Backward, Collective
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import RankSeen
+from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
@@ -119,7 +119,7 @@ def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
 
 
 @check_each_rank("S13")
-def reduced_in_graph(rank: RankSeen) -> Finding | None:
+def reduced_in_graph(rank: WatchedRank) -> Finding | None:
     """Report a collective on a tensor that a later backward went back through."""
     for backward in rank.of(Backward):
         calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]

@@ -9,7 +9,7 @@ from typing import Any
 from paralab.doctor.events import Backward, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 
@@ -46,7 +46,7 @@ def gradient_layout(seen: Observation) -> Iterator[Finding]:
                 return
 
 
-def _finding(rank: RankSeen, wrap: Wrap, rows: list[list[Any]]) -> Finding:
+def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
     costly = [row for row in rows if not in_same_order(*row[1:])]
     name, shape, gradient, bucket = (costly or rows)[0]
     cost = (

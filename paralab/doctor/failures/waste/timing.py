@@ -16,7 +16,7 @@ from itertools import pairwise
 from paralab.analyse.recording import WARM_UP
 from paralab.doctor.events import Event, Reduced, Wrap
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, RankSeen
+from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Site
 
 FEWEST = 6  # windows after the warm-up
@@ -35,7 +35,7 @@ class Window:
         return self.end - self.begin
 
 
-def windows(rank: RankSeen) -> list[Window]:
+def windows(rank: WatchedRank) -> list[Window]:
     """The windows of the optimizer with the most steps, without the time before its first step."""
     made = Counter(step.optimizer for step in rank.steps)
     main = made.most_common(1)[0][0] if made else None
