@@ -59,10 +59,8 @@ class StoreClient:
         uuids: list[str] = []
         with suppress(AttributeError, OSError):  # a private torch function
             uuids = torch.cuda._raw_device_uuid_nvml() or []
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        words = [str(index) for index in range(number)]
-        if visible is not None:
-            words = [word.strip() for word in visible.split(",")]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+        words = [word.strip() for word in visible.split(",")]
         names = [
             uuids[int(word)]
             if word.isdigit() and int(word) < len(uuids)

@@ -160,19 +160,20 @@ class TrainingState:
                 plain |= unpickle(state[key])
 
         values: dict[int, dict[str, Any]] = {}
-        groups = []
-        number = 0
-        for group, saved in zip(self.optimizer.param_groups, shared["groups"], strict=True):
-            groups.append({**saved, "params": list(range(number, number + len(group["params"])))})
-            for parameter in group["params"]:
-                # In a stage without parameters, the optimizer has one empty, unnamed parameter.
-                name = names.get(id(parameter), "")
-                prefix = f"optimizer.{name}."
-                tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
-                if own := tensors | plain.get(name, {}):
-                    values[number] = own
-                number += 1
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            # In a stage without parameters, the optimizer has one empty, unnamed parameter.
+            name = names.get(id(parameter), "")
+            prefix = f"optimizer.{name}."
+            tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+            if own := tensors | plain.get(name, {}):
+                values[number] = own
 
+        numbered = self.optimizer.state_dict()["param_groups"]
+        groups = [
+            {**saved, "params": group["params"]}
+            for group, saved in zip(numbered, shared["groups"], strict=True)
+        ]
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
         if self.scheduler:
             self.scheduler.load_state_dict(shared["scheduler"])

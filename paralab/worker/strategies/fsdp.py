@@ -149,19 +149,15 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
     plan = context.plan
     mesh = DeviceMesh.from_group(group_of(plan), plan.device)
     low = LOW.get(plan.precision)
-    if not low:
-        policy = root_policy = MixedPrecisionPolicy()
-        norms: list[str] = []
-    else:
-        policy = MixedPrecisionPolicy(low, torch.float32)
-        # The loss is computed in fp32, as under autocast.
-        root_policy = replace(policy, output_dtype=torch.float32)
-        # BatchNorm's statistics are fp32 buffers and need fp32 parameters, as in FSDP1.
-        norms = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and [*module.parameters()]
-        ]
+    policy = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
+    # The loss is computed in fp32, as under autocast.
+    root_policy = replace(policy, output_dtype=torch.float32) if low else policy
+    # BatchNorm's statistics are fp32 buffers and need fp32 parameters, as in FSDP1.
+    norms = [
+        name
+        for name, module in model.named_modules()
+        if low and isinstance(module, nn.modules.batchnorm._BatchNorm) and [*module.parameters()]
+    ]
 
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     for name in dict.fromkeys([*norms, *plan.shard_units]):
@@ -173,12 +169,8 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
     """Return the bytes of a unit's gathered parameters and gradients, without nested units."""
     low = LOW.get(context.plan.precision)
-    inner = {
-        id(p)
-        for m in module.modules()
-        if m is not module and hasattr(m, "unshard")
-        for p in m.parameters()
-    }
+    nested = [m for m in module.modules() if m is not module and hasattr(m, "unshard")]
+    inner = {id(p) for m in nested for p in m.parameters()}
     own = [p for p in module.parameters() if id(p) not in inner]
     parameters = sum(p.numel() * (low.itemsize if low else p.element_size()) for p in own)
     return parameters, sum(p.numel() * p.element_size() for p in own if p.requires_grad)
@@ -211,22 +203,20 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedCollective) -> N
         return
     reduce = group.post_backward
 
-    def post_backward(*unused: Any) -> None:
-        trained = [
-            p
-            for p in group.fsdp_params
-            if hasattr(p, "_unsharded_param") and p.unsharded_param.requires_grad
-        ]
-        used = [
+    def post_backward(*args: Any) -> None:
+        gathered = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
+        trained = [p for p in gathered if p.unsharded_param.requires_grad]
+        missing = [
             p
             for p in trained
-            if p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
+            if p.unsharded_accumulated_grad is None and p.unsharded_param.grad is None
         ]
         reduce_scatter.gradients = ""
-        if len(used) < len(trained):
+        if missing:
+            used = [p for p in trained if p not in missing]
             names = ", ".join(p._param_fqn or p._module_info.param_name for p in used)
             reduce_scatter.gradients = f" ({len(used)} of {len(trained)} gradients: {names})"
-        reduce(*unused)
+        reduce(*args)
 
     group.post_backward = post_backward
 

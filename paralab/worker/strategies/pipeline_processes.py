@@ -97,9 +97,8 @@ class PipelineProcesses(Strategy):
             self.context.meter.backward_done()
 
         self._sum_over_replicas()
-        if not self.losses:
-            return torch.zeros((), device=self.device)
-        return torch.stack(self.losses).sum()
+        none = torch.zeros((), device=self.device)
+        return torch.stack(self.losses).sum() if self.losses else none
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Gather the model's state from the first replica's stages. Only rank 0 returns it."""
@@ -131,10 +130,7 @@ class PipelineProcesses(Strategy):
 
     def _make_schedule(self) -> tuple[Any, list[_TimedStage]]:
         plan, group = self.context.plan, self.mesh.get_group("stage")
-        stages = [
-            _TimedStage(self.context, module, len(plan.stage_parts), self.wire, group)
-            for module in self.modules
-        ]
+        stages = [_TimedStage(self.context, module, self.wire, group) for module in self.modules]
         schedule = SCHEDULES[plan.schedule or ""](
             stages if plan.chunks > 1 else stages[0],
             plan.micro_batches,
@@ -162,7 +158,7 @@ class PipelineProcesses(Strategy):
         plan = self.context.plan
         if plan.rank_replicas < 2:
             return
-        limit = (plan.bucket_mb or BUCKET_MB) * 2**20
+        group, limit = self.mesh.get_group("replica"), (plan.bucket_mb or BUCKET_MB) * 2**20
         for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
             # A parameter may have a gradient on only some replicas, but all replicas must send the
             # same number of bytes. So append one flag per parameter. A parameter that no replica
@@ -171,20 +167,16 @@ class PipelineProcesses(Strategy):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor(flags)])
 
-            self._all_reduce(flat, number)
+            where = {"bucket": number, "stage": self.context.rank.stage}
+            note = self.context.probe.begin_collective("all_reduce", flat, group, **where)
+            dist.all_reduce(flat, group=group)
+            note()
 
             *sums, used = flat.split([*(g.numel() for g in gradients), len(gradients)])
             for parameter, gradient, total, is_used in zip(
                 parameters, gradients, sums, used.tolist(), strict=True
             ):
                 parameter.grad = gradient.copy_(total.view_as(gradient)) if is_used else None
-
-    def _all_reduce(self, flat: torch.Tensor, bucket: int) -> None:
-        probe, group = self.context.probe, self.mesh.get_group("replica")
-        where = {"bucket": bucket, "stage": self.context.rank.stage}
-        note = probe.begin_collective("all_reduce", flat, group, **where)
-        dist.all_reduce(flat, group=group)
-        note()
 
 
 class _TimedStage(PipelineStage):
@@ -194,11 +186,11 @@ class _TimedStage(PipelineStage):
         self,
         context: RankContext,
         module: StageModule,
-        stages: int,
         device: torch.device,
         group: dist.ProcessGroup,
     ) -> None:
-        super().__init__(module, module.number, stages, device, group=group)
+        parts = len(context.plan.stage_parts)
+        super().__init__(module, module.number, parts, device, group=group)
         self.context, self.module, self.accumulation = context, module, 0
         self.name = context.rank.devices[0].name
 

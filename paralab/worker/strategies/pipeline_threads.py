@@ -151,15 +151,10 @@ class Passage:
     """One micro-batch's way through the stages, forward and backward."""
 
     def __init__(
-        self,
-        pipeline: PipelineThreads,
-        micro: MicroBatch,
-        number: int,
-        accumulation: int,
-        last: bool,
+        self, pipeline: PipelineThreads, micro: MicroBatch, number: int, step: int, last: bool
     ) -> None:
         self.pipeline, self.context, self.micro = pipeline, pipeline.context, micro
-        self.number, self.accumulation, self.last = number, accumulation, last
+        self.number, self.accumulation, self.last = number, step, last
         self.order: StageOrder | None = None
         self.returning = False
         self.loss: torch.Tensor
@@ -171,7 +166,6 @@ class Passage:
         pipeline.current.passage = self
         with context.precision.autocast(), context.drawing(lambda: self.stage):
             self._enter(0)
-            self._count()
             inputs = move(self.micro.inputs, pipeline.devices[0])
             context.note_split(pipeline.names[0], inputs)
             output = call_model(pipeline.model, inputs)
@@ -182,33 +176,26 @@ class Passage:
                 output = move(output, pipeline.devices[-1])
             targets = move(self.micro.targets, pipeline.devices[-1])
             self.loss = context.weighted_loss(output, MicroBatch(None, targets, self.micro.share))
-            self._counting.__exit__(None, None, None)
-        self._leave("forward")
+        self._leave()
 
     def forward_to(self, stage: int) -> None:
         """Pass through all stages up to this one. Micro-batches take turns at each stage."""
         while self.stage < stage:
-            self._counting.__exit__(None, None, None)
-            self._leave("forward")
+            self._leave()
             self._enter(self.stage + 1)
-            self._count()
 
     def backward(self) -> None:
         self.pipeline.current.passage, self.returning = self, True
         self._enter(len(self.pipeline.devices) - 1)
-        if self.last:
-            self.pipeline.before_last_backward(self.stage)
         with self.context.drawing(lambda: self.stage):
             self.context.precision.backward(self.loss)
         self.backward_to(0)  # the first stages may be frozen, so no gradient reaches them
-        self._leave("backward")
+        self._leave()
 
     def backward_to(self, stage: int) -> None:
         while self.stage > stage:
-            self._leave("backward")
+            self._leave()
             self._enter(self.stage - 1)
-            if self.last:
-                self.pipeline.before_last_backward(self.stage)
 
     def finish(self) -> torch.Tensor:
         """Return the loss without its graph. The graph refers to this passage, so storing the loss
@@ -217,22 +204,25 @@ class Passage:
         del self.loss, self.micro
         return loss
 
-    def _count(self) -> None:
-        self._counting = self.context.meter.counting(self.pipeline.names[self.stage])
-        self._counting.__enter__()
-
     def _enter(self, stage: int) -> None:
         self.stage = stage
         if self.order:
             self.order.enter(stage, self.number)
         if self.context.probe.detailed:
             self.start: Mark = self.context.probe.clock.mark(self.pipeline.names[stage])
+        if not self.returning:
+            self._counting = self.context.meter.counting(self.pipeline.names[stage])
+            self._counting.__enter__()
+        elif self.last:
+            self.pipeline.before_last_backward(stage)
 
-    def _leave(self, direction: str) -> None:
+    def _leave(self) -> None:
         probe, device = self.context.probe, self.pipeline.names[self.stage]
+        if not self.returning:
+            self._counting.__exit__(None, None, None)
         if probe.detailed:
             probe.note(
-                direction,
+                "backward" if self.returning else "forward",
                 self.start,
                 probe.clock.mark(device),
                 device=device,
