@@ -57,9 +57,9 @@ class RankContext:
         zero instead, connected to the model's graph.
         """
         if micro.share == 0.0:
-            return torch.stack(
-                [t.sum() * 0.0 for t in tensors(output) if t.is_floating_point()]
-            ).sum()
+            # An empty sum is zero even if the output contains -inf, as masked logits do.
+            outputs = [t.flatten() for t in tensors(output) if t.is_floating_point()]
+            return torch.stack([t[:0].sum() for t in outputs]).sum()
         return self.workload.loss(output, micro.targets) * micro.share
 
 

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span
@@ -133,21 +133,28 @@ class _SeededBatches(Dataset[Any]):
 
     A sample's random numbers (augmentation) depend on the seed, the batch, and the sample. The
     random numbers in collate depend on the seed and the batch. So a run draws the same numbers
-    after a resume, or if its batches are split differently."""
+    after a resume, or if its batches are split differently. Only a dataset that reads entire
+    batches draws per batch."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.data, self.collate, self.seed = data, collate, seed
 
     def __getitems__(self, items: list[tuple[int, int]]) -> Any:
         with seeded(self.seed, items[0][0]):
-            if get_items := getattr(self.data, "__getitems__", None):
-                return self.collate(list(get_items([index for _, index in items])))
+            if _reads_batches(self.data):
+                reader: Any = self.data
+                return self.collate(list(reader.__getitems__([index for _, index in items])))
             samples = []
             for position, index in items:
                 seed_everything(hash((self.seed, position, index)) % 2**32, gpus=False)
                 samples.append(self.data[index])
             seed_everything(hash((self.seed, items[0][0])) % 2**32, gpus=False)
             return self.collate(samples)
+
+
+def _reads_batches(data: Any) -> bool:
+    """Return whether a dataset reads entire batches. A Subset does so only if its dataset does."""
+    return _reads_batches(data.dataset) if type(data) is Subset else hasattr(data, "__getitems__")
 
 
 def _identity(batch: Any) -> Any:

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from paralab.worker.batches import count_samples, load_batches
+from paralab.worker.rank_context import MicroBatch
 from paralab.workload.batch import num_samples
 from tests.worker.one_rank import make_context, make_plan, make_workload
+
+NOTHING = MicroBatch(inputs=None, targets=None, share=0.0)
 
 
 def draw(steps):
@@ -67,6 +70,19 @@ def test_a_rank_without_samples_gets_two_that_count_nothing(tmp_path):
     assert sizes[0] == [([[2]], [[2 / 6]]), ([[1]], [[0.5]])]
     assert sizes[1] == [([[2]], [[2 / 6]]), ([[1]], [[0.5]])]
     assert sizes[2] == [([[2]], [[2 / 6]]), ([[2]], [[0.0]])]
+
+
+def test_samples_that_count_nothing_have_no_loss_even_if_their_logits_are_masked(tmp_path):
+    """Once, the loss of a rank without samples was 0 × the sum of its outputs: NaN for logits of
+    -inf."""
+    workload = make_workload()
+    model = torch.nn.Linear(3, 2)
+    logits = model(torch.randn(2, 3)).masked_fill(torch.tensor([True, False]), -torch.inf)
+    with make_context(tmp_path, workload, make_plan(workload)) as (context, _):
+        loss = context.weighted_loss({"logits": logits, "hidden": logits[0, 1]}, NOTHING)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not any(parameter.grad.count_nonzero() for parameter in model.parameters())
 
 
 def test_inputs_follow_the_precision(tmp_path):

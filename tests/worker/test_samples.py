@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from paralab.errors import UsageError
 from paralab.plan.batches import global_batches, replica_span
@@ -122,12 +122,13 @@ class Augmented(Dataset):
         )
 
 
+@pytest.mark.parametrize("data", [Augmented(), Subset(Augmented(), range(12))])
 @pytest.mark.parametrize("edges", [[(0, 6)], [(0, 3), (3, 6)], [(0, 1), (1, 5), (5, 6)]])
-def test_a_sample_draws_the_same_on_every_rank(edges):
+def test_a_sample_draws_the_same_on_every_rank(data, edges):
     """Once, every rank drew from the start of the batch's seed, so ranks got other augmentations
-    than one device."""
+    than one device. A Subset (of random_split) did so for longer, because it can read batches."""
     workload = Workload(
-        model=lambda: None, data=Augmented(), loss=lambda output, target: output, name="augmented"
+        model=lambda: None, data=data, loss=lambda output, target: output, name="augmented"
     )
 
     def loaded(span):
