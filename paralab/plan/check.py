@@ -42,10 +42,8 @@ def _check_each_option(request: Request) -> None:
             raise unknown(option.flag, value, option.choices)
         is_number = option.kind in (int, float) and option.name != "seed"
         if is_number and not (value > 0 and math.isfinite(value)):
-            raise UsageError(
-                f"{option.flag} {value} is not a positive number.",
-                fix=f"{option.flag} 1 or more",
-            )
+            problem = f"{option.flag} {value} is not a positive number."
+            raise UsageError(problem, fix=f"{option.flag} 1 or more")
     if not 0 <= request.seed < 2**32:
         raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", fix="--seed 0")
 

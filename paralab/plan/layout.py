@@ -90,10 +90,8 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
             for name in ("replicas", "stages")
             if (number := getattr(request, name)) is not None
         )
-        fix = (
-            f"launch {plural(needed, 'rank')} "
-            f"(torchrun --nproc_per_node={needed}, srun -n {needed})"
-        )
+        commands = f"torchrun --nproc_per_node={needed}, srun -n {needed}"
+        fix = f"launch {plural(needed, 'rank')} ({commands})"
         if request.strategy in PROCESS_PER_REPLICA:
             fix = f"leave out --replicas, or {fix}"
         elif needed == 1:
@@ -136,9 +134,8 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
             ]
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         place = layout.places[rank] if layout.places else Place("", rank, (), 0.0)
-        ranks.append(
-            RankPlan(rank, place.local_rank, tuple(row), samples, split, replica, stage, place.node)
-        )
+        owner = replica, stage, place.node
+        ranks.append(RankPlan(rank, place.local_rank, tuple(row), samples, split, *owner))
     return tuple(ranks)
 
 

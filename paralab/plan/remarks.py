@@ -48,13 +48,11 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
 
     shared = ", ".join(name for name, cell in devices.items() if cell.shared)
     if request.placement == "same":
-        remarks.append(
-            f"all of a rank's stages are on one device ({shared}), so there is no model parallelism"
-        )
+        where = f"all of a rank's stages are on one device ({shared})"
+        remarks.append(f"{where}, so there is no model parallelism")
     elif shared:
-        remarks.append(
-            f"{SHARED_DEVICE} {shared} does the work of several devices, so no speed-up is possible"
-        )
+        works = f"{shared} does the work of several devices"
+        remarks.append(f"{SHARED_DEVICE} {works}, so no speed-up is possible")
     return tuple(remarks)
 
 

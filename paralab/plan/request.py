@@ -188,9 +188,8 @@ def only_applicable(request: Request) -> Request:
 
 def on_one_device(request: Request, batch_size: int) -> Request:
     """Return the same configuration as `single`: one replica, one stage, one accumulation step."""
-    return only_applicable(
-        replace(request, strategy="single", accumulate=None, batch_size=batch_size)
-    )
+    single = replace(request, strategy="single", accumulate=None, batch_size=batch_size)
+    return only_applicable(single)
 
 
 def in_fp64(request: Request) -> Request:

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paralab.plan.batches import GlobalBatch, global_batches, pieces, replica_span
+from paralab.plan.batches import GlobalBatch, Span, global_batches, pieces, replica_span
 from paralab.worker.groups import group_of
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext
 from paralab.worker.samples import rank_batches
 from paralab.workload.batch import map_tensors, num_samples, take, unpack
 
+LoadedBatch = tuple[GlobalBatch, list[AccumulationStep]]
 
-def load_batches(
-    context: RankContext, done: int = 0
-) -> Iterator[tuple[GlobalBatch, list[AccumulationStep]]]:
+
+def load_batches(context: RankContext, done: int = 0) -> Iterator[LoadedBatch]:
     """Skip the first `done` global batches. Yield each of the others with this rank's accumulation
     steps, on the rank's first device.
 
@@ -29,7 +29,7 @@ def load_batches(
     """
     plan, clock = context.plan, context.probe.clock
 
-    def span(batch: GlobalBatch) -> tuple[int, int]:
+    def span(batch: GlobalBatch) -> Span:
         return replica_span(batch.size, plan.rank_replicas, context.rank.replica)
 
     batches = global_batches(plan.batch_size, plan.samples, plan.steps, plan.epochs, done)
@@ -50,17 +50,14 @@ def load_batches(
 
 def count_samples(accumulation_steps: list[AccumulationStep]) -> int:
     """Count the samples that contribute to the loss."""
-    return sum(
-        num_samples(micro.inputs) for step in accumulation_steps for micro in step if micro.share
-    )
+    micros = (micro for step in accumulation_steps for micro in step)
+    return sum(num_samples(micro.inputs) for micro in micros if micro.share)
 
 
 class RankBatch:
     """A rank's samples from one global batch, split into weighted micro-batches."""
 
-    def __init__(
-        self, context: RankContext, batch: GlobalBatch, samples: Any, span: tuple[int, int]
-    ) -> None:
+    def __init__(self, context: RankContext, batch: GlobalBatch, samples: Any, span: Span) -> None:
         self.context, self.batch, plan = context, batch, context.plan
         size = span[1] - span[0]
         if size:
@@ -69,11 +66,8 @@ class RankBatch:
             cuts = [[(0, num_samples(samples))]]
         self.micro_batches = [[take(samples, *cut) for cut in step] for step in cuts]
 
-        weigh = context.workload.weight or num_samples
-        self.weights = [
-            [float(weigh(micro)) if size else 0.0 for micro in step] for step in self.micro_batches
-        ]
-
+        weigh = (context.workload.weight or num_samples) if size else lambda micro: 0.0
+        self.weights = [[float(weigh(micro)) for micro in step] for step in self.micro_batches]
         self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
         if not context.rank.counts(plan.stages):
             self.total.zero_()  # a replica's stages share its samples: count them once

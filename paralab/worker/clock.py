@@ -44,9 +44,7 @@ class Clock:
             self._index[None] = self._index[gpus[0]]
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._bases: dict[int, tuple[torch.cuda.Event, float]] = {}
-        self._free: dict[int, list[torch.cuda.Event]] = {
-            index: [] for index in self._index.values()
-        }
+        self._free: dict[int, list[torch.cuda.Event]] = {each: [] for each in self._index.values()}
         for index in self._free:
             torch.cuda.synchronize(index)
             base = torch.cuda.Event(enable_timing=True)

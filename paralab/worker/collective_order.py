@@ -83,9 +83,8 @@ class CollectiveOrder:
             for other in every
         ]
         other = next(rank for rank, each in enumerate(actions) if each != actions[0])
-        raise self._error(
-            f"rank 0 is about to {actions[0]}, but rank {other} is about to {actions[other]}"
-        )
+        theirs = f"rank {other} is about to {actions[other]}"
+        raise self._error(f"rank 0 is about to {actions[0]}, but {theirs}")
 
     def _error(self, what: str) -> ParalabError:
         return ParalabError(

@@ -71,6 +71,5 @@ def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
     """
     ranks = [list(_key(plan, "pipeline", number)[0]) for number in range(plan.rank_replicas)]
     groups = [group_of(plan, "replicas", stage), group_of(plan, "pipeline", replica)]
-    return DeviceMesh.from_group(
-        groups, plan.device, mesh=ranks, mesh_dim_names=("replica", "stage")
-    )
+    names = ("replica", "stage")
+    return DeviceMesh.from_group(groups, plan.device, mesh=ranks, mesh_dim_names=names)

@@ -50,6 +50,8 @@ from paralab.workload.summary import Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
+Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
+
 
 def main() -> NoReturn:
     leave_to_the_launcher()
@@ -67,19 +69,13 @@ def main() -> NoReturn:
 
 
 def inspect_machine() -> Machine:
-    gpus = []
-    reason = None
+    number, reason = torch.cuda.device_count() if torch.cuda.is_available() else 0, None
     if torch.version.cuda is None:
         reason = "this torch is built without CUDA"
-    elif not torch.cuda.is_available():
+    elif not number:
         reason = "torch sees no CUDA device"
-    else:
-        for index in range(torch.cuda.device_count()):
-            gpu = torch.cuda.get_device_properties(index)
-            gpus.append(Gpu(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)))
-    backends = [
-        name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
-    ]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(number)]
+    known = ("gloo", "nccl") if dist.is_available() else ()
     return Machine(
         cores=usable_cores(),
         memory_bytes=memory_bytes(),
@@ -88,8 +84,8 @@ def inspect_machine() -> Machine:
         python=sys.version.split()[0],
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        gpus=tuple(gpus),
-        backends=tuple(backends),
+        gpus=tuple(Gpu(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)) for gpu in gpus),
+        backends=tuple(name for name in known if dist.is_backend_available(name)),
         no_gpu_reason=reason,
     )
 
@@ -128,7 +124,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
         make_scheduler(workload, optimizer)
 
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    details: dict[str, Any] = {}
+    details: Details = {}
     if inspection.layers:
         with running("forward"):
             details |= _inspect_layers(workload, model, batch, trial)
@@ -155,9 +151,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
     )
 
 
-def _inspect_layers(
-    workload: Workload, model: nn.Module, batch: Any, trial: Trial
-) -> dict[str, Any]:
+def _inspect_layers(workload: Workload, model: nn.Module, batch: Any, trial: Trial) -> Details:
     """Return the fields of `Summary` that only a strategy with stages needs."""
     inputs, targets = (workload.unpack or unpack)(batch)
 

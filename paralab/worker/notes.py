@@ -31,11 +31,9 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     if context.plan.strategy == "fsdp":  # each rank has its own shards
         dist.all_reduce(counts, group=group_of(context.plan))
 
-    total, zeros, not_finite = counts.tolist()
     scale = context.precision.scaler.get_scale() if context.plan.scaler else None
-    context.probe.emit(
-        "gradients", step=0, total=total, zeros=zeros, not_finite=not_finite, scale=scale
-    )
+    fields = dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True))
+    context.probe.emit("gradients", step=0, **fields, scale=scale)
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
@@ -62,10 +60,8 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
             how, total = "allocator", torch.cuda.max_memory_allocated(device.torch)
         else:
             how, total = "counted", sum(value or 0 for value in parts.values())
-        process = peak_resident_bytes()
-        context.probe.emit(
-            "memory", device=name, bytes=total, how=how, **parts, process_bytes=process
-        )
+        fields = {"bytes": total, "how": how, **parts, "process_bytes": peak_resident_bytes()}
+        context.probe.emit("memory", device=name, **fields)
 
 
 def _num_bytes(tree: Any) -> int:

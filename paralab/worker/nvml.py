@@ -13,11 +13,7 @@ class _Utilization(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
 
 class Nvml:
@@ -52,11 +48,8 @@ class Nvml:
         except RuntimeError as error:
             self.reason = f"NVML cannot be read: {error}"
             return {}
-        return {
-            "utilization": load.gpu / 100,
-            "memory_utilization": load.memory / 100,
-            "used_bytes": memory.used,
-        }
+        shares = {"utilization": load.gpu / 100, "memory_utilization": load.memory / 100}
+        return {**shares, "used_bytes": memory.used}
 
     def _check(self, call: str, *arguments: Any) -> None:
         code = getattr(self._library, call)(*arguments)

@@ -31,9 +31,8 @@ class Precision:
         # Do not use tf32 for fp32. By default, PyTorch lets cuDNN use tf32 in convolutions.
         torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
-        self.scaler = torch.amp.GradScaler(
-            plan.device, init_scale=plan.loss_scale or 1.0, enabled=plan.scaler
-        )
+        scale = plan.loss_scale or 1.0
+        self.scaler = torch.amp.GradScaler(plan.device, init_scale=scale, enabled=plan.scaler)
         # The ranks that have different parameters but must skip the same steps.
         self.agreed_over: dist.ProcessGroup | None = None
 
@@ -48,17 +47,13 @@ class Precision:
         """Cast floating-point inputs to the model's dtype. Under autocast, operators cast them."""
         if self.name != "fp64":
             return batch
-        return map_tensors(
-            lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch
-        )
+        return map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context. Its state is per thread, so each thread must enter it."""
         if self.name not in LOW or self.by_module:
             return nullcontext()
-        return torch.autocast(
-            self.device_type, dtype=LOW[self.name], cache_enabled=self.cache_casts
-        )
+        return torch.autocast(self.device_type, LOW[self.name], cache_enabled=self.cache_casts)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()

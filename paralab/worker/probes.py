@@ -138,10 +138,8 @@ class Probe:
                     fields[name] = value.number.item()
                 elif isinstance(value, torch.Tensor):
                     fields[name] = value.item()
-            times = {
-                "start": _round(self.clock.resolve(start)),
-                "end": _round(self.clock.resolve(end)),
-            }
+            began, ended = self.clock.resolve(start), self.clock.resolve(end)
+            times = {"start": _round(began), "end": _round(ended)}
             known = {name: value for name, value in fields.items() if value is not None}
             events.append({"event": event, "step": step, **times, **known})
             marks += [start, end]

@@ -101,6 +101,5 @@ class TrainingProgress:
         if context.streams:
             context.streams.seed(seed)
         self.state.restore(folder, policy.same_topology)
-        context.probe.emit(
-            "resume", step=policy.done, folder=folder.name, same_topology=policy.same_topology
-        )
+        fields = {"folder": folder.name, "same_topology": policy.same_topology}
+        context.probe.emit("resume", step=policy.done, **fields)

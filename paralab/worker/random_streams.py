@@ -30,9 +30,8 @@ class RandomStreams:
 
     def __init__(self, devices: int, seed: int, gpu: int | None = None) -> None:
         self.devices = devices
-        self.generator = (
-            torch.default_generator if gpu is None else torch.cuda.default_generators[gpu]
-        )
+        gpus = torch.cuda.default_generators
+        self.generator = torch.default_generator if gpu is None else gpus[gpu]
         self.seed(seed)
 
     def seed(self, seed: int) -> None:

@@ -47,8 +47,6 @@ def _as_metadata(entry: TensorEntry) -> TensorStorageMetadata:
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsafeMetadata(f"torch {torch.__version__} has no dtype {entry.dtype}")
-    chunks = [
-        ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
-        for chunk in entry.chunks
-    ]
-    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry.size), chunks)
+    size = torch.Size
+    chunks = [ChunkStorageMetadata(size(one.offsets), size(one.sizes)) for one in entry.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype), size(entry.size), chunks)

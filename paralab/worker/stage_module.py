@@ -64,15 +64,13 @@ class _Run(ShapeMode):
 
     def begin(self, args: Any, kwargs: Any) -> Any:
         """Begin the stage: replace the call's arguments with the received tensors."""
-        stage, self.begun = self.stage, True
+        stage, device, self.begun = self.stage, self.stage.device, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
             f"expected {len(empty)} tensors, but received {len(self.received)}"
         )
         enter: Any = _Enter.apply
-        entered = [
-            enter(t, stage.device) if t.requires_grad else t.to(stage.device) for t in self.received
-        ]
+        entered = [enter(t, device) if t.requires_grad else t.to(device) for t in self.received]
         for tensor, value in zip(empty, entered, strict=True):
             self.know(tensor, value)
         if stage.leaves_mode.get(stage.shapes):
@@ -83,9 +81,8 @@ class _Run(ShapeMode):
 
     def cut(self, args: Any, kwargs: Any) -> _Cut:
         """End the stage where the next one begins: collect the tensors to send."""
-        return _Cut(
-            tuple(self._sendable(t).to(self.stage.wire) for t in tensors(self.real((args, kwargs))))
-        )
+        sent = tensors(self.real((args, kwargs)))
+        return _Cut(tuple(self._sendable(tensor).to(self.stage.wire) for tensor in sent))
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_view():  # torch detaches sent tensors in place

@@ -22,17 +22,7 @@ from torch.utils._device import _device_constructors
 from paralab.workload.batch import map_tensors, map_tree, tensors
 
 # Methods that read the tensor's values and return something other than a tensor.
-VALUES = (
-    "item",
-    "tolist",
-    "numpy",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__contains__",
-    "equal",
-)
+VALUES = "item tolist numpy equal __bool__ __int__ __float__ __index__ __contains__".split()
 
 
 class _Source:

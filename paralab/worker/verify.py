@@ -84,9 +84,8 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
     """Return the largest absolute and relative differences, and the latter's parameter."""
-    updates = {
-        name: float((end - reference.start[name]).norm()) for name, end in reference.end.items()
-    }
+    start = reference.start
+    updates = {name: float((end - start[name]).norm()) for name, end in reference.end.items()}
     # If a sum nearly cancels (such as the gradient of a LayerNorm weight), mostly the rounding
     # errors of its terms remain. So divide by the parameter's update or by the typical update,
     # whichever is larger.

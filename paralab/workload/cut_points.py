@@ -96,9 +96,7 @@ def find_layers(
         seed_everything(0)
 
     # If floating-point inputs require gradients, the graph shows where they are used.
-    visible = map_tensors(
-        lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, inputs
-    )
+    visible = map_tensors(lambda t: t.detach().requires_grad_(t.is_floating_point()), inputs)
     reset()
     trace = _run(model, visible)
     cuts, crossed = _find_cuts(model, trace, visible)
@@ -151,11 +149,8 @@ def _choose_cuts(
     for name in wanted:
         if name in possible:
             continue
-        why = crossed.get(
-            name, "it is not called exactly once with a tensor that depends on parameters"
-        )
-        if name not in modules:
-            why = "the model has no such submodule"
+        why = "it is not called exactly once with a tensor that depends on parameters"
+        why = crossed.get(name, why) if name in modules else "the model has no such submodule"
         raise UsageError(
             f"The model cannot be cut at the split point {name!r}: {why}.",
             fix="a submodule whose arguments contain everything that later modules use, such as "
@@ -212,17 +207,15 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
     for call, name in enumerate(trace.names):
         if not trace.marked[call] or trace.names.count(name) > 1:
             continue
-        around = [
-            key for key in reachable(trace.output, stop_at=call) if first_use.get(key, call) < call
-        ]
+        reached = reachable(trace.output, stop_at=call)
+        around = [key for key in reached if first_use.get(key, call) < call]
         if not around:
             cuts.append(call)
             continue
         used = owners.get(around[0], [])
         if len(used) > 1:
-            crossed[name] = (
-                f"{used[0]!r} before it and {used[1]!r} after it share a parameter (tied weights)"
-            )
+            tied = f"{used[0]!r} before it and {used[1]!r} after it"
+            crossed[name] = f"{tied} share a parameter (tied weights)"
         elif used:
             crossed[name] = f"the output of {used[0] or 'the model'!r} is also used after it"
         else:
@@ -320,10 +313,8 @@ def _count(
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), counter:
         run(at_cut)
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    flops = [
-        None if recurrent else 3.0 * (b - a)
-        for a, b in pairwise([*marks, counter.get_total_flops()])
-    ]
+    marks.append(counter.get_total_flops())
+    flops = [None if recurrent else 3.0 * (after - before) for before, after in pairwise(marks)]
     return [sum(part.values()) for part in parts], flops
 
 

@@ -75,9 +75,8 @@ class Block(nn.Module):
         # No bias: attention does not depend on the keys' bias, so its gradient would be noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
-        )
+        wide = 4 * dim
+        self.feed_forward = nn.Sequential(nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
@@ -103,10 +102,8 @@ def build(
     name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int
 ) -> Workload:
     def model() -> nn.Module:
-        blocks = [Block(dim, heads) for _ in range(layers)]
-        model = nn.Sequential(
-            Embedding(dim, context), *blocks, nn.LayerNorm(dim), nn.Linear(dim, PAD)
-        )
+        body = [Embedding(dim, context), *(Block(dim, heads) for _ in range(layers))]
+        model = nn.Sequential(*body, nn.LayerNorm(dim), nn.Linear(dim, PAD))
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)

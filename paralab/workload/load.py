@@ -77,9 +77,8 @@ def _import_from(path: Path, attribute: str) -> Any:
     with user_code(f"{path.name} could not be imported:", path.parent), seeded(0):
         spec.loader.exec_module(module)
     if not hasattr(module, attribute):
-        own = [
-            key for key, value in vars(module).items() if getattr(value, "__module__", "") == name
-        ]
+        values = vars(module).items()
+        own = [key for key, value in values if getattr(value, "__module__", "") == name]
         own = own or ["(the file defines no function)"]
         raise unknown(f"function in {path.name} named", attribute, own)
     return getattr(module, attribute)

@@ -116,9 +116,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, _GeneratorState):
         return _same(one.value, other.value)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            _same(value, other[key]) for key, value in one.items()
-        )
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other or (one != one and other != other))

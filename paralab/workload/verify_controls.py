@@ -91,9 +91,8 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
             with draw_per_sample(original_inputs((args, kwargs)), axes):
                 return kind.forward(self, *args, **kwargs)
 
-    model.__class__ = type(
-        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
-    )
+    attributes = {"forward": forward, "__module__": kind.__module__}
+    model.__class__ = type(kind.__name__, (kind,), attributes)
 
 
 @contextmanager

@@ -43,10 +43,8 @@ class Ddp(Strategy):
         would multiply it by the number of ranks. So multiply the losses by the number of ranks, and
         average the gradients."""
         ranks = self.context.plan.world_size
-        scaled = [
-            [replace(micro, share=micro.share * ranks) for micro in step]
-            for step in accumulation_steps
-        ]
+        steps = accumulation_steps
+        scaled = [[replace(each, share=each.share * ranks) for each in step] for step in steps]
         return self.accumulate(self.ddp, scaled) / ranks
 
 
@@ -71,9 +69,8 @@ def require_reduced(context: RankContext, model: nn.Module, reductions: list[Red
     reduced = {key for reduction in reductions for key in reduction.reduced}
     for reduction in reductions:
         reduction.reduced.clear()
-    left = {
-        name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in reduced
-    }
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left = {name: p for name, p in trained.items() if id(p) not in reduced}
     if not left:
         return
 
@@ -126,9 +123,8 @@ def timed_all_reduce(
     if state.divisor > 1:
         buffer /= state.divisor
 
-    note = state.probe.begin_collective(
-        "all_reduce", buffer, state.group, bucket=bucket.index(), **state.where
-    )
+    where = {"bucket": bucket.index(), **state.where}
+    note = state.probe.begin_collective("all_reduce", buffer, state.group, **where)
     work = dist.all_reduce(buffer, group=state.group, async_op=True)
 
     def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -40,9 +40,7 @@ class PipelineThreads(Strategy):
         plan = context.plan
         self.threads: ThreadPoolExecutor | None = None
         if plan.device == "cpu" and len(set(self.names)) > 1 and plan.micro_batches > 1:
-            self.threads = ThreadPoolExecutor(
-                plan.micro_batches, thread_name_prefix="paralab-micro"
-            )
+            self.threads = ThreadPoolExecutor(plan.micro_batches, "paralab-micro")
 
     def _place(self) -> None:
         """Move each stage to its device, and add hooks to the modules where stages begin."""
@@ -135,9 +133,8 @@ class PipelineThreads(Strategy):
 
 def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
     """Move the tensors. Wait only for copies to the CPU, which reads them right away."""
-    return map_tensors(
-        lambda tensor: tensor.to(device, non_blocking=device.type == "cuda", copy=copy), tree
-    )
+    to_gpu = device.type == "cuda"
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=to_gpu, copy=copy), tree)
 
 
 def _move_to(device: torch.device) -> Callable[..., Any]:
