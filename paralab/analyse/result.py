@@ -236,7 +236,7 @@ def _warnings(
     if begun := recording.begun_at:
         warnings.append(f"resumed: the first {plural(begun, 'step')} ran before this run")
     if recording.reached < planned:
-        warnings.append(f"only {recording.reached} of {planned} steps finished")
+        warnings.append(f"only {recording.reached} of {plural(planned, 'step')} finished")
     warnings += [f"attempt {each.attempt + 1} failed: {each.problem}" for each in failures]
     if skipped:
         number = f"{skipped} of {plural(len(steps), 'optimizer step')}"

@@ -242,7 +242,7 @@ def _guess(
         return f"the first step is equal; from step {late} on, the losses differ {where}"
     if differences["parameters"] > tolerance:
         differs = f"{worst_parameter} is not (optimizer, unused parameters)"
-        return f"the losses of all {len(loss_errors)} steps are equal, but {differs}"
+        return f"the losses of all {plural(len(loss_errors), 'step')} are equal, but {differs}"
     worst = max(buffers, key=lambda name: buffers[name])
     return f"the parameters are equal, but the buffer {worst} differs by {buffers[worst]:.2g}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from paralab.analyse.blocks import Bar, Bars, Distribution
 from paralab.show import svg
 from paralab.show.svg import Axis
-from paralab.units import measure
+from paralab.units import measure, plural
 
 GOLDEN = 0.6180339887  # its multiples modulo 1 spread dots evenly and deterministically
 
@@ -110,7 +110,8 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
         drawn.append(_draw_values(found, x, middle))
         drawn.append(svg.text(medians[number], width - 2, middle + 4.5, "value", "end"))
         first, median, third = (measure(value, unit) for value in quartiles(found))
-        spread = f"median {median}, quartiles {first} and {third}, {len(found)} values"
+        number_of = plural(len(found), "value")
+        spread = f"median {median}, quartiles {first} and {third}, {number_of}"
         described.append(f"{labels[number]}: {spread}")
     return rows.picture(name, distribution.title, "; ".join(described), x, *drawn)
 

@@ -13,7 +13,7 @@ from paralab.analyse.blocks import Line, Lines
 from paralab.show import svg
 from paralab.show.palette import legend
 from paralab.show.svg import Axis
-from paralab.units import measure
+from paralab.units import measure, plural
 
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
 # The dashes keep eight overlapping curves visible.
@@ -135,4 +135,4 @@ def _describe(line: Line, unit: str) -> str:
         return f"{line.label}: not measured"
     numbers = {"first": found[0], "last": found[-1], "lowest": min(found), "highest": max(found)}
     words = (f"{name} {measure(value, unit)}" for name, value in numbers.items())
-    return f"{line.label}: {len(found)} points, {', '.join(words)}"
+    return f"{line.label}: {plural(len(found), 'point')}, {', '.join(words)}"

@@ -71,7 +71,8 @@ def _grid(rows: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
 def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
     way = "weights" if slot.weights else "backward" if slot.backward else "forward"
     length, label = slot.end - slot.start, _label(slot)
-    how_long = seconds(length) if unit == "seconds" else f"{tick_text(length)} slots"
+    slots = f"{tick_text(length)} slot" + ("" if length == 1 else "s")
+    how_long = seconds(length) if unit == "seconds" else slots
     named = "backward, weights only" if slot.weights else way
     part = f", part {slot.part} of this stage" if slot.part else ""
     tip = f"{named} of micro-batch {slot.micro}{part}: {how_long}"

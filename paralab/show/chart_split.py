@@ -4,6 +4,7 @@ their position in the batch."""
 from paralab.analyse.blocks import Split
 from paralab.show.chart_bars import Rows
 from paralab.show.svg import NARROW, line, nothing, picture, rect, text, width_of
+from paralab.units import plural
 
 GAP = 2  # px between pieces
 
@@ -28,7 +29,7 @@ def draw_split(split: Split, name: str, width: int) -> str:
         drawn.append(text(sums[number], rows.right + 10, middle + 4.5, "value"))
 
     parts = [f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True)]
-    description = f"{split.total} samples: {'; '.join(parts)}"
+    description = f"{plural(split.total, 'sample')}: {'; '.join(parts)}"
     return picture(name, split.title, description, (width, rows.bottom), *drawn)
 
 
@@ -38,7 +39,8 @@ def _piece(samples: int, x: float, middle: float, px_per_sample: float, look: st
         return ""
     width, words = samples * px_per_sample, str(samples)
     room = max(width - GAP, 1)
-    box = rect(f"piece {look}", x + GAP / 2, middle - 12, room, 24, tip=f"{samples} samples")
+    tip = plural(samples, "sample")
+    box = rect(f"piece {look}", x + GAP / 2, middle - 12, room, 24, tip)
     fits = room > width_of(words) + 2
     return box + (text(words, x + width / 2, middle + 4.5, "in-piece", "middle") if fits else "")
 

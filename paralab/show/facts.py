@@ -4,7 +4,7 @@ from paralab.machine.host import Machine
 from paralab.plan.request import STRATEGIES
 from paralab.record.types import Record
 from paralab.show.console import print_facts
-from paralab.units import size
+from paralab.units import plural, size
 from paralab.workload.catalog import BUILT_IN
 
 
@@ -51,12 +51,11 @@ def print_catalog(found: Catalog) -> None:
 
 def print_environment(found: Environment) -> None:
     machine = found.machine
-    cores = f"{machine.cores} usable cores, {size(machine.memory_bytes)} memory"
-    facts = {"cpu": f"{machine.cpu}, {cores}"}
+    cores = plural(machine.cores, "usable core")
+    facts = {"cpu": f"{machine.cpu}, {cores}, {size(machine.memory_bytes)} memory"}
     for number, gpu in enumerate(machine.gpus):
-        capability = ".".join(map(str, gpu.capability))
-        memory = size(gpu.memory_bytes)
-        facts[f"cuda:{number}"] = f"{gpu.name}, {memory}, compute capability {capability}"
+        capability = f"compute capability {'.'.join(map(str, gpu.capability))}"
+        facts[f"cuda:{number}"] = f"{gpu.name}, {size(gpu.memory_bytes)}, {capability}"
     if not machine.gpus:
         facts["gpu"] = f"none: {machine.no_gpu_reason}; devices are shares of the CPU"
     cuda = machine.cuda or "none"

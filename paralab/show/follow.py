@@ -98,8 +98,7 @@ class RankProgress:
 
     def load_of(self, device: str) -> Share | None:
         """Return the reported load, or else the share of a step spent in passes."""
-        gpu = self._gpu(device)
-        if gpu and gpu.utilization is not None:
+        if (gpu := self._gpu(device)) and gpu.utilization is not None:
             return Share(gpu.utilization, "GPU load")
         if self.load and self._is_the_process(device):
             return Share(self.load.cpu_share / self.threads_per_device, "CPU load")
@@ -118,15 +117,15 @@ class RankProgress:
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)
-            if gpu and gpu.allocated_bytes is not None:
-                return Held(gpu.allocated_bytes, capacity, "memory")
-            return Held(event.bytes, capacity, "peak memory") if event else None
-        if self._is_the_process(device):
-            if self.load and self.load.rss_bytes is not None:
-                return Held(self.load.rss_bytes, capacity, "memory")
+            now, peak = gpu.allocated_bytes if gpu else None, event.bytes if event else None
+        elif self._is_the_process(device):
+            now = self.load.rss_bytes if self.load else None
             peak = event.process_bytes if event else None
-            return None if peak is None else Held(peak, capacity, "peak memory")
-        return Held(event.bytes, capacity, "tensors") if event else None
+        else:
+            return Held(event.bytes, capacity, "tensors") if event else None
+        if now is not None:
+            return Held(now, capacity, "memory")
+        return None if peak is None else Held(peak, capacity, "peak memory")
 
     def _is_the_process(self, device: str) -> bool:
         """Return whether the device is a CPU device that has the process to itself."""

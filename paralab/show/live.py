@@ -18,7 +18,7 @@ from rich.text import Text
 from paralab.plan.plan import label
 from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
-from paralab.units import rate, seconds, size
+from paralab.units import plural, rate, seconds, size
 
 REDRAW_SECONDS = 0.25  # four times per second is enough for a human reader
 UNKNOWN = "–"
@@ -69,7 +69,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     if follower.losses:
         parts.append(f"{rate(follower.samples_per_second)} samples/s")
     if follower.cores_used is not None:
-        parts.append(f"{follower.cores_used:.1f} of {follower.machine.cores} cores")
+        parts.append(f"{follower.cores_used:.1f} of {plural(follower.machine.cores, 'core')}")
     learned = Text.assemble(" · ".join(parts), " ", (sparkline(follower.losses, cells), "green"))
     for line in (what, far, learned):
         line.no_wrap, line.overflow = True, "ellipsis"
@@ -81,14 +81,14 @@ def _table(follower: Follower, width: int) -> Table:
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]
-    load_name = _common([load.measure for load in loads if load], "load")
-    memory_name = _common([memory.measure for memory in held if memory], "memory")
-    own = {
-        rank.plan.rank: _of_rank(rank, width, with_communication=len(follower.ranks) > 1)
-        for rank in follower.ranks
-    }
+    titles = []
+    for name, measured in (("load", loads), ("memory", held)):
+        ways = {each.measure for each in measured if each}
+        titles.append(ways.pop() if len(ways) == 1 else name)
+    several = len(follower.ranks) > 1
+    own = {rank.plan.rank: _of_rank(rank, width, several) for rank in follower.ranks}
     names = list(own[0])
-    table = plain_table("rank", "device", load_name, memory_name, *names, right=("rank", *names))
+    table = plain_table("rank", "device", *titles, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
     for (rank, device), load, memory in zip(rows, loads, held, strict=True):
         numbers = own.pop(rank.plan.rank, None)  # shown only once, next to the rank's first device
@@ -101,19 +101,15 @@ def _table(follower: Follower, width: int) -> Table:
 
 def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
     """Return the text in each column for numbers that belong to the process, not to a device."""
-    share = rank.communication_share
-    numbers = {"step": _time(rank.step_seconds)}
+    step, share, data = rank.step_seconds, rank.communication_share, rank.data_seconds
+    numbers = {"step": UNKNOWN if step is None else seconds(step)}
     if with_communication:
         name = "communication" if width >= WIDE else "comm."
         numbers[name] = UNKNOWN if share is None else f"{share:.0%}"
-    numbers["data"] = _time(rank.data_seconds)
+    numbers["data"] = UNKNOWN if data is None else seconds(data)
     if width >= NARROW:
         numbers["samples"] = f"{rank.samples:,}"
     return numbers
-
-
-def _common(measures: list[str], otherwise: str) -> str:
-    return measures[0] if len(set(measures)) == 1 else otherwise
 
 
 def _load(load: Share | None, width: int) -> Text:
@@ -140,11 +136,7 @@ def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Draw the values in `cells` characters. Each character shows the mean of its part. Values that
-    are not finite leave a gap.
-
-        [4, 3, 2, 1] in 4 cells  ->  █▆▃▁
-    """
+    """Draw the mean of each part: [4, 3, 2, 1] in 4 cells -> █▆▃▁. NaN leaves a gap."""
     cells = min(cells, len(values))
     edges = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []
     parts = [
@@ -158,7 +150,3 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     low, spread = min(known), max(known) - min(known)
     per_block = spread / (len(BLOCKS) - 1) or 1.0
     return "".join(" " if m is None else BLOCKS[round((m - low) / per_block)] for m in means)
-
-
-def _time(value: float | None) -> str:
-    return UNKNOWN if value is None else seconds(value)
