@@ -285,10 +285,6 @@ def outcome(proof: Verification) -> str:
     return f"equal{reason}" if proof.equal else "DIFFERS"
 
 
-def size_of(difference: float | None) -> str:
-    return "–" if difference is None else f"{difference:.1e}"
-
-
 def alike(equal: int, total: int) -> str:
     """`2 of 3 configurations train like one device`."""
     verb = "trains" if equal == 1 else "train"

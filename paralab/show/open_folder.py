@@ -6,20 +6,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse import scaling, tune
-from paralab.analyse.blocks import Cell, Document, Finding, Section, Table
+from paralab.analyse import scaling, tune, verify
+from paralab.analyse.blocks import Cell, Document, Finding, Section
 from paralab.analyse.compare import comparison_of, comparison_of_runs
 from paralab.analyse.manifest import kind_of
 from paralab.analyse.report import report
+from paralab.analyse.table_cells import Cells, exact, name, number, table
 from paralab.analyse.verdict import verdict
-from paralab.analyse.verify import (
-    Verified,
-    VerifyResult,
-    headline,
-    outcome,
-    size_of,
-    skipped_by_reason,
-)
 from paralab.course import practical
 from paralab.errors import UsageError
 from paralab.record.types import convert, read_object
@@ -53,35 +46,34 @@ def _verify(folder: Path) -> Document:
     path = folder / "result.json"
     if not path.exists():
         raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
-    result = convert(read_object(path), VerifyResult, path)
-    columns = ("workload", "strategy", "batch", "difference", "outcome", "as requested", "why")
-    table = Table("", columns, tuple(_verify_row(each) for each in result.configurations))
-    equal, total = sum(each.equal for each in result.configurations), len(result.configurations)
-    evidence = {"equal": equal, "of": total, "skipped": len(result.skipped)}
-    finding = Finding("same", headline(result), evidence)
+    result = convert(read_object(path), verify.VerifyResult, path)
+    ran = result.configurations
+    evidence = {"equal": sum(each.equal for each in ran), "of": len(ran)}
+    evidence["skipped"] = len(result.skipped)
+    finding = Finding("same", verify.headline(result), evidence)
 
-    sections = [Section("Configurations", (table,))]
-    reasons = skipped_by_reason(result)
-    if reasons:
-        rows = tuple(tuple(Cell(str(value), value) for value in row) for row in reasons)
-        skipped = Table("", ("strategy", "configurations", "why"), rows)
-        sections.append(Section("Not run", (skipped,)))
+    sections = [Section("Configurations", (table("", map(_verify_row, ran)),))]
+    if reasons := verify.skipped_by_reason(result):
+        skipped = (
+            {"strategy": name(names), "configurations": exact(count), "why": name(reason)}
+            for names, count, reason in reasons
+        )
+        sections.append(Section("Not run", (table("", skipped),)))
     title, subtitle = "Verify: parallel equals serial", ", ".join(result.workloads)
     return Document(title, subtitle, (finding,), tuple(sections))
 
 
-def _verify_row(each: Verified) -> tuple[Cell, ...]:
-    names = (each.options.workload, each.strategy, each.arithmetic)
-    difference = each.max_difference
-    asked = each.excused.max_difference if each.excused else None
-    why = each.cause or "; ".join(each.excused.reasons if each.excused else []) or "–"
-    return (
-        *(Cell(name, name) for name in names),
-        Cell(size_of(difference), difference),
-        Cell(outcome(each), each.equal),
-        Cell(size_of(asked), asked),
-        Cell(why, why),
-    )
+def _verify_row(each: verify.Verified) -> Cells:
+    asked = each.excused
+    return {
+        "workload": name(each.options.workload),
+        "strategy": name(each.strategy),
+        "batch": name(each.arithmetic),
+        "difference": number(each.max_difference, "{:.1e}".format, "–"),
+        "outcome": Cell(verify.outcome(each), each.equal),
+        "as requested": number(asked.max_difference if asked else None, "{:.1e}".format, "–"),
+        "why": name(each.cause or "; ".join(asked.reasons if asked else ()) or "–"),
+    }
 
 
 def _slurm(folder: Path) -> Document:

@@ -2,14 +2,7 @@
 
 from rich.markup import escape
 
-from paralab.analyse.verify import (
-    Verified,
-    VerifyResult,
-    headline,
-    outcome,
-    size_of,
-    skipped_by_reason,
-)
+from paralab.analyse.verify import Verified, VerifyResult, headline, outcome, skipped_by_reason
 from paralab.show.console import console, print_table, say
 from paralab.units import plural
 
@@ -21,11 +14,8 @@ def print_verify(result: VerifyResult) -> None:
     for workload in result.workloads:
         own = [each for each in result.configurations if each.options.workload == workload]
         say(f"[bold]{escape(workload)}[/]")
-        print_table(
-            columns[:end],
-            (_row(each)[:end] for each in own),
-            right=("difference", "as requested"),
-        )
+        rows = (_row(each)[:end] for each in own)
+        print_table(columns[:end], rows, right=("difference", "as requested"))
     for names, number, reason in skipped_by_reason(result):
         count = plural(number, "configuration")
         say(f"[yellow]not run:[/] {names}, {count}: {escape(reason)}")
@@ -37,14 +27,11 @@ def print_verify(result: VerifyResult) -> None:
 
 def _row(each: Verified) -> tuple[str, ...]:
     schedule = f" · {each.options.schedule}" if each.options.schedule else ""
-    return (
-        each.strategy + schedule,
-        each.arithmetic,
-        "partial" if each.options.partial_last_batch else "full",
-        size_of(each.max_difference),
-        f"[{'green' if each.equal else 'red'}]{outcome(each)}[/]",
-        size_of((each.excused or each).max_difference),
-    )
+    largest = (each.max_difference, (each.excused or each).max_difference)
+    difference, asked = ("–" if value is None else f"{value:.1e}" for value in largest)
+    last = "partial" if each.options.partial_last_batch else "full"
+    how = f"[{'green' if each.equal else 'red'}]{outcome(each)}[/]"
+    return (each.strategy + schedule, each.arithmetic, last, difference, how, asked)
 
 
 def _reasons(result: VerifyResult) -> list[str]:
@@ -57,14 +44,12 @@ def _reasons(result: VerifyResult) -> list[str]:
         found += [f"held fixed: {why}" for why in (each.excused.reasons if each.excused else [])]
         for name, size in (each.excused or each).buffers.items():
             largest[name] = max(largest.get(name, 0.0), float("inf") if size is None else size)
-    found += [
-        f"buffer {name} differs by up to {size:.2g} from one device's"
-        for name, size in largest.items()
-    ]
+    for name, size in largest.items():
+        found.append(f"buffer {name} differs by up to {size:.2g} from one device's")
+    steps = plural(result.steps, "step")
     for workload, names in result.state.items():
         found.append(
             f"stateful forward: {workload} changes {', '.join(names)} in each call, and may "
-            f"behave differently after the {plural(result.steps, 'step')} checked here (--steps N "
-            "checks more)"
+            f"behave differently after the {steps} checked here (--steps N checks more)"
         )
     return list(dict.fromkeys(found))
