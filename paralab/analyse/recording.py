@@ -83,6 +83,11 @@ class Recording:
         finished = sorted(set.intersection(*(set(steps) for steps in per_rank)))
         return [[steps[number] for steps in per_rank] for number in finished]
 
+    @property
+    def losses(self) -> list[float]:
+        """The batch loss of each finished step: the ranks' losses add up."""
+        return [sum(event.loss for event in step) for step in self.steps]
+
     def step(self, number: int) -> list[Step]:
         """Return a step by its number. A resumed run does not start at 0."""
         return self.steps[bisect_left(self.steps, number, key=lambda step: step[0].step)]

@@ -172,7 +172,7 @@ def _saved_result(folder: Path) -> Result | None:
 
 def _compute(recording: Recording) -> Result:
     plan, steps, timed = recording.plan, recording.steps, recording.timed
-    losses = [sum(event.loss for event in step) for step in steps]
+    losses = recording.losses
     samples = [sum(event.samples for event in step) for step in timed]
     elapsed = seconds_between(timed)  # including data loading
     per_second = sum(samples) / elapsed if elapsed else None

@@ -201,8 +201,7 @@ def _counter(rank: int, name: str, time: float, unit: str, value: float) -> Trac
 
 def _loss(recording: Recording) -> Iterator[TraceEvent]:
     """Yield each step's batch loss, on rank 0, when the last rank finishes the step."""
-    for step in recording.steps:
-        loss = sum(event.loss for event in step)
+    for step, loss in zip(recording.steps, recording.losses, strict=True):
         if math.isfinite(loss):
             yield _counter(0, "loss", max(event.end for event in step), "of the batch", loss)
 

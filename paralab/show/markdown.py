@@ -44,11 +44,8 @@ def _table(table: Table) -> list[str]:
     align = ["---:" if numeric else "---" for numeric in numeric_columns(table)]
     rows = [[safe(cell_words(cell)) for cell in row] for row in table.rows]
     lines = [_row([safe(column) for column in table.columns]), _row(align), *map(_row, rows)]
-    title, note = (
-        ([f"**{safe(table.title)}**", ""] if table.title else []),
-        (["", safe(table.note)] if table.note else []),
-    )
-    return title + lines + note + [""]
+    title = [f"**{safe(table.title)}**", ""] if table.title else []
+    return [*title, *lines, *(["", safe(table.note)] if table.note else []), ""]
 
 
 def _row(cells: list[str]) -> str:
@@ -56,7 +53,6 @@ def _row(cells: list[str]) -> str:
 
 
 def _answer(answer: Answer) -> list[str]:
-    verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
-    lines = [f"**{safe(answer.question)}**", "", f"{verdict}{safe(answer.text)}", ""]
+    verdict = {None: "", True: "Yes. ", False: "No. "}[answer.verdict]
     predicted = [f"Predicted: {safe(answer.prediction)}", ""] if answer.prediction else []
-    return lines[:2] + predicted + lines[2:]
+    return [f"**{safe(answer.question)}**", "", *predicted, f"{verdict}{safe(answer.text)}", ""]

@@ -19,10 +19,9 @@ def print_sentence(plan: Plan, workload: str) -> None:
     """Print the plan as a sentence, with notes on virtual or shared devices and differences."""
     virtual = any(device.virtual for rank in plan.ranks for device in rank.devices)
     kind = "virtual device" if virtual and plan.num_devices > 1 else "device"
-    console.print(
-        f"[bold]{label(plan)}[/] trains [bold]{escape(workload)}[/] for {plural(plan.num_steps, 'step')}"
-        f" on {plural(plan.num_devices, kind)}: {plan.arithmetic}"
-    )
+    trains = f"[bold]{label(plan)}[/] trains [bold]{escape(workload)}[/]"
+    how = f"for {plural(plan.num_steps, 'step')} on {plural(plan.num_devices, kind)}"
+    console.print(f"{trains} {how}: {plan.arithmetic}")
     for remark in plan.remarks:
         say(f"[yellow]note:[/] {escape(remark)}")
     for difference in plan.differences if plan.strategy != "single" else ():
@@ -77,10 +76,8 @@ def print_result(result: Result, show: tuple[str, ...]) -> None:
     """Print the result of the run: loss, times, memory, and communication."""
     for split in result.splits if "splits" in show else ():
         virtual = "" if split.device == split.physical else f" (virtual: {split.physical})"
-        shape = f"torch.Size({split.shape})"
-        console.print(
-            f"Inside model on device {split.device}{virtual}, shape: {shape}", markup=False
-        )
+        shape = f"shape: torch.Size({split.shape})"
+        console.print(f"Inside model on device {split.device}{virtual}, {shape}", markup=False)
     print_facts([*_result_facts(result), *metric_lines(result), *_files(result)])
     for warning in result.warnings[len(result.remarks) :]:  # the plan's remarks were printed above
         say(f"[yellow]note:[/] {escape(warning)}")
@@ -102,8 +99,8 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
         how = "peak, including" if memory.how == "allocator" else "="
         yield f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}"
     if collectives := collectives_per_step(result):
-        total = f"{size(result.bytes_per_step)} in total"
-        yield "synchronization", f"{collectives}, {total}, per rank and optimizer step"
+        total = f"{size(result.bytes_per_step)} in total, per rank and optimizer step"
+        yield "synchronization", f"{collectives}, {total}"
     else:
         one = "replica" if result.grid.replicas == 1 and len(result.ranks) > 1 else "process"
         yield "synchronization", f"no all-reduce: one {one}"
@@ -116,7 +113,8 @@ def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
         share = f"{metrics.communication_share:.0%} of the step"
         rule = "" if metrics.keeps_rule else ", above the 10 % rule of thumb"
         hidden = f"{metrics.overlap:.0%} hidden behind compute"
-        exposed = f"{seconds(metrics.exposed_communication_seconds)} exposed ({metrics.exposed_share:.0%})"
+        exposed = seconds(metrics.exposed_communication_seconds)
+        exposed += f" exposed ({metrics.exposed_share:.0%})"
         total = seconds(metrics.communication_seconds)
         yield "communication", f"{total}, {share}{rule}; {hidden}, {exposed}"
     if late := metrics.straggler:

@@ -73,21 +73,16 @@ class Bar:
 
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
-        columns = (
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
-        self.progress = Progress(*columns, console=errors, transient=True)
+        numbers = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        bar = BarColumn(bar_width=30)
+        self.progress = Progress(bar, *numbers, console=errors, transient=True)
         self.task = self.progress.add_task("", total=follower.plan.num_steps)
         self.progress.start()
 
     def update(self) -> None:
-        if self.follower.done:
-            self.progress.update(
-                self.task, completed=self.follower.done, description=_numbers(self.follower)
-            )
+        if done := self.follower.done:
+            numbers = _numbers(self.follower)
+            self.progress.update(self.task, completed=done, description=numbers)
 
     def stop(self) -> None:
         self.progress.stop()

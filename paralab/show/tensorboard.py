@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paralab.analyse.manifest import RunManifest
 from paralab.analyse.recording import Recording, bounds
 from paralab.analyse.time_intervals import length
 from paralab.errors import UsageError
@@ -44,25 +43,23 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     recording = Recording.read(folder)
-    # Find the time at which the event clock was zero. If no rank started, there are no events
-    # either.
-    starts = (event.unix_seconds - event.time for event in recording.of(Start))
-    launched = next(starts, 0.0)
+    # The time at which the event clock was zero. If no rank started, there are no events either.
+    launched = next((event.unix_seconds - event.time for event in recording.of(Start)), 0.0)
 
     def record(step: int, seconds: float, **value: Any) -> Record:
         summary = Summary(value=[Summary.Value(**value)])
         return Record(wall_time=launched + seconds, step=step, summary=summary)
 
-    text = TensorProto(dtype=DT_STRING, string_val=[_sentence(recording.manifest).encode()])
+    plan, workload = recording.plan, recording.manifest.workload.name
+    sentence = f"**{plan.strategy}** trains **{workload}** in {plan.precision}: {plan.arithmetic}"
+    text = TensorProto(dtype=DT_STRING, string_val=[sentence.encode()])
     as_text = SummaryMetadata(plugin_data={"plugin_name": "text"})
     records = [
         Record(wall_time=launched, file_version="brain.Event:2"),
         record(0, 0.0, tag="plan", tensor=text, metadata=as_text),
     ]
-    for tag, step, seconds, value in sorted(
-        points_of(recording), key=lambda p: (p.seconds, p.step)
-    ):
-        records.append(record(step, seconds, tag=tag, simple_value=value))
+    points = sorted(points_of(recording), key=lambda point: (point.seconds, point.step))
+    records += [record(p.step, p.seconds, tag=p.tag, simple_value=p.value) for p in points]
 
     target = _new_folder(directory, folder.resolve().name)
     with (target / f"events.out.tfevents.{launched:.0f}.paralab").open("xb") as file:
@@ -75,9 +72,8 @@ def write_tensorboard(folder: Path, directory: Path) -> Path:
 def points_of(recording: Recording) -> Iterator[Point]:
     """Yield each number with its step and its time."""
     previous_end = None
-    for number, step in enumerate(recording.steps):
+    for number, (step, loss) in enumerate(zip(recording.steps, recording.losses, strict=True)):
         start, end = bounds([step])
-        loss = sum(event.loss for event in step)
         if math.isfinite(loss):
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
@@ -128,11 +124,6 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
             for tag, value in numbers.items():
                 if value is not None:
                     yield Point(tag, step, event.time, value)
-
-
-def _sentence(manifest: RunManifest) -> str:
-    plan = manifest.plan
-    return f"**{plan.strategy}** trains **{manifest.workload.name}** in {plan.precision}: {plan.arithmetic}"
 
 
 def _new_folder(directory: Path, name: str) -> Path:
