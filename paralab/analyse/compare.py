@@ -1,5 +1,4 @@
-"""Compare configurations using only an experiment folder: step times, speed-ups over the first
-configuration, and their confidence intervals."""
+"""Compare the configurations in an experiment folder: step times and speed-ups."""
 
 import shlex
 import statistics

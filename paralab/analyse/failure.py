@@ -1,5 +1,4 @@
-"""Find the root cause of a failed run: the rank that failed first and its error, not the ranks that
-failed as a consequence."""
+"""Find the root cause of a failed run: the first rank that failed on its own, and its error."""
 
 import math
 import signal

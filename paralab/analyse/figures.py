@@ -1,5 +1,4 @@
-"""Create chart data from a run folder: the timeline, the pipeline schedule, load and memory over
-time, and the batch split."""
+"""Create chart data from a run folder: timeline, schedule, load, memory, losses, batch split."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

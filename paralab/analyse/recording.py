@@ -1,5 +1,4 @@
-"""Read a run folder once: its manifest, the events per rank, and the steps that all ranks
-finished."""
+"""Read a run folder: its manifest, the events per rank, and the steps that all ranks finished."""
 
 import statistics
 from bisect import bisect_left

@@ -1,5 +1,4 @@
-"""Report how training scales to more devices: the throughput per device, and why the speed-up is
-not perfect."""
+"""Report how training scales to more devices, and why the speed-up is not perfect."""
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row

@@ -1,5 +1,4 @@
-"""Create tables, and table cells from numbers: the text, the value, and the spread over repetitions.
-A count has no spread."""
+"""Create tables and their cells: the text, the value, and its spread. A count has no spread."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

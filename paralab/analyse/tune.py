@@ -1,5 +1,4 @@
-"""Read the result of a search from its folder: the command to use, its speed-up over the default,
-and the confidence interval."""
+"""Read a search from its folder: the command to use, and its speed-up over the default."""
 
 import dataclasses
 from pathlib import Path

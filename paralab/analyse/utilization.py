@@ -1,5 +1,4 @@
-"""Measure how busy the machine was: core and GPU load, model FLOP/s, and the first step's
-gradients."""
+"""Measure how busy the machine was: load, model FLOP/s, and the first step's gradients."""
 
 import math
 import statistics

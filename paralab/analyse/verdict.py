@@ -1,5 +1,4 @@
-"""Write a comparison's verdict in plain words, each sentence with its numbers: the fastest
-configuration, its cost, its limit, and what to try next."""
+"""Write a comparison's verdict in words: the fastest configuration, its cost, and its limit."""
 
 import shlex
 from collections import defaultdict

@@ -1,6 +1,4 @@
-"""Draw bars with error bars, and distributions with a dot per measured value. Each bar or
-distribution has a labeled row, and all rows share one axis.
-"""
+"""Draw bars with error bars, and distributions, one per labeled row, on one axis."""
 
 import statistics
 from collections.abc import Iterable

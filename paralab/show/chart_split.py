@@ -1,5 +1,4 @@
-"""Draw a batch to scale. The top row is the full batch; below it, each device's pieces appear at
-their position in the batch."""
+"""Draw a batch to scale: the full batch, and each device's pieces at their place in it."""
 
 from paralab.analyse.blocks import Split
 from paralab.show.chart_bars import Rows

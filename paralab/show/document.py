@@ -1,5 +1,4 @@
-"""Print a document in the terminal: the verdict, then tables and answers. Charts appear only on the
-page."""
+"""Print a document in the terminal: its tables and answers. Charts appear only on the page."""
 
 from rich.markup import escape
 

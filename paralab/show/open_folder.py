@@ -1,5 +1,4 @@
-"""Create the document for any paralab folder: a run, a comparison, a scaling experiment, a search,
-or a sheet."""
+"""Create the document for any paralab folder: a run, a comparison, a search, a sheet, …"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

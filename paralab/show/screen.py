@@ -1,5 +1,4 @@
-"""Show a run in the terminal: a progress bar or the live view. Without a terminal, print one line
-for each tenth of the run."""
+"""Show a run in the terminal: a progress bar, the live view, or a line for each tenth of it."""
 
 from collections.abc import Callable
 from typing import Protocol
