@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event, blame
@@ -84,36 +84,46 @@ def named(ranks: Iterable[int | None]) -> str:
     return f"Ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
 
 
+@lru_cache(maxsize=4)
+def printed_messages(logs: Logs) -> dict[Message, list[tuple[Known, Line]]]:
+    """The messages of the catalog in lines outside tracebacks, the most specific first."""
+    found: dict[Message, list[tuple[Known, Line]]] = defaultdict(list)
+    for line in logs.lines:
+        if known := find_message(line.text, ("printed", "note"), logs.lines):
+            found[known.message].append((known, line))
+    return {m: found[m] for _, m, _ in _patterns(("printed", "note")) if m in found}
+
+
+def explains(logs: Logs, event: Event | None = None) -> bool:
+    """Whether the catalog knows the exception of this event, or a line of a job that failed."""
+    if event is not None:
+        return bool(event.trace and find_message(event.trace.text, lines=logs.lines))
+    return any(message.kind == "printed" for message in printed_messages(logs))
+
+
 def messages_in(logs: Logs) -> Iterator[Finding]:
     """What the catalog knows about the exceptions that ended the job, and about other lines."""
     events = blame(logs).roots or blame(logs).victims
-    said: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
+    raised: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
     for event in events:
         if event.trace and (known := find_message(event.trace.text, lines=logs.lines)):
-            said[known.message].append((known, event))
-    for told in said.values():
-        yield from _of_events(logs, told)
+            raised[known.message].append((known, event))
+    for message, same in raised.items():
+        if message.why:
+            known, first = same[0]
+            only = len(same) == 1 and len(logs.ranks) > 1 and first.role == "root"
+            evidence = tuple(line for _, other in same[:3] for line in other.evidence())
+            ranks = [other.rank for _, other in same]
+            yield known.finding(ranks, first.at, first.rank if only else None, evidence)
 
-    printed: dict[Message, list[tuple[Known, Line]]] = defaultdict(list)
-    for line in logs.lines:
-        if known := find_message(line.text, ("printed", "note"), logs.lines):
-            printed[known.message].append((known, line))
-    done = {told[0][0].entry.id for told in said.values()}
+    printed = printed_messages(logs)
+    done = {same[0][0].entry.id for same in raised.values()}
     failed = bool(events) or any(m.why and m.severity == "error" for m in printed)
-    for entry, message, _ in _patterns(("printed", "note")):  # the most specific ones come first
-        wanted = message.why and (message.kind == "printed" or not failed)
-        if message in printed and wanted and entry.id not in done:
-            done.add(entry.id)
-            yield _of_lines(logs, printed[message])
-
-
-def _of_events(logs: Logs, told: list[tuple[Known, Event]]) -> Iterator[Finding]:
-    known, event = told[0]
-    if known.message.why:
-        only = len(told) == 1 and len(logs.ranks) > 1 and event.role == "root"
-        evidence = tuple(line for _, other in told[:3] for line in other.evidence())
-        ranks = [other.rank for _, other in told]
-        yield known.finding(ranks, event.at, event.rank if only else None, evidence)
+    for message, lines in printed.items():
+        id = lines[0][0].entry.id
+        if message.why and (message.kind == "printed" or not failed) and id not in done:
+            done.add(id)
+            yield _of_lines(logs, lines)
 
 
 def _of_lines(logs: Logs, told: list[tuple[Known, Line]]) -> Finding:

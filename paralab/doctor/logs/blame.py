@@ -10,29 +10,26 @@ The first root is the cause. Without one, the culprit is among the ranks that le
 from __future__ import annotations
 
 import re
+import signal as signals
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from paralab.doctor.logs.exits import Exit
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.logs.exits import Exit, signal_in
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import Frame, Traceback
 from paralab.doctor.place import Place
+from paralab.doctor.registry import entries
 from paralab.doctor.source_context import conditions
 from paralab.doctor.static.names import meaning
 from paralab.record.victims import MISMATCH, WAITED
 
 Role = Literal["root", "victim", "unknown"]
 INTERRUPTED = ("KeyboardInterrupt", "SystemExit", "SignalException")
-SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Bus error": "SIGBUS",
-    "Aborted": "SIGABRT",
-    "Illegal instruction": "SIGILL",
-    "Floating": "SIGFPE",
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,10 @@ class Event:
     @property
     def at(self) -> Frame | None:
         return self.trace.where if self.trace else None
+
+    @property
+    def where(self) -> str:
+        return f" at {self.at}" if self.at else ""
 
     @property
     def frames(self) -> list[Frame]:
@@ -80,11 +81,25 @@ class Event:
             return self.exit.signal
         if not (self.trace and self.trace.is_fatal_signal):
             return None
-        error = self.trace.error
-        return next((name for word, name in SIGNALS.items() if word in error), "a fatal error")
+        number = signal_in(self.trace.error)
+        return signals.Signals(number).name if number else "a fatal error"
 
     def evidence(self) -> tuple[str, ...]:
         return self.trace.evidence() if self.trace else (str(self.line),)
+
+    def finding(
+        self,
+        id: str,
+        severity: Severity,
+        why: str,
+        fix: str = "",
+        rank: int | None = None,
+        evidence: Iterable[str] | None = None,
+    ) -> Finding:
+        """A finding at its line. `fix` is the entry's by default, `evidence` its own."""
+        file, line = (self.at.file, self.at.line) if self.at else (None, None)
+        seen = self.evidence() if evidence is None else tuple(evidence)
+        return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, seen)
 
 
 def _is_under_rank_condition(frame: Frame) -> bool | None:
@@ -186,14 +201,12 @@ def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
 
 def _role_of_abort(logs: Logs) -> Role:
     """C++ code that aborts prints why. Without its words nobody can tell."""
-    texts = [line.text for line in logs.lines if "what():" in line.text]
-    texts += [line.text for line in logs.lines if "Watchdog" in line.text]
+    reasons = [x.text for x in logs.lines if "what():" in x.text or "Watchdog" in x.text]
     if any(MISMATCH.search(line.text) for line in logs.lines):
         return "victim"
-    if not texts:
+    if not reasons:
         return "unknown"
-    between = re.compile("NCCL|gloo|c10d|Dist")
-    return "victim" if any(between.search(text) for text in texts) else "root"
+    return "victim" if re.search("NCCL|gloo|c10d|Dist", " ".join(reasons)) else "root"
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:

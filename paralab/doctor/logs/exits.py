@@ -20,16 +20,14 @@ SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))"
 )
 EXITED = re.compile(r"Exited with exit code (\d+)")
-SLURM_SIGNALS = {
-    "Killed": 9,
-    "Out Of Memory": 9,
-    "Segmentation fault": 11,
-    "Aborted": 6,
-    "Bus error": 7,
-    "Illegal instruction": 4,
-    "Terminated": 15,
-    "Floating point exception": 8,
+SIGNAL_WORDS = {  # of Slurm and of Python's fault handler
+    **{"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7},
+    **{"Illegal instruction": 4, "Terminated": 15, "Floating point exception": 8},
 }
+
+
+def signal_in(text: str) -> int | None:
+    return next((number for word, number in SIGNAL_WORDS.items() if word in text), None)
 
 
 @dataclass
@@ -86,13 +84,10 @@ class Exits:
             self.forced.add(int(found[1]))
         elif found := TASKS.search(text):
             host, tasks, words = found.groups()
-            exited = EXITED.search(words)
-            code = next((-n for word, n in SLURM_SIGNALS.items() if word in words), None)
-            code = int(exited[1]) if code is None and exited else code
-            if code is not None:
-                self.exits += [
-                    Exit(line, code, rank, None, line.time, host) for rank in tasks_of(tasks)
-                ]
+            exited, number = EXITED.search(words), signal_in(words)
+            if number or exited:
+                code = -number if number else int(exited[1]) if exited else 0
+                self.exits += [Exit(line, code, r, None, line.time, host) for r in tasks_of(tasks)]
 
     def _take(self, line: Line, key: str, value: str) -> None:
         if key == "time":  # the first line of every entry of a report

@@ -9,7 +9,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.watchdog import Waiting, waiting_ranks
-from paralab.doctor.messages import find_message, named
+from paralab.doctor.messages import explains, named
 from paralab.doctor.registry import Entry, check, entries
 from paralab.units import seconds
 
@@ -56,7 +56,7 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
     """The watchdog's lines name the ranks that waited. Who is missing follows from the number of
     collectives that each rank has enqueued in the same group."""
     found = blame(logs)
-    if found.roots or any(find_message(line.text, ("printed",)) for line in logs.lines):
+    if found.roots or explains(logs):
         return  # somebody failed on its own, and the others waited for it
     everybody = waiting_ranks(logs)
     timed = [item for item in everybody if item.call]

@@ -8,9 +8,9 @@ from dataclasses import replace
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
+from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.reading import MENTIONED
-from paralab.doctor.logs.traceback import Frame
-from paralab.doctor.messages import find_message, messages_in, named
+from paralab.doctor.messages import explains, find_message, messages_in, named
 from paralab.doctor.registry import Entry, Message, check
 from paralab.record.victims import WAITED, is_victim
 
@@ -134,14 +134,9 @@ ENTRY = Entry(
     ),
 )
 
+LOST = "lost its connection to another rank"
 OTHER_LOGS = "Give the logs of all ranks: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs."
-SIGNALS = {
-    "SIGSEGV": "It accessed invalid memory: a bug in compiled code, or mixed library versions",
-    "SIGABRT": "A check in compiled code failed; the lines before it say which",
-    "SIGFPE": "Compiled code divided an integer by zero",
-}
 LAST = 8  # lines
-ELSEWHERE = ("SIGKILL", "SIGILL", "SIGBUS")  # H12, L10, L11
 
 
 @check("H11", source="log")
@@ -154,61 +149,27 @@ def known_message(logs: Logs) -> Iterator[Finding]:
 def other_exception(logs: Logs) -> Iterator[Finding]:
     roots = blame(logs).roots
     root = roots[0] if roots else None
-    if root is None or root.trace is None or root.signal:
+    if root is None or root.trace is None or root.signal or explains(logs, root):
         return
-    printed = any(find_message(line.text, ("printed",)) for line in logs.lines)
-    if find_message(root.trace.text, lines=logs.lines) or (
-        "NCCL error" in root.trace.error and printed
-    ):
-        return
-    trace, at = root.trace, root.at
-    same = [e for e in roots if e.trace and e.trace.kind == trace.kind and e.at == at]
+    if "NCCL error" in root.trace.error and explains(logs):
+        return  # NCCL's own lines say more
+    same = [e for e in roots if e.trace and e.trace.kind == root.trace.kind and e.at == root.at]
     ranks = {event.rank for event in same}
     later = {event.rank for event in blame(logs).victims} - ranks - {None}
-    why = f"{named(ranks)} raised `{trace.headline[:300]}`" + (f" at {at}." if at else ".")
+    why = f"{named(ranks)} raised `{root.trace.headline[:300]}`{root.where}."
     if later:
         why += f" Later errors on {named(later).lower()} are consequences."
-    fix = "Fix this exception first." if at else f"Fix this exception first. {OTHER_LOGS}"
-    file, line = (at.file, at.line) if at else (None, None)
+    fix = "Fix this exception first." if root.at else f"Fix this exception first. {OTHER_LOGS}"
     rank = root.rank if len(same) == 1 and len(logs.ranks) > 1 else None
-    yield Finding("H11", "error", why, fix, file, line, rank, root.evidence())
+    yield root.finding("H11", "error", why, fix, rank)
 
 
 @check("H11", source="log")
-def crash(logs: Logs) -> Iterator[Finding]:
-    root = blame(logs).crash
-    if root is None or root.signal in ELSEWHERE or in_ddp_constructor(root):
-        return
-    at = root.at
-    same = {event.rank for event in blame(logs).roots if event.signal}
-    where = f" at {at}" if at else ""
-    meaning = SIGNALS.get(root.signal or "", "Look at its last lines")
-    words = [str(x) for x in logs.lines if "terminate called" in x.text or "what():" in x.text]
-    yield Finding(
-        "H11",
-        "error",
-        f"{named(same)} died of {root.signal}{where}. {meaning}.",
-        "Run with python -X faulthandler to see the line.",
-        at.file if at else None,
-        at.line if at else None,
-        root.rank if len(same) == 1 and len(logs.ranks) > 1 else None,
-        (*words[:3], *root.evidence()),
-    )
-
-
-def in_ddp_constructor(event: Event) -> bool:
-    """It died in DDP's own __init__ (H19)."""
-    ddp = [frame for frame in event.frames if frame.file.endswith("nn/parallel/distributed.py")]
-    innermost = event.frames[-1:] == ddp[-1:]
-    return bool(ddp) and innermost and any(frame.function == "__init__" for frame in ddp)
-
-
-@check("H11", source="log")
-def silent_exit(logs: Logs) -> Iterator[Finding]:
-    """An exit code or a lost connection, and nothing that explains it."""
+def unexplained(logs: Logs) -> Iterator[Finding]:
+    """An exit code, a lost connection, or the last lines, and nothing that explains them."""
     found = blame(logs)
     codes = [event for event in found.unknown if event.exit and event.exit.code != -2]
-    if found.roots or any(find_message(line.text, ("printed",)) for line in logs.lines):
+    if found.roots or explains(logs):
         return
     if codes:
         first = next((event for event in codes if event.exit and event.exit.first), codes[0])
@@ -219,52 +180,50 @@ def silent_exit(logs: Logs) -> Iterator[Finding]:
         why = f"{named([first.rank])} exited with {code} and printed no exception"
         why += "; the other ranks lost it." if own else " here. It may be the cause or a victim."
         fix = "Look for sys.exit and os._exit in this rank's code." if own else OTHER_LOGS
-        rank, evidence = (first.rank if own else None), (str(first.line),)
-        yield Finding("H11", "error" if own else "suspect", why, fix, rank=rank, evidence=evidence)
-    elif found.victims:
-        first = found.victims[0]
-        if first.trace and find_message(first.trace.text, lines=logs.lines):
-            return
-        if first.rank is None and not (found.absent or logs.exits or (first.waited and first.at)):
-            yield _victim(named([None]), first.waited, first.at, first.evidence())
-    else:
-        yield from _last_lines(logs)
+        yield first.finding(
+            "H11", "error" if own else "suspect", why, fix, first.rank if own else None
+        )
+        return
+    victim = found.victims[0] if found.victims else _last_victim(logs)
+    if victim is None:
+        yield from _last_words(logs)
+        return
+    if found.victims:
+        known = victim.rank is not None or found.absent or (victim.waited and victim.at)
+        if known or logs.exits or explains(logs, victim):
+            return  # waiting.py explains it
+    what = "waited for another rank until its timeout" if victim.waited else LOST
+    why = f"{named([victim.rank])} {what}{victim.where}. It is a victim: the cause is elsewhere."
+    yield victim.finding("H11", "suspect", why, OTHER_LOGS)
 
 
-def _victim(who: str, waited: bool, at: Frame | None, evidence: tuple[str, ...]) -> Finding:
-    what = (
-        "waited for another rank until its timeout"
-        if waited
-        else "lost its connection to another rank"
-    )
-    why = f"{who} {what}{f' at {at}' if at else ''}. It is a victim: the cause is elsewhere."
-    file, line = (at.file, at.line) if at else (None, None)
-    return Finding("H11", "suspect", why, OTHER_LOGS, file, line, evidence=evidence)
+def _last_lines(logs: Logs) -> list[Line]:
+    return [line for line in logs.lines if line.number > logs.lengths.get(line.source, 0) - LAST]
 
 
-def _last_lines(logs: Logs) -> Iterator[Finding]:
-    """The log ends in words that only victims print, in a message that the catalog knows without
-    the name of its exception, or inside a traceback."""
-    ends = [line for line in logs.lines if line.number > logs.lengths.get(line.source, 0) - LAST]
-    for line in ends:
+def _last_victim(logs: Logs) -> Event | None:
+    """The log ends in words that only victims print: the script caught its exception."""
+    for line in _last_lines(logs):
         if not line.stamped and is_victim(line.text, line.text):
             mentioned = MENTIONED.search(line.text)
-            ranks = [
-                line.rank if line.rank is not None else int(mentioned[1]) if mentioned else None
-            ]
-            yield _victim(named(ranks), bool(WAITED.search(line.text)), None, (str(line),))
-            return
+            rank = line.rank if line.rank is not None or not mentioned else int(mentioned[1])
+            return Event("victim", rank, line, waited=bool(WAITED.search(line.text)))
+    return None
+
+
+def _last_words(logs: Logs) -> Iterator[Finding]:
+    """The log ends in a known message without the name of its exception, or inside a traceback."""
+    ends = _last_lines(logs)
     known = find_message("\n".join(line.text for line in ends), ("raised",), logs.lines)
     if known and known.message.why and not any(line.stamped for line in ends):
         found = known.finding([None], None, None, tuple(map(str, ends[:3])))
         yield replace(found, severity="suspect")
         return
     for trace in logs.tracebacks:
-        at = trace.where
-        if at and not (trace.errors or trace.of_launcher) and trace.followed <= 3:
-            why = f"The log ends inside a traceback of {named([trace.rank]).lower()}, at {at}. The exception itself is missing."
+        if trace.where and not (trace.errors or trace.of_launcher) and trace.followed <= 3:
+            event = Event("unknown", trace.rank, trace.lines[-1], trace)
+            why = f"The log ends inside a traceback of {named([trace.rank]).lower()}{event.where}. "
+            why += "The exception itself is missing."
             fix = "Give the complete log, or the lines after the traceback."
-            yield Finding(
-                "H11", "suspect", why, fix, at.file, at.line, evidence=(str(trace.lines[-1]),)
-            )
+            yield event.finding("H11", "suspect", why, fix)
             return

@@ -92,10 +92,8 @@ def ended_from_outside(logs: Logs) -> Iterator[Finding]:
         return
     for trace in logs.tracebacks if not found.roots else ():
         if (match := SIGNALED.search(trace.error)) and match[1] not in ("1", "2"):
-            why = (
-                "torchrun itself got a signal to end and passed it on: the scheduler or a person ended "
-                "the job. The scheduler's log (sacct) makes it certain."
-            )
+            why = "torchrun itself got a signal to end: the scheduler or a person ended the job. "
+            why += "The scheduler's log (sacct) makes it certain."
             yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
             return
     yield from _killed(logs)

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.failures.hangs.groups import backends, environment
-from paralab.doctor.failures.hangs.h11_exception_on_one_rank import in_ddp_constructor
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.logs.blame import blame
-from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
@@ -54,23 +51,6 @@ ENTRY = Entry(
         "visible in it."
     ),
 )
-
-
-@check("H19", source="log")
-def crash_in_ddp(logs: Logs) -> Iterator[Finding]:
-    root = blame(logs).crash
-    if root is None or root.signal != "SIGSEGV":
-        return
-    crashed = {event.rank for event in blame(logs).roots if event.signal}
-    if in_ddp_constructor(root):
-        why = f"The constructor of DDP crashed at {root.at}"
-    elif root.at is None and len(crashed) > 1 and crashed.issuperset(logs.ranks):
-        why = f"All {len(crashed)} ranks died of SIGSEGV without a traceback"
-    else:
-        return
-    why += ", as it happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
-    file, line = (root.at.file, root.at.line) if root.at else (None, None)
-    yield Finding("H19", "suspect", why, ENTRY.fix, file, line, evidence=root.evidence())
 
 
 @check("H19", source="ranks")

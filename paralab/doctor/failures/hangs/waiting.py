@@ -10,7 +10,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
-from paralab.doctor.messages import find_message, named
+from paralab.doctor.messages import explains, find_message, named
 from paralab.doctor.registry import check, entries
 from paralab.record.victims import MISMATCH
 
@@ -22,9 +22,8 @@ BARRIER = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredB
 def waited_for_a_rank(logs: Logs) -> Iterator[Finding]:
     found = blame(logs)
     victims = [event for event in found.victims if event.trace]
-    explained = any(e.trace and find_message(e.trace.text, lines=logs.lines) for e in found.victims)
     mixed = [line for line in logs.lines if MISMATCH.search(line.text)]
-    if any(event.trace for event in found.roots) or explained:
+    if any(event.trace for event in found.roots) or any(explains(logs, v) for v in victims):
         return
     if mixed and not any(find_message(line.text) for line in mixed):
         yield _sizes_differ(logs, victims, mixed)

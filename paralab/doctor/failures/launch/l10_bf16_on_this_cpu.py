@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.logs.blame import blame
-from paralab.doctor.logs.job import Logs
-from paralab.doctor.messages import named
 from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
 
@@ -32,22 +29,6 @@ ENTRY = Entry(
         Message(r"was killed by SIGILL"),  # paralab's launcher
     ),
 )
-
-
-@check("L10", source="log")
-def illegal_instruction(logs: Logs) -> Iterator[Finding]:
-    crashed = [event for event in blame(logs).roots if event.signal == "SIGILL"]
-    if not crashed:
-        return
-    first = next((event for event in crashed if event.at), crashed[0])
-    where = f" at {first.at}" if first.at else ""
-    why = (
-        f"{named({event.rank for event in crashed})} ran a machine instruction{where} that this CPU does "
-        "not support. With bfloat16 or float16 on a virtual machine it is AMX."
-    )
-    file, line = (first.at.file, first.at.line) if first.at else (None, None)
-    evidence = tuple(text for event in crashed[:3] for text in event.evidence())
-    yield Finding("L10", "error", why, ENTRY.fix, file, line, first.rank, evidence)
 
 
 @check("L10", source="machine")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.logs.blame import blame
-from paralab.doctor.logs.job import Logs
-from paralab.doctor.messages import named
 from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
 from paralab.units import size
@@ -41,18 +38,6 @@ ENTRY = Entry(
         ),
     ),
 )
-
-
-@check("L11", source="log")
-def bus_error(logs: Logs) -> Iterator[Finding]:
-    root = blame(logs).crash
-    if root is None or root.signal != "SIGBUS":
-        return
-    where, file, line = (
-        (f" at {root.at}", root.at.file, root.at.line) if root.at else ("", None, None)
-    )
-    why = f"{named([root.rank])} died of SIGBUS{where}. Usually /dev/shm is full; `df` makes it certain."
-    yield Finding("L11", "suspect", why, ENTRY.fix, file, line, root.rank, root.evidence())
 
 
 WORKERS, PREFETCHED = 2, 2  # per rank and per worker, in a modest script

@@ -1,0 +1,59 @@
+"""Logs of ranks that a signal ended. SIGKILL comes from outside (H12); the others from compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.logs.blame import Event, blame
+from paralab.doctor.logs.job import Logs
+from paralab.doctor.messages import named
+from paralab.doctor.registry import check
+
+CRASHES: dict[str, tuple[str, Severity, str]] = {
+    "SIGSEGV": (
+        "H11",
+        "error",
+        "It accessed invalid memory: a bug in compiled code, or mixed library versions.",
+    ),
+    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines before it say which."),
+    "SIGFPE": ("H11", "error", "Compiled code divided an integer by zero."),
+    "SIGILL": (
+        "L10",
+        "error",
+        "This CPU does not support an instruction. With bfloat16 or float16 on a virtual machine, it is AMX.",
+    ),
+    "SIGBUS": ("L11", "suspect", "Usually /dev/shm is full; `df` makes it certain."),
+}
+FAULTHANDLER = "Run with python -X faulthandler to see the line."
+
+
+@check("H11", "H19", "L10", "L11", source="log")
+def died_of_a_signal(logs: Logs) -> Iterator[Finding]:
+    root = blame(logs).crash
+    if root is None or root.signal is None or root.signal == "SIGKILL":
+        return
+    crashed = {event.rank for event in blame(logs).roots if event.signal}
+    everywhere = root.at is None and len(crashed) > 1 and crashed.issuperset(logs.ranks)
+    if root.signal == "SIGSEGV" and (_is_in_ddp_constructor(root) or everywhere):
+        why = f"The constructor of DDP crashed{root.where}"
+        why = f"All {len(crashed)} ranks died of SIGSEGV without a traceback" if everywhere else why
+        why += (
+            ", as it happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
+        )
+        yield root.finding("H19", "suspect", why)
+    if _is_in_ddp_constructor(root):
+        return
+
+    id, severity, meaning = CRASHES.get(root.signal, ("H11", "error", "Look at its last lines."))
+    why = f"{named(crashed)} died of {root.signal}{root.where}. {meaning}"
+    rank = root.rank if len(crashed) == 1 and len(logs.ranks) > 1 else None
+    words = [str(x) for x in logs.lines if "terminate called" in x.text or "what():" in x.text]
+    evidence = (*words[:3], *root.evidence())
+    yield root.finding(id, severity, why, FAULTHANDLER if id == "H11" else "", rank, evidence)
+
+
+def _is_in_ddp_constructor(event: Event) -> bool:
+    ddp = [frame for frame in event.frames if frame.file.endswith("nn/parallel/distributed.py")]
+    innermost = event.frames[-1:] == ddp[-1:]
+    return bool(ddp) and innermost and any(frame.function == "__init__" for frame in ddp)
