@@ -4,7 +4,8 @@ Where each of them was in the user's code tells what went wrong."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Event, blame
@@ -15,6 +16,7 @@ from paralab.doctor.registry import check, entries
 from paralab.record.victims import MISMATCH
 
 BYTES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+IF_CONDITION = "Certain if that line is under a rank condition"
 BARRIER = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier")
 
 
@@ -52,40 +54,29 @@ def _stands(event: Event) -> str:
     return f"{text}, where DDP broadcasts the buffers" if event.in_buffers else text
 
 
-def _finding(
-    id: str,
-    event: Event,
-    why: str,
-    rank: int | None = None,
-    more: tuple[str, ...] = (),
-    certain: bool = False,
-) -> Finding:
-    file, line = (event.at.file, event.at.line) if event.at else (None, None)
-    evidence = (*event.evidence(), *more)
-    severity: Severity = "error" if certain else "suspect"
-    return Finding(id, severity, why, entries[id].fix, file, line, rank, evidence)
+def _suspect(id: str, event: Event, why: str, rank: int | None, more: Iterable[str]) -> Finding:
+    return event.finding(id, "suspect", why, rank=rank, evidence=(*event.evidence(), *more))
 
 
-def _alone(event: Event, why: str, more: tuple[str, ...] = ()) -> Finding:
+def _alone(event: Event, why: str, more: Iterable[str] = ()) -> Finding:
     """The call is under a rank condition, so the rank that waited is the culprit."""
     why = f"{why} The call is under a rank condition, so the other ranks never make it."
-    return _finding(
-        "H07" if event.in_buffers else "H03", event, why, event.rank, more, certain=True
-    )
+    found = _suspect("H07" if event.in_buffers else "H03", event, why, event.rank, more)
+    return replace(found, severity="error")
 
 
 def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Finding:
     sizes = next((match for line in lines if (match := BYTES.search(line.text))), None)
-    counted = "In one collective, the ranks sent tensors of different sizes"
-    counted += f" ({sizes[1]} and {sizes[2]} bytes). " if sizes else ". "
+    counted = f" ({sizes[1]} and {sizes[2]} bytes)" if sizes else ""
+    counted = f"In one collective, the ranks sent tensors of different sizes{counted}. "
     evidence = tuple(map(str, lines[:2]))
     for event in victims:
         why = f"{counted}{named([event.rank])} was {_stands(event)}"
         if event.in_buffers and event.alone:
             return _alone(event, f"{why}.", evidence)
         if event.in_buffers:
-            why += ", and another rank was not. Certain if that line is under a rank condition."
-            return _finding("H07", event, why, None, evidence)
+            why += f", and another rank was not. {IF_CONDITION}."
+            return _suspect("H07", event, why, None, evidence)
         if event.in_backward:  # DDP's buckets have the same size everywhere
             aborted = [e.rank for e in blame(logs).victims if e.exit and e.rank is not None]
             rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
@@ -93,15 +84,13 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
                 "; another rank was in another collective. It calls that one alone, or it had fewer "
                 "batches (H01) and went on. The flight recorder makes it certain."
             )
-            all_evidence = (*evidence, *event.evidence())
-            return Finding(
-                "H03", "suspect", why, entries["H03"].fix, None, None, rank, all_evidence
-            )
+            found = _suspect("H03", event, why, rank, evidence)
+            return replace(found, file=None, line=None)  # the wrong call is on the other rank
     first = next((event for event in victims if event.at), None)
-    where = f"{named([first.rank])} was {_stands(first)}." if first else ""
-    file, line = (first.at.file, first.at.line) if first and first.at else (None, None)
-    evidence += first.evidence() if first else ()
-    return Finding("H06", "error", counted + where, entries["H06"].fix, file, line, None, evidence)
+    if first is None:
+        return Finding("H06", "error", counted, entries["H06"].fix, evidence=evidence)
+    why = f"{counted}{named([first.rank])} was {_stands(first)}."
+    return first.finding("H06", "error", why, evidence=(*evidence, *first.evidence()))
 
 
 def _nobody_came(logs: Logs, first: Event) -> Finding:
@@ -109,53 +98,52 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     absent = [int(rank) for rank in barrier[2].split(",")] if barrier else blame(logs).absent
     rank = absent[0] if len(absent) == 1 else None
     last = logs.last.get(rank) if rank is not None and not barrier else None
-    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. "
-    why += f"{named(absent) if absent else 'Another rank'} did not come"
+    who, more = named(absent) if absent else "Another rank", [str(last)] if last else []
+    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {who} did not come"
     why += f"; the last line there is `{last.text.strip()[:160]}`." if last else "."
-    more = (str(last),) if last else ()
     if first.alone:
         return _alone(first, why, more)
     if first.in_buffers:
-        why += " One of them calls the model alone. Certain if that line is under a rank condition."
-        return _finding("H07", first, why, None, more)
+        return _suspect(
+            "H07", first, f"{why} One of them calls the model alone. {IF_CONDITION}.", None, more
+        )
     if first.in_backward:
         why += " It had fewer batches (H01), left the loop (H08), or hangs. Compare len(loader)."
-        return _finding("H01", first, why, rank, more)
+        return _suspect("H01", first, why, rank, more)
     if first.alone is False:
         why += " The call is not under a rank condition: that rank hangs, or took another path."
-        return _finding("H03", first, why, rank, more)
-    why += (
-        " Certain if that line is under a rank condition; if not, the missing rank hangs elsewhere."
-    )
-    return _finding("H03", first, why, None, more)
+        return _suspect("H03", first, why, rank, more)
+    why += f" {IF_CONDITION}; if not, the missing rank hangs elsewhere."
+    return _suspect("H03", first, why, None, more)
 
 
 def _two_places(first: Event, other: Event) -> Finding:
-    waited = f"{named([first.rank])} waited until its timeout {_stands(first)}"
+    why = f"{named([first.rank])} waited until its timeout {_stands(first)}"
     who, more = named([other.rank]), other.evidence()
     if first.at == other.at and other.waited:
-        why = f"{waited}. {who} waited there, too: nobody is missing, so the network between them is broken, "
+        why += (
+            f". {who} waited there, too: nobody is missing, so the network between them is broken, "
+        )
         why += "or one of them had called another collective before."
-        return _finding("H15", first, why, None, more)
+        return _suspect("H15", first, why, None, more)
     if first.at == other.at:
-        why = f"{waited}. {who} came to the same line later: its work took longer than the timeout."
-        return _finding("H13", first, why, other.rank, more)
-    both = f"{waited}, while {who[0].lower()}{who[1:]} was {_stands(other)}."
+        why += f". {who} came to the same line later: its work took longer than the timeout."
+        return _suspect("H13", first, why, other.rank, more)
+    why += f", while {who[0].lower()}{who[1:]} was {_stands(other)}."
     if first.in_backward != other.in_backward:
         training, behind = (first, other) if first.in_backward else (other, first)
-        why = f"{both} {named([behind.rank])} has left the training loop: it had fewer batches, or it "
+        why += f" {named([behind.rank])} has left the training loop: it had fewer batches, or it "
         why += "stopped early (H08). Compare len(loader) on all ranks."
-        return _finding("H01", training, why, behind.rank, more)
-    why = f"{both} They are in different collectives, so both wait forever."
-    return _finding("H04", first, why, None, more)
+        return _suspect("H01", training, why, behind.rank, more)
+    why += " They are in different collectives, so both wait forever."
+    return _suspect("H04", first, why, None, more)
 
 
 def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
     """All victims lost a connection at once, and nobody failed: a rank exited with code 0."""
+    was = f"{named([first.rank])} was {_stands(first)}"
     if first.alone:
-        yield _alone(
-            first, f"{named([first.rank])} was {_stands(first)} when the others had exited."
-        )
+        yield _alone(first, f"{was} when the others had exited.")
         return
     silent, sure = blame(logs).silent, first.alone is False
     if not silent and not logs.exits and not sure and first.rank is None:
@@ -163,16 +151,16 @@ def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
     rank = silent[0] if len(silent) == 1 and sure else None
     last = logs.last.get(rank) if rank is not None else None
     who = f"Rank {rank}" if rank is not None else f"One of {silent}" if silent else "Another rank"
-    why = f"{who} exited without an error while {named([first.rank]).lower()} was {_stands(first)}."
+    was = was[0].lower() + was[1:]
+    why = f"{who} exited without an error while {was}."
     why += f" Its last line is `{last.text.strip()[:200]}`." if last else ""
     if not sure:
         why += " Certain if that line is not under a rank condition; if it is, that rank calls it alone."
     elif rank is None or not logs.exits:
         why += " The logs of all ranks and of the launcher make it certain."
-    evidence = (*first.evidence(), *((str(last),) if last else ()))
+    evidence = (*first.evidence(), *([str(last)] if last else []))
     severity: Severity = "error" if rank is not None and logs.exits else "suspect"
     yield Finding("H02", severity, why, entries["H02"].fix, rank=rank, evidence=evidence)
     if first.in_backward and (logs.exits or rank is not None):
-        why = f"{who} exited while {named([first.rank]).lower()} was {_stands(first)}. "
-        why += "If it reached the end of its loop, it had fewer batches. Compare len(loader)."
-        yield _finding("H01", first, why, rank, evidence[-1:])
+        why = f"{who} exited while {was}. If it reached the end of its loop, it had fewer batches. "
+        yield _suspect("H01", first, f"{why}Compare len(loader).", rank, evidence[-1:])
