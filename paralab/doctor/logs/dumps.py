@@ -17,16 +17,12 @@ LARGEST = 256 << 20  # bytes
 WRITTEN_BY_RECORDERS = (b'"entries"', b'"comm_lib_version"', b'"nccl_version"')
 
 
-class Refused(pickle.UnpicklingError):
-    pass
-
-
 class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise Refused(f"it wants to build {module}.{name}, which no Flight Recorder writes")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise Refused("it refers to objects outside itself")
+        raise UsageError(
+            f"A pickle was not opened: it wants to build {module}.{name}, which no Flight Recorder writes.",
+            fix="give the file that NCCL wrote, unchanged",
+        )
 
 
 def looks_like_dump(start: bytes, name: str) -> bool:
@@ -50,11 +46,8 @@ def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
             value = PlainUnpickler(io.BytesIO(content)).load()
         else:
             value = json.loads(content)
-    except Refused as error:
-        raise UsageError(
-            f"{path} is a pickle that was not opened: {error}.",
-            fix="give the file that NCCL wrote, unchanged",
-        ) from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", fix=error.fix) from error
     except Exception:  # unpickling damaged bytes can raise almost anything
         return None
     return value if isinstance(value, dict) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
+from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
+from paralab.doctor.failures.hangs.recorder import explain_mismatch
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
@@ -48,7 +49,6 @@ RECORD = (
     "Compare the last lines of all ranks. Next time set TORCH_FR_BUFFER_SIZE=2000 and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1, which keep the collectives of every rank."
 )
-IDS = {"operation": "H04", "size": "H06"}
 
 
 @check("H10", "H04", "H06", "H07", "H15", source="log")
@@ -71,14 +71,11 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
 
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
     """The default group has dumped its state, but the collective belongs to another group."""
-    idle = all(item.enqueued == item.completed for item in everybody)
+    pending = [item for item in everybody if item.enqueued != item.completed]
     why = "A collective timed out, and these ranks only report that they dump their state. "
-    if idle:
-        why += (
-            "Nothing is pending in the groups shown, so the collective belongs to another group. "
-        )
+    if not pending:
+        why += "Nothing is pending in the groups shown: the collective belongs to another group. "
     else:
-        pending = [item for item in everybody if item.enqueued != item.completed]
         first = min((item.completed or 0) + 1 for item in pending)
         why += f"{named(item.rank for item in pending)} did not finish collective {first}. "
         rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
@@ -99,12 +96,11 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}
     found = find_mismatches({r: [c] for r, c in ranks.items() if r is not None and c}, over=True)
     mismatch = found[0] if found else None
-    if mismatch and mismatch.kind in IDS:
-        return _mismatch(mismatch, group, evidence)
+    if mismatch and mismatch.kind in ("operation", "size"):
+        return explain_mismatch(mismatch, evidence)
 
-    why = (
-        f"{named(item.rank for item in same)} waited {seconds(first.timeout_seconds)} in {first}. "
-    )
+    waited = seconds(first.timeout_seconds)
+    why = f"{named(item.rank for item in same)} waited {waited} in {first}. "
     for item in group:
         if item.call and item not in same:
             why += f"{named([item.rank])} waited in {item}. "
@@ -147,18 +143,6 @@ def _reached(item: Waiting, number: int) -> CollectiveCall | None:
         return item.call
     came = item.enqueued >= number
     return CollectiveCall(None, item.group, min(item.enqueued, number), is_open=came)
-
-
-def _mismatch(mismatch: Mismatch, group: list[Waiting], evidence: tuple[str, ...]) -> Finding:
-    by_rank = {item.rank: item for item in group}
-    one, other = mismatch.pair
-    why = (
-        f"Rank {one} is in {by_rank[one]}, and rank {other} in {by_rank[other]}. Collectives are "
-        "matched by their order, so both wait forever."
-    )
-    fix = "Call the same collectives with the same shapes in the same order on all ranks."
-    id = IDS[mismatch.kind]
-    return Finding(id, "error", why, fix, rank=mismatch.odd, evidence=evidence)
 
 
 def _h10(

@@ -3,62 +3,53 @@ from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.registry import check, entries
 
+# The id of each difference, and whether it alone is certain
 IDS = {
-    "behind": "H01",
-    "operation": "H04",
-    "groups": "H04",
-    "size": "H06",
-    "site": "H05",
-    "stuck": "H15",
+    **{"operation": ("H04", True), "groups": ("H04", True), "size": ("H06", True)},
+    **{"behind": ("H01", False), "site": ("H05", False), "stuck": ("H15", False)},
 }
 
 
 @check("H01", "H03", "H04", "H05", "H06", "H15", source="log")
 def dumps_differ(logs: Logs) -> Iterator[Finding]:
     for mismatch in find_mismatches(logs.dumps, over=True)[:1]:
-        id, rank = IDS[mismatch.kind], mismatch.odd
-        if mismatch.kind == "behind" and not _is_gradient(mismatch):
-            id, rank = "H03", _odd_rank(mismatch)
-        site = next((call.where for _, call in mismatch.came if call.where), None) or ""
-        file, _, line = site.rpartition(":")
-        certain = mismatch.kind in ("operation", "groups", "size") or mismatch.swapped
-        yield Finding(
-            id,
-            "error" if certain else "suspect",
-            _why(mismatch),
-            entries[id].fix,
-            file or None,
-            int(line) if line.isdigit() else None,
-            rank,
-            tuple(
+        yield explain_mismatch(
+            mismatch,
+            (
                 f"{logs.dump_names[rank]}: rank {rank}, collective {mismatch.number}: {_named(call)}"
                 for rank, call in mismatch.calls.items()
             ),
         )
 
 
-def _is_gradient(mismatch: Mismatch) -> bool:
-    return any(call.kind == "all_reduce" and (call.values or 0) > 64 for _, call in mismatch.came)
+def explain_mismatch(mismatch: Mismatch, evidence: Iterable[str]) -> Finding:
+    (id, certain), rank = IDS[mismatch.kind], mismatch.odd
+    gradient = any(
+        call.kind == "all_reduce" and (call.values or 0) > 64 for _, call in mismatch.came
+    )
+    if mismatch.kind == "behind" and not gradient:
+        # Of three or more ranks: the only one that is missing, or the only one that came
+        id, rank = "H03", rank if len(mismatch.came) > 1 else mismatch.came[0][0]
+        rank = rank if len(mismatch.calls) > 2 else None
+    site = next((call.where for _, call in mismatch.came if call.where), None) or ""
+    file, _, line = site.rpartition(":")
+    severity: Severity = "error" if certain or mismatch.swapped else "suspect"
+    number = int(line) if line.isdigit() else None
+    fix = entries[id].fix
+    return Finding(id, severity, _why(mismatch), fix, file or None, number, rank, tuple(evidence))
 
 
 def _named(call: CollectiveCall | None) -> str:
     if call is None:
         return "not called"
     return f"{call} at {call.where}" if call.where else str(call)
-
-
-def _odd_rank(mismatch: Mismatch) -> int | None:
-    """Of three or more ranks: the only one that is missing, or the only one that came."""
-    if len(mismatch.calls) < 3:
-        return None
-    return mismatch.odd if len(mismatch.came) > 1 else mismatch.came[0][0]
 
 
 def _why(mismatch: Mismatch) -> str:
