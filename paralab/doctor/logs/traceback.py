@@ -26,12 +26,7 @@ CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
 SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
 LIBRARIES = (*matching.LIBRARIES, "\\lib\\", "bin/torchrun", "/torch/", "importlib")
-OF_LAUNCHER = (
-    "ChildFailedError",
-    "SignalException",
-    "ProcessRaisedException",
-    "ProcessExitedException",
-)
+OF_LAUNCHER = re.compile("ChildFailedError|SignalException|Process(?:Raised|Exited)Exception")
 TORCH_OR_PYTHON = re.compile(
     r"(?:^|[/\\])torch[/\\]|[/\\]lib[/\\]python3[\d.]*[/\\](?!site-packages|dist-packages)|bin/torchrun|^<|runpy"
 )
@@ -48,15 +43,12 @@ class Frame:
     line: int
     function: str
     code: str = ""
+    read: Line | None = field(default=None, compare=False)  # the line of the log
 
     @property
     def own(self) -> bool:
         """Whether it is the user's code, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
-
-    @property
-    def outside_torch(self) -> bool:
-        return not TORCH_OR_PYTHON.search(self.file)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" (`{self.code}`)" if self.code else "")
@@ -87,16 +79,15 @@ class Traceback:
         return "\n".join(line.text for line in self.lines)
 
     @property
-    def message(self) -> str:
+    def message(self) -> list[Line]:
         """The last exception, all its lines."""
-        start = self.lines.index(self.errors[-1]) if self.errors else len(self.lines)
-        return "\n".join(line.text for line in self.lines[start:])
+        return self.lines[self.lines.index(self.errors[-1]) :] if self.errors else []
 
     @property
     def headline(self) -> str:
         """The exception in one line; if its first line only announces the next, with that line."""
-        more = self.message.splitlines()[1:2] if self.error.endswith(":") else []
-        return " ".join([self.error, *(line.strip() for line in more)])
+        lines = self.message[: 2 if self.error.endswith(":") else 1]
+        return " ".join(line.text.strip() for line in lines)
 
     @property
     def kind(self) -> str:
@@ -109,26 +100,20 @@ class Traceback:
         return self.error.startswith(FATAL)
 
     @property
-    def is_upside_down(self) -> bool:
-        """Editors print the innermost frame first."""
-        functions = [frame.function for frame in self.frames]
-        return not self.header and functions[1:].count("<module>") == 1
-
-    @property
     def where(self) -> Frame | None:
         """The innermost frame of the user's code; with `raise … from …`, of the original. Without
         one, the innermost outside torch: a library's recipe can be the whole program."""
         frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
-        if not self.is_upside_down:
-            frames.reverse()
-        outside = (frame for frame in frames if frame.outside_torch)
+        if self.header or not any(frame.function == "<module>" for frame in frames[1:]):
+            frames.reverse()  # only editors print the innermost frame first
+        outside = (frame for frame in frames if not TORCH_OR_PYTHON.search(frame.file))
         return next((frame for frame in frames if frame.own), next(outside, None))
 
     @property
     def of_launcher(self) -> bool:
         last = self.frames[-1] if self.frames else None
         reports = last and last.file.endswith(REPORTING) and last.code.startswith("raise ")
-        return bool(reports) or any(name in self.error for name in OF_LAUNCHER)
+        return bool(reports or OF_LAUNCHER.search(self.error))
 
     @property
     def of_victim(self) -> bool:
@@ -138,17 +123,10 @@ class Traceback:
     def evidence(self) -> tuple[str, ...]:
         """The user's frame, and the exception."""
         at = self.where
-        lines = [
-            str(line)
-            for line in self.lines
-            if at
-            and (found := FRAME.match(line.text))
-            and (found[1], int(found[2])) == (at.file, at.line)
-        ][-1:]
-        if self.is_fatal_signal:  # the fault handler prints the error first, then the frames
-            return (*lines, str(self.first))
-        start = self.lines.index(self.errors[-1]) if self.errors else len(self.lines)
-        return (*lines, *(str(x) for x in self.lines[start : start + 4] if x.text.strip()))
+        frame = [at.read] if at and at.read else []
+        # The fault handler prints the error first, then the frames.
+        error = [self.first] if self.is_fatal_signal else self.message[:4]
+        return tuple(str(line) for line in (*frame, *error) if line.text.strip())
 
 
 class Assembler:
@@ -247,7 +225,7 @@ class Assembler:
             self._blank = True
             return True
         if found := FRAME.match(text) or BOXED_FRAME.match(text):
-            trace.frames.append(Frame(found[1], int(found[2]), found[3] or "?"))
+            trace.frames.append(Frame(found[1], int(found[2]), found[3] or "?", "", line))
             self._message = False
         elif self._message:
             if self._is_over(line):
@@ -279,7 +257,8 @@ class Assembler:
             self._current = text.lstrip().startswith(("Current thread", "Stack"))
         elif found := FRAME.match(text):
             if self._current:
-                self.open.frames.insert(0, Frame(found[1], int(found[2]), found[3] or "?"))
+                frame = Frame(found[1], int(found[2]), found[3] or "?", "", line)
+                self.open.frames.insert(0, frame)
                 self.open.lines.append(line)
         else:
             return not text.strip() or text.lstrip().startswith(("<", "Thread", "..."))
