@@ -42,7 +42,9 @@ TAIL = 40  # lines at the end of a block that are always read
 BEFORE = 3  # and before a line with a word: they tell the time, and whether a logger printed it
 FULLY = 20_000  # lines: shorter files are read line by line
 CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b\b\f"})
-DIGITS = re.compile(r"[\d.]+")
+EVERY = re.compile(  # every rank prints its own
+    rb"atchdog|enqueued|exitcode|closing signal|Unable to shutdown|srun: |^  (?:time|host|rank) "
+)
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
 WORLD = re.compile(
@@ -53,7 +55,7 @@ OF_FILE = re.compile(
     r"|(?<![A-Za-z])rank[_.-]?(\d+)(?=\D|$)(?!.*[/\\])"
     r"|(?:task|err|out|log)[._-](\d+)$"
 )
-KINDS = (".log", ".err", ".out", ".txt", ".json")
+LOG = re.compile(r"\.(?:log|err|out|txt|json)$|trace_rank|^slurm-")
 
 
 def read_logs(paths: Iterable[str | Path]) -> Logs:
@@ -70,9 +72,7 @@ def read_texts(texts: Mapping[int, str]) -> Logs:
     """Read what each rank printed, in the order of time."""
     logs = Logs()
     for rank, text in texts.items():
-        name = f"rank {rank}"
-        logs.sources[name] = rank
-        _File(name, logs, rank).read(io.BytesIO(text.encode()))
+        _File(f"rank {rank}", logs, rank).read(io.BytesIO(text.encode()))
     logs.merge()
     return logs
 
@@ -94,14 +94,9 @@ def _files(name: str) -> Iterator[str]:
             f"There is no log {name}.",
             fix="give the files that the job has written, or - to read them from a pipe",
         )
-    found = [
-        file
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-        and (file.suffix in KINDS or "trace_rank" in file.name or file.name.startswith("slurm-"))
-    ]
+    found = [file for file in sorted(path.rglob("*")) if LOG.search(file.name) and file.is_file()]
     if not found and path.is_dir():
-        fix = f"logs end in {', '.join(KINDS)}; give other files by name"
+        fix = "logs end in .log, .err, .out, .txt, or .json; give other files by name"
         if any(path.glob("*.py")):
             fix = f"scripts are given by name: {name}/train.py"
         raise UsageError(f"The folder {name} holds no logs.", fix=fix)
@@ -110,7 +105,6 @@ def _files(name: str) -> Iterator[str]:
 
 def _read(name: str, logs: Logs) -> None:
     if name == "-":
-        logs.sources["stdin"] = None
         _File("stdin", logs).read(sys.stdin.buffer)
         return
     path = Path(name)
@@ -123,7 +117,6 @@ def _read(name: str, logs: Logs) -> None:
                 dump = dumps.read_dump(path, start)
                 if dump is not None and _take_dump(name, dump, logs):
                     return
-            logs.sources[name] = rank_of(name)
             _File(name, logs).read(file)
     except EOFError:  # the end of a compressed log is missing
         return
@@ -134,14 +127,10 @@ def _read(name: str, logs: Logs) -> None:
 def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
     rank = rank_of(name)
     if text := dumps.elastic_error(dump):
-        logs.sources[name] = rank
-        stream = Assembler()
-        for number, line in enumerate(text.splitlines(), start=1):
-            stream.feed(Line(name, number, line, rank))
-        stream.close()
-        for trace in stream.done:
+        known = len(logs.tracebacks)
+        _File(name, logs, rank).read(io.BytesIO(text.encode()))
+        for trace in logs.tracebacks[known:]:
             trace.reported = True
-        logs.tracebacks += stream.done
         return True
     if "entries" not in dump:
         return False
@@ -159,14 +148,13 @@ class _File:
 
     def __init__(self, name: str, logs: Logs, rank: int | None = None) -> None:
         self.name, self.logs = name, logs
-        self.rank = rank if rank is not None else rank_of(name)
+        self.rank = logs.sources[name] = rank if rank is not None else rank_of(name)
         self.number = 0
         self.labelled = False
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
         self.clock: float | None = None  # of the last stamp: lines without one have its time
-        self.same: Counter[str] = Counter()
-        self.repeated: Counter[bytes] = Counter()
+        self.same: Counter[bytes] = Counter()  # lines without their numbers
 
     def read(self, file: IO[bytes]) -> None:
         rest = b""
@@ -209,32 +197,26 @@ class _File:
         done = 0  # lines before this one are done with
         for index, raw in enumerate(lines):
             near_an_end = start + index < FULLY or index >= len(lines) - TAIL
-            has_word = bool(present) and any(word in raw.lower() for word in present)
-            if (
-                has_word
-                and start + index > FULLY
-                and b"atchdog" not in raw
-                and b"enqueued" not in raw
-            ):
-                has_word = self._is_new(raw)
-            if has_word or near_an_end or self._busy():
+            keep = start + index < PASTED or any(word in raw.lower() for word in present)
+            keep = keep and self._is_new(raw)
+            if keep or near_an_end or self._busy():
                 first = max(done, index - BEFORE)
                 if first > done and (stream := self.streams.get(self.rank)):
                     stream.skip(first - done)
                 for at in range(first, index + 1):
-                    self._line(lines[at], start + at + 1, has_word and at == index)
+                    self._line(lines[at], start + at + 1, keep and at == index)
                 done = index + 1
 
     def _is_new(self, raw: bytes) -> bool:
-        """Whether it differs from lines that were kept often enough in more than its numbers."""
+        """Whether it differs in more than its numbers from lines that were kept often enough."""
         shape = raw.translate(None, b"0123456789.")
-        self.repeated[shape] += 1
-        return self.repeated[shape] <= SAME
+        self.same[shape] += 1
+        return self.same[shape] <= SAME or bool(EVERY.search(raw))
 
     def _busy(self) -> bool:
         return any(stream.open is not None for stream in self.streams.values())
 
-    def _line(self, raw: bytes, number: int, has_word: bool) -> None:
+    def _line(self, raw: bytes, number: int, keep: bool) -> None:
         text = clean(raw[-LONGEST_LINE:])
         line = parse(self.name, number, text, self.rank, None, self.labelled)
         if line.time is None and self.clock is not None:
@@ -249,13 +231,10 @@ class _File:
         if not text:
             return
         self._notice(line)
-        if has_word or text.startswith("  "):
+        if keep or text.startswith("  "):
             report.feed(line)
-        if has_word or number <= PASTED:
-            shape = "Watchdog" if "atchdog" in text or "enqueued" in text else DIGITS.sub("", text)
-            self.same[shape] += 1
-            if self.same[shape] <= SAME or shape == "Watchdog":
-                self.logs.lines.append(line)
+        if keep:
+            self.logs.lines.append(line)
 
     def _notice(self, line: Line) -> None:
         """Remember where each rank was last, and which ranks there are."""
