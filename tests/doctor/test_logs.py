@@ -195,7 +195,7 @@ def test_the_catalogue_s_own_words_for_a_timeout(tmp_path):
     )
     (found,) = diagnosed(log)
     assert (found.id, found.severity, found.rank) == ("H10", "suspect", None)
-    assert "collective 808, all_reduce of 9,801,523 elements (37.4 MiB in float32)" in found.why
+    assert "collective 808, all_reduce of 9,801,523" in found.why
     assert len(found.evidence) == 2
 
 

@@ -9,12 +9,12 @@ Numbers count the collectives of one group: number 5 of one group has nothing to
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from paralab.analyse.collective_matching import CollectiveCall, kind_of
+from paralab.analyse.collective_matching import DEFAULT_GROUP, CollectiveCall, kind_of
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
-from paralab.units import size
 
 TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
@@ -50,49 +50,44 @@ class Waiting:
         return (self.call.values if self.call else None) or 0
 
     def __str__(self) -> str:
-        if self.call is None:
-            return "no collective"
-        values = self.call.values
-        many = f" of {describe_size(values)}" if values is not None else ""
-        return f"collective {self.call.number}, {self.call.kind}{many}"
+        return f"collective {self.number}, {self.call}"
 
 
-def describe_size(values: int) -> str:
-    """ "9,801,523 elements (37.4 MiB in float32)" """
-    if values < 256:
-        return f"{values} element{'s' if values != 1 else ''}"
-    return f"{values:,} elements ({size(4 * values)} in float32)"
+def _group_in(text: str) -> str | None:
+    found = GROUP.search(text)
+    return found[1] or found[2] if found else None
 
 
 def waiting_ranks(logs: Logs) -> list[Waiting]:
     """One per rank and group. Only the first timeout of each counts; later lines repeat it. A
-    timeout names no group: the next lines of the rank, about the same number, do."""
+    timeout names no group: the next lines of the rank, about the same number, do. If they are
+    missing, those of other ranks do."""
     by_rank: dict[tuple[int | None, str], Waiting] = {}
     groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
-    by_number: dict[int, set[str]] = {}  # the groups in which any rank waits for this number
+    others: dict[int, set[str]] = defaultdict(set)  # number -> the groups of all ranks
     for line in logs.lines:
-        progress, group = PROGRESS.search(line.text), GROUP.search(line.text)
+        progress, group = PROGRESS.search(line.text), _group_in(line.text)
         if progress and group and progress[1]:
-            groups[line.rank, int(progress[1])] = group[1] or group[2]
-            by_number.setdefault(int(progress[1]), set()).add(group[1] or group[2])
+            groups[line.rank, int(progress[1])] = group
+            others[int(progress[1])].add(group)
     rank = None
     for line in logs.lines:
         timeout, progress = TIMEOUT.search(line.text), PROGRESS.search(line.text)
         if not timeout and not progress:
             continue
         rank = line.rank if line.rank is not None else rank  # it continues the line before
-        own = GROUP.search(line.text)
-        name = own[1] or own[2] if own else "0"
+        name = _group_in(line.text)
         if timeout:
-            others = by_number.get(int(timeout[1]), set())
-            name = next(iter(others)) if len(others) == 1 and not own else name
-            name = groups.get((rank, int(timeout[1])), name)
+            number = int(timeout[1])
+            shared = next(iter(others[number])) if len(others[number]) == 1 else None
+            name = groups.get((rank, number), name or shared)
+        name = name or DEFAULT_GROUP
         item = by_rank.setdefault((rank, name), Waiting(rank, name))
         if timeout and item.call is None:
             values = int(timeout[3]) if timeout[3] else UNKNOWN_SIZE
             shapes = ((values,),) if values < UNKNOWN_SIZE else None
             kind = kind_of(timeout[2]) or timeout[2].lower()
-            item.call = CollectiveCall(kind, name, int(timeout[1]), shapes, is_open=True)
+            item.call = CollectiveCall(kind, name, number, shapes, is_open=True)
             item.timeout_seconds = int(timeout[4]) / 1000
             item.lines.append(line)
         if progress and item.enqueued is None:
