@@ -171,6 +171,20 @@ def test_a_timeout_is_never_explained_by_a_short_timeout(tmp_path):
     assert [finding.id for finding in found] == ["H10"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-07-14 10:00:01,000 WARNING board: address already in use, trying 6007",
+        "CUDA error: out of memory, trying half the batch",
+        "element 0 of tensors does not require grad, skipping",
+        "Expected to mark a variable ready only once? no",
+    ],
+)
+def test_known_words_in_a_job_that_went_on(tmp_path, line):
+    steps = "".join(f"step {number} loss 0.1\n" for number in range(12))
+    assert diagnosed(tmp_path, f"{line}\n{steps}") == []
+
+
 def test_nobody_is_called_rank_none(tmp_path):
     exits = "E0714 10:00:00.1 4711 torch/distributed/elastic/multiprocessing/api.py:984] failed "
     exits += "(exitcode: 1) local_rank: 0 (pid: 4712) of binary: python\n"

@@ -15,6 +15,11 @@ from paralab.doctor.registry import Entry, Message, check
 from paralab.record.victims import WAITED, is_victim
 
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
+NO_MEMORY = (
+    "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or ranks "
+    "that all use GPU 0.",
+    f"nvidia-smi shows who uses the memory. {LESS_MEMORY}",
+)
 ENTRY = Entry(
     id="H11",
     title="An exception on a rank ended the job",
@@ -44,13 +49,8 @@ ENTRY = Entry(
             "{who} ran out of GPU memory{at}: it tried to allocate {asked}.",
             fix=LESS_MEMORY,
         ),
-        Message(
-            r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'",
-            "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or "
-            "ranks that all use GPU 0.",
-            fix=f"nvidia-smi shows who uses the memory. {LESS_MEMORY}",
-            kind="printed",
-        ),
+        Message(r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
+        Message(r"NCCL WARN Cuda failure \d*\s*'out of memory'", *NO_MEMORY, kind="printed"),
         Message(
             r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
             r"|driver version is insufficient for CUDA runtime",

@@ -32,7 +32,7 @@ ENTRY = Entry(
     limits="A script does not show which ports are free, only ranks that compete for one.",
     messages=(
         Message(
-            r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{2,5})\b.{0,160}?"
+            r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?"
             r"(?:EADDRINUSE|ddress already in use)"
             r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
             "The port {port} is already in use on this host, by another job or by a process that an "
