@@ -117,18 +117,14 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
 
 @dataclass(frozen=True)
 class Blame:
-    """All events in the order of time. `silent`: ranks that left no error and were not ended by
-    the launcher; `ended`: silent ranks that still ran when the launcher ended them."""
+    """All events in the order of time. `absent`: ranks that left no error; `silent`: those that the
+    launcher did not end."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
     unknown: tuple[Event, ...]
     silent: tuple[int, ...]
-    ended: tuple[int, ...]
-
-    @property
-    def absent(self) -> tuple[int, ...]:
-        return tuple(sorted({*self.silent, *self.ended}))
+    absent: tuple[int, ...]
 
     @property
     def crash(self) -> Event | None:
@@ -150,15 +146,14 @@ def blame(logs: Logs) -> Blame:
 
     failed = {event.rank for event in events if event.role != "unknown"}
     failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # its end is cut off
-    known = [exit_ for exit_ in logs.exits if exit_.rank is not None]
-    ended = {exit_.rank for exit_ in known if exit_.asked or exit_.code == -15} - failed
-    silent = logs.heard - failed - {exit_.rank for exit_ in known}
+    ended = {x.rank for x in logs.exits if x.rank is not None and (x.asked or x.code == -15)}
+    silent = logs.heard - failed - {exit_.rank for exit_ in logs.exits}
+    absent = tuple(sorted(silent | (ended - failed)))
 
     def of(role: Role) -> tuple[Event, ...]:
         return tuple(event for event in events if event.role == role)
 
-    left = tuple(sorted(rank for rank in ended if rank is not None))
-    return Blame(of("root"), of("victim"), of("unknown"), tuple(sorted(silent)), left)
+    return Blame(of("root"), of("victim"), of("unknown"), tuple(sorted(silent)), absent)
 
 
 def fatal(logs: Logs) -> list[Traceback]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from paralab.doctor.logs.line import Line, seconds
 
-KEY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
+KEY = re.compile(r"\s+(time|rank|exitcode)\s*: ?(.*)$")
 RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 STAMP = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d):(\d\d):(\d\d)")
 FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 CLOSING = re.compile(r"Sending process (\d+) closing signal (\w+)")
 FORCED = re.compile(r"Unable to shutdown process (\d+) via")
-TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)$")
+TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,\-]+): (.+)$")
 SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))"
 )
@@ -40,7 +40,6 @@ class Exit:
     rank: int | None = None
     pid: int | None = None
     time: float | None = None
-    host: str | None = None
     first: bool = False  # torchrun's "Root Cause (first observed failure)"
     asked: bool = False
 
@@ -83,11 +82,11 @@ class Exits:
         elif found := FORCED.search(text):
             self.forced.add(int(found[1]))
         elif found := TASKS.search(text):
-            host, tasks, words = found.groups()
+            tasks, words = found.groups()
             exited, number = EXITED.search(words), signal_in(words)
             if number or exited:
                 code = -number if number else int(exited[1]) if exited else 0
-                self.exits += [Exit(line, code, r, None, line.time, host) for r in tasks_of(tasks)]
+                self.exits += [Exit(line, code, r, None, line.time) for r in tasks_of(tasks)]
 
     def _take(self, line: Line, key: str, value: str) -> None:
         if key == "time":  # the first line of every entry of a report
@@ -97,9 +96,7 @@ class Exits:
         entry = self._entry
         if entry is None:
             return
-        if key == "host":
-            entry.host = value.strip()
-        elif key == "rank" and (found := RANK.match(value)):
+        if key == "rank" and (found := RANK.match(value)):
             entry.rank, entry.line = int(found[1]), line
         elif key == "exitcode" and (found := CODE.match(value)) and entry.rank is not None:
             entry.code, entry.pid, entry.line = int(found[1]), int(found[2]), line

@@ -31,9 +31,7 @@ class Logs:
         ran over New Year, January comes after December."""
         kept = [*self.lines, *(trace.first for trace in self.tracebacks)]
         late = max((line.time for line in kept if line.time is not None), default=0.0)
-        starts: dict[
-            str, float
-        ] = {}  # what a file says before its first stamp comes just before it
+        starts: dict[str, float] = {}  # lines before a file's first stamp come just before it
         for line in kept:
             if line.time is not None:
                 starts[line.source] = min(line.time, starts.get(line.source, line.time))
@@ -60,7 +58,7 @@ class Logs:
         for exit_ in (exit_ for report in self.reports for exit_ in report.exits):
             signaled = exit_.pid in closed and exit_.code in (-15, -9, -2)
             exit_.asked = exit_.pid in forced or signaled
-            name = exit_.pid if exit_.pid is not None else (exit_.rank, exit_.host)
+            name = ("process", exit_.pid) if exit_.pid is not None else ("rank", exit_.rank)
             known = best.get(name)
             if known is None or (known.rank is None and exit_.rank is not None) or exit_.first:
                 best[name] = exit_
@@ -84,10 +82,8 @@ class Logs:
         rank that can have raised it, it is that rank's."""
         named = {trace.rank for trace in self.tracebacks}
         nameless = [t for t in self.tracebacks if t.rank is None and not t.of_launcher | t.logged]
-        failed = [
-            x for x in self.exits if x.rank is not None and not x.asked and x.rank not in named
-        ]
-        if len(nameless) == len(failed) == 1 and (
-            nameless[0].is_fatal_signal == ((failed[0].code or 0) < 0)
-        ):
+        failed = [x for x in self.exits if not x.asked and x.rank not in {None, *named}]
+        if len(nameless) != 1 or len(failed) != 1:
+            return
+        if nameless[0].is_fatal_signal == ((failed[0].code or 0) < 0):
             nameless[0].rank = failed[0].rank

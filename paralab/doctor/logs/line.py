@@ -3,7 +3,6 @@
 [default1]:[rank1]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught …
 └ tee ────┘└ torch┘└ stamp ──────────────────────────────────────────┘└ text
 3: W1115 12:00:00.123000 4711 torch/distributed/run.py:874] …        `srun -l`, then Python's stamp
-gpu07:4711:4802 [1] NCCL WARN …                                     NCCL: host, process, thread
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ ISO = re.compile(r"(?:\[?|.{0,24}? AT )\d{4}-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d
 BEFORE_RANK = re.compile(
     r"[\d\s:.,TZ\[\]/-]*$|.*\d%\|"
 )  # a log collector's stamp, or a progress bar
-NCCL = re.compile(r"([\w.-]+):\d+:\d+ (?:\[\d+\] )?NCCL ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,14 @@ class Line:
     number: int
     text: str
     rank: int | None = None
-    host: str | None = None
     time: float | None = None
     stamped: bool = False
     hooked: bool = False  # "[rank1]:", from torch's hook for uncaught exceptions
     compiled: bool = False  # from torch's C++ code or launcher, not a logger
 
-    @property
-    def place(self) -> str:
-        return f"{self.source}:{self.number}"
-
     def __str__(self) -> str:
         text = self.text.strip()
-        return f"{self.place}: {text if len(text) <= 400 else text[:400] + ' …'}"
+        return f"{self.source}:{self.number}: {text if len(text) <= 400 else text[:400] + ' …'}"
 
 
 def clean(raw: bytes) -> str:
@@ -73,11 +66,9 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
     return (start - datetime(2000, 1, 1)).total_seconds() + float(second.replace(",", "."))
 
 
-def parse(
-    source: str, number: int, text: str, rank: int | None, host: str | None, labelled: bool
-) -> Line:
-    """Parse a clean line. `rank` and `host` come from the file's name; `labelled`: this file has a
-    rank before every line."""
+def parse(source: str, number: int, text: str, rank: int | None, labelled: bool) -> Line:
+    """Parse a clean line. `rank` comes from the file's name; `labelled`: this file has a rank before
+    every line."""
     hooked = stamped = compiled = False
     time = None
     at = 0
@@ -99,8 +90,6 @@ def parse(
         compiled = found.re is CPP or found[7].startswith("torch/distributed/")
     elif found := ISO.match(text, at):
         time, stamped = seconds(*found.groups()), True
-    if found := NCCL.match(text, at):
-        host = found[1]
     if rank is None and (found := NCCL_RANK.search(text, at)):
         rank = int(found[1] or found[2])
-    return Line(source, number, text[at:], rank, host, time, stamped, hooked, compiled)
+    return Line(source, number, text[at:], rank, time, stamped, hooked, compiled)

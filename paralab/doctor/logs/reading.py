@@ -218,7 +218,7 @@ class _File:
 
     def _line(self, raw: bytes, number: int, keep: bool) -> None:
         text = clean(raw[-LONGEST_LINE:])
-        line = parse(self.name, number, text, self.rank, None, self.labelled)
+        line = parse(self.name, number, text, self.rank, self.labelled)
         if line.time is None and self.clock is not None:
             line = replace(line, time=self.clock)
         self.clock = line.time
