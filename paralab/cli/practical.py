@@ -33,8 +33,19 @@ TITLES = {  # repeated here so that --help does not import the analysis; a test 
 COURSE = "Course"
 ASK = "ask in the terminal"  # the value of --predict without a sheet
 FORMATS = ("text", "json", "csv", "junit", "gradescope", "classroom50")
-FOLDER = click.Path(file_okay=False, path_type=Path)
-SHEET = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
+DIR: dict[str, Any] = {"metavar": "DIR", "type": click.Path(file_okay=False, path_type=Path)}
+FILE: dict[str, Any] = {
+    "metavar": "FILE",
+    "type": click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+}
+
+PART = "Run only part N, with only the configurations it needs."
+ROUNDS = "Measure each configuration this many times, once per round."
+EARLIER = "Use the measurements from an earlier run instead of measuring."
+PREDICT = "Ask for a prediction before each part, or read the predictions from SHEET."
+VARIANT = "Derive the seed and batch size from a student ID, so that each sheet differs."
+MARKDOWN = "Write the filled-in sheet to FILE; `-` prints it."
+BLANK = "Write an empty sheet to FILE without measuring; `-` prints it."
 
 
 @click.group(cls=Group, short_help="Run a course practical and fill in its sheet.")
@@ -54,130 +65,69 @@ def practical() -> None:
 
 def _add(name: str, title: str) -> None:
     heading = "Handbook" if name == "handbook" else f"Practical {name}"
+    steps = {"help": "Optimizer steps per configuration and round.", "shown": "8 to 20"}
+    workload = {"shown": "gpt" if name == "7" else "mlp"}
+    asks: dict[str, Any] = {"metavar": "[SHEET]", "is_flag": False, "flag_value": ASK}
 
     @practical.command(name=name, help=f"{heading}: {title}.")
-    @request_options(
-        "workload",
-        "batch_size",
-        "steps",
-        "device",
-        workload={"shown": "gpt" if name == "7" else "mlp"},
-        steps={"help": "Optimizer steps per configuration and round.", "shown": "8 to 20"},
-    )
-    @flag(
-        "--part",
-        MEASUREMENT,
-        "Run only part N, with only the configurations it needs.",
-        type=int,
-        metavar="N",
-    )
-    @flag(
-        "--rounds",
-        MEASUREMENT,
-        "Measure each configuration this many times, once per round.",
-        shown="5 or 7",
-        type=click.IntRange(1),
-        metavar="N",
-    )
-    @flag(
-        "--run run_folder",
-        MEASUREMENT,
-        "Use the measurements from an earlier run instead of measuring.",
-        metavar="DIR",
-        type=FOLDER,
-    )
-    @flag(
-        "--predict",
-        COURSE,
-        "Ask for predictions before showing each part, or read them from SHEET.",
-        metavar="[SHEET]",
-        is_flag=False,
-        flag_value=ASK,
-    )
-    @flag(
-        "--variant",
-        COURSE,
-        "Derive the seed and batch size from a student ID, so that each sheet differs.",
-        metavar="STUDENT_ID",
-    )
-    @flag(
-        "--markdown",
-        OUTPUT,
-        "Write the filled-in sheet to FILE; `-` prints it.",
-        metavar="FILE",
-        type=SHEET,
-    )
-    @flag(
-        "--blank",
-        OUTPUT,
-        "Write an empty sheet to FILE without measuring; `-` prints it.",
-        metavar="FILE",
-        type=SHEET,
-    )
+    @request_options("workload", "batch_size", "steps", "device", workload=workload, steps=steps)
+    @flag("--part", MEASUREMENT, PART, type=int, metavar="N")
+    @flag("--rounds", MEASUREMENT, ROUNDS, "5 or 7", type=click.IntRange(1), metavar="N")
+    @flag("--run run_folder", MEASUREMENT, EARLIER, **DIR)
+    @flag("--predict", COURSE, PREDICT, **asks)
+    @flag("--variant", COURSE, VARIANT, metavar="STUDENT_ID")
+    @flag("--markdown", OUTPUT, MARKDOWN, **FILE)
+    @flag("--blank", OUTPUT, BLANK, **FILE)
     @OUT
     @JSON
-    def command(
-        as_json: bool,
-        markdown: Path | None,
-        blank: Path | None,
-        run_folder: Path | None,
-        **options: Any,
-    ) -> None:
-        _run(name, as_json, markdown, blank, run_folder, options)
+    def command(as_json: bool, **options: Any) -> None:
+        _run(name, as_json, options)
 
 
 for _name, _title in TITLES.items():
     _add(_name, _title)
 
 
-def _run(
-    name: str,
-    as_json: bool,
-    markdown: Path | None,
-    blank: Path | None,
-    run_folder: Path | None,
-    options: dict[str, Any],
-) -> None:
+def _run(name: str, as_json: bool, options: dict[str, Any]) -> None:
     """Write a blank sheet, or fill one in and show it."""
-    _check(options, markdown, blank, run_folder, as_json)
-    if blank:
-        from paralab.course import practical as practicals
+    from paralab.course import practical as practicals
+    from paralab.course.predict import ask, from_sheet
+    from paralab.show.document import print_document
 
-        _write_sheet(blank, practicals.blank(name, options["part"]))
+    _refuse_contradictions(options, as_json)
+    empty = practicals.blank(name, options["part"])
+    if options["blank"]:
+        _write_sheet(options["blank"], empty)
         return
 
+    predict, markdown = options["predict"], options["markdown"]
     quiet = as_json or str(markdown) == "-"
-    document, folder = _open_or_run(name, run_folder, quiet, options)
-    document = _predict(document, folder, options["predict"])
-    _write_files(document, folder, replace_old=bool(options["predict"]))
+    predictions = {}
+    if predict:  # before anything is measured
+        asked = predict == ASK
+        predictions = ask(empty.sections[0]) if asked else from_sheet(Path(predict), empty)
+    document, folder = _open_or_run(name, quiet, options)
+    if predict:
+        document = _compare(document, folder, predictions, ask_on=predict == ASK)
+    _write_files(document, folder, replace_old=bool(predict))
     if markdown:
         _write_sheet(markdown, document)
     if as_json:
-        printed = replace(document, run_folder=str(folder))
-        click.echo(json.dumps(printed.to_dict()))
+        click.echo(json.dumps(replace(document, run_folder=str(folder)).to_dict()))
     elif not quiet:
-        from paralab.course.practical import scripts
-        from paralab.show.document import print_document
-
-        if options["predict"] != ASK:
+        if predict != ASK:
             print_document(document)
         echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
         if (folder / "checkpoint.md").exists():
             echo(f"Verification checkpoint: {folder / 'checkpoint.md'}")
-        echo(f"Scripts: {scripts()}")
+        echo(f"Scripts: {practicals.scripts()}")
     if not any(section.blocks for section in document.sections):
         sys.exit(1)  # no part has the configurations it needs
 
 
-def _check(
-    options: dict[str, Any],
-    markdown: Path | None,
-    blank: Path | None,
-    run_folder: Path | None,
-    as_json: bool,
-) -> None:
-    """Before measuring, reject options that contradict each other and output files that already
-    exist."""
+def _refuse_contradictions(options: dict[str, Any], as_json: bool) -> None:
+    """Before measuring, reject options that contradict each other, and existing output files."""
+    markdown, blank = options["markdown"], options["blank"]
     if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
     if options["predict"] == ASK and (as_json or markdown or not sys.stdin.isatty()):
@@ -192,50 +142,38 @@ def _check(
             )
     measuring = ("part", "batch_size", "rounds", "steps", "out", "variant")
     unused = [flag_of(name) for name in measuring if options[name] is not None]
-    if run_folder and unused:
+    if options["run_folder"] and unused:
         raise UsageError(
             f"--run uses an earlier run, so {unused[0]} has no effect.",
             fix=f"leave out --run or {unused[0]}",
         )
 
 
-def _open_or_run(
-    name: str, run_folder: Path | None, quiet: bool, options: dict[str, Any]
-) -> tuple[Document, Path]:
+def _open_or_run(name: str, quiet: bool, options: dict[str, Any]) -> tuple[Document, Path]:
     """Run the practical, or read an earlier run."""
     from paralab.course import practical as practicals
     from paralab.course.configurations import find
-    from paralab.course.predict import from_sheet
 
-    if options["predict"] not in (None, ASK):  # report a mistake in the sheet before measuring
-        from_sheet(Path(options["predict"]), practicals.blank(name, options["part"]))
-    if run_folder:
-        _require_run_of(name, run_folder)
-        return practicals.document_of(run_folder), run_folder
+    if options["run_folder"]:
+        practicals.require_run(options["run_folder"], name)
+        return practicals.document_of(options["run_folder"]), options["run_folder"]
     asked = {key: options[key] for key in ("workload", "batch_size", "device")}
     asked["workload"] = asked["workload"] or find(name).workload
-    return practicals.run(
-        name,
-        options["part"],
-        base=Request("single", **given(asked)),
-        variant=options["variant"],
-        say=printer(quiet),
-        rounds=options["rounds"],
-        steps=options["steps"],
-        out=options["out"],
-    )
+    measuring = {key: options[key] for key in ("part", "variant", "rounds", "steps", "out")}
+    base = Request("single", **given(asked))
+    return practicals.run(name, base=base, say=printer(quiet), **measuring)
 
 
-def _predict(document: Document, folder: Path, source: str | None) -> Document:
-    """Ask for predictions part by part and show each part, or read the predictions from a sheet."""
-    from paralab.course.predict import add_predictions, ask, from_sheet, write_predictions
+def _compare(
+    document: Document, folder: Path, predictions: dict[str, str], ask_on: bool
+) -> Document:
+    """Put predictions and measurements side by side. With `ask_on`, show the first part, and then
+    ask for the next one before showing it."""
+    from paralab.course.predict import add_predictions, ask, write_predictions
     from paralab.show.document import print_document
 
-    if source is None:
-        return document
-    predictions = {} if source == ASK else from_sheet(Path(source), document)
-    for section in document.sections if source == ASK else ():
-        predictions |= ask(section)
+    for number, section in enumerate(document.sections if ask_on else ()):
+        predictions |= ask(section) if number else {}
         shown = replace(document, title="", subtitle="", findings=(), sections=(section,))
         print_document(add_predictions(shown, predictions))
     write_predictions(folder, predictions)
@@ -248,26 +186,13 @@ def _write_files(document: Document, folder: Path, replace_old: bool) -> None:
     from paralab.show.markdown import as_markdown
     from paralab.show.page import render
 
-    handed_in = checkpoint(document)
     files = {"report.html": render(document), "sheet.md": as_markdown(document)}
-    if handed_in:
-        files["checkpoint.md"] = as_markdown(handed_in)
+    if own_file := checkpoint(document):
+        files["checkpoint.md"] = as_markdown(own_file)
     for file, text in files.items():
         if replace_old or not (folder / file).exists():
             with naming(folder / file):
                 (folder / file).write_text(text, encoding="utf-8")
-
-
-def _require_run_of(name: str, folder: Path) -> None:
-    from paralab.course.practical import name_of
-
-    found = name_of(folder)
-    if found != name:
-        contents = f"a practical {found} run" if found else "not a practical run"
-        raise UsageError(
-            f"Expected a run of practical {name}, but {folder} is {contents}.",
-            fix=f"paralab practical {found or name} …",
-        )
 
 
 def _write_sheet(path: Path, document: Document) -> None:
@@ -279,38 +204,19 @@ def _write_sheet(path: Path, document: Document) -> None:
         write_new(path, as_markdown(document))
 
 
+RUN = "The run that the sheet is based on."
+TOLERANCE = "How far outside p10–p90 a measured time may be."
+SHARE: dict[str, Any] = {"type": click.FloatRange(0, 10), "metavar": "SHARE"}
+KINDS = click.Choice(FORMATS)
+
+
 @practical.command(short_help="Grade a filled-in sheet, or a class.")
 @click.argument("name", metavar="PRACTICAL")
 @click.argument("sheet", metavar="SHEET|FOLDER", type=click.Path(path_type=Path))
-@flag(
-    "--run run_folder",
-    MEASUREMENT,
-    "The run that the sheet is based on.",
-    metavar="DIR",
-    type=FOLDER,
-    shown="the newest under runs/",
-)
-@flag(
-    "--tolerance",
-    MEASUREMENT,
-    "How far outside p10–p90 a measured time may be.",
-    type=click.FloatRange(0, 10),
-    metavar="SHARE",
-    shown="0.25",
-)
-@flag(
-    "--variant",
-    COURSE,
-    "Require a run with this --variant.",
-    metavar="STUDENT_ID",
-)
-@flag(
-    "--format kind",
-    OUTPUT,
-    "How to print the grades.",
-    type=click.Choice(FORMATS),
-    shown="text",
-)
+@flag("--run run_folder", MEASUREMENT, RUN, "the newest under runs/", **DIR)
+@flag("--tolerance", MEASUREMENT, TOLERANCE, "0.25", **SHARE)
+@flag("--variant", COURSE, "Require a run with this --variant.", metavar="STUDENT_ID")
+@flag("--format kind", OUTPUT, "How to print the grades.", "text", type=KINDS)
 @JSON
 def check(
     name: str,
@@ -330,11 +236,9 @@ def check(
     Exit codes: 0 everything is right, 1 something is wrong or missing, 2 usage error.
     """
     from paralab.course import class_report
-    from paralab.course.configurations import find
-    from paralab.course.practical import newest, require_variant
+    from paralab.course.practical import newest, require_run
     from paralab.show.sheet_check import print_class, print_grade
 
-    find(name)
     allowed = 0.25 if tolerance is None else tolerance
     if sheet.is_dir() and (variant or run_folder):
         raise UsageError(
@@ -344,8 +248,7 @@ def check(
         submissions = class_report.grade_class(sheet, name, allowed)
     else:
         folder = run_folder or newest(name)
-        _require_run_of(name, folder)
-        require_variant(folder, variant)
+        require_run(folder, name, variant)
         submissions = [class_report.grade_one(sheet, folder, allowed)]
 
     kind = "json" if as_json else kind or "text"

@@ -4,8 +4,6 @@ judge_cell.py judges the table cells, and judge.py the answers. An item that is 
 for a human to read, and its points are not counted.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paralab.analyse.blocks import Answer, Document, Section, Table
-from paralab.course.judge import Status, judge, plain
+from paralab.course.judge import Status, judge, plain, verdict_word
 from paralab.course.judge_cell import judge_cell
 from paralab.course.numbers import Stated, numbers_in
 from paralab.course.sheet_text import WrittenPart, label, parse
@@ -187,11 +185,8 @@ def _grade_answer(
     part: int, answer: Answer, own: WrittenPart, tolerance: float, known: Sequence[Stated]
 ) -> Item:
     given = find_answer(answer.question, own.answers)
-    verdict = "" if answer.verdict is None else "yes" if answer.verdict else "no"
-    expected = verdict or answer.choice or answer.text
-    place = answer.question
+    expected = verdict_word(answer) or answer.choice or answer.text
     if given.strip() in EMPTY:
-        return Item(part, place, "missing", "", expected)
-
+        return Item(part, answer.question, "missing", "", expected)
     status, reason = judge(answer, given, tolerance, known)
-    return Item(part, place, status, given, expected, reason)
+    return Item(part, answer.question, status, given, expected, reason)

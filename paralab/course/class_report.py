@@ -1,7 +1,5 @@
 """Grade a folder of sheets, and export the grades for a grading system."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -9,61 +7,56 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from paralab.analyse.compare import comparison_of
+from paralab.analyse.manifest import about_of
 from paralab.course.check import Grade, Item, grade
 from paralab.course.measurements import Measurements
-from paralab.course.practical import document_of, name_of
+from paralab.course.practical import document_of, name_of, require_run
+from paralab.course.sheet_text import read_sheet
 from paralab.errors import ParalabError, UsageError
 from paralab.record.types import Record
 
-LARGEST_BYTES = 10**6  # a filled-in sheet has 10 KB
+NO_GRADE = Grade(())
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's submission, with its grade or the reason why it has none."""
+    """One student's submission. If it cannot be graded, its grade is empty and `problem` says
+    why."""
 
     student: str
-    grade: Grade | None
+    grade: Grade = NO_GRADE
     problem: str = ""
-    speed_ups: Mapping[str, float] | None = None  # by configuration, relative to the first
+    speed_ups: Mapping[str, float] = field(default_factory=dict)  # relative to the first one
     timings: tuple[float, ...] = ()
 
     @property
     def points(self) -> tuple[int, int]:
-        return self.grade.points() if self.grade else (0, 0)
+        return self.grade.points()
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
         """Return the number, the earned points, and the possible points of each part."""
-        return [(part, *self.grade.points(part)) for part in self.grade.parts] if self.grade else []
+        return [(part, *self.grade.points(part)) for part in self.grade.parts]
 
     @property
     def passed(self) -> bool:
-        return self.grade is not None and self.grade.passed
+        return not self.problem and self.grade.passed
 
 
 def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
     """Grade one sheet against one run. If the handbook's checkpoint.md is next to the sheet, grade
     it too."""
     beside = sheet.parent / "checkpoint.md"
-    try:
-        if sheet.stat().st_size > LARGEST_BYTES:
-            raise UsageError(f"{sheet} is too large for a sheet.", fix="a sheet of up to 1 MB")
-        text = sheet.read_text(encoding="utf-8")
-        if beside.exists() and sheet.name != beside.name:
-            text += "\n\n" + beside.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read {sheet}: {error}.",
-            fix="use a Markdown file, such as one from `paralab practical N --blank FILE`",
-        ) from error
+    text = read_sheet(sheet)
+    if beside.exists() and sheet.name != beside.name:
+        text += "\n\n" + read_sheet(beside)
     return Submission(sheet.stem, grade(text, document_of(run), tolerance))
 
 
@@ -82,10 +75,11 @@ def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
 def _submission(folder: Path, student: str, name: str, tolerance: float) -> Submission:
     try:
         run = _run_of(folder / student, name)
+        require_run(run, name, student if about_of(run).variant else None)
         graded = grade_one(_sheet_of(folder, student), run, tolerance).grade
         lab = Measurements(comparison_of(run), run)
     except ParalabError as error:
-        return Submission(student, None, str(error).splitlines()[0])
+        return Submission(student, problem=str(error).splitlines()[0])
     base = next(iter(lab.rows))
     speed_ups = {row.name: lab.speed_up(base, key).value for key, row in lab.rows.items()}
     timings = tuple(row.step_seconds.median for row in lab.rows.values())
@@ -113,21 +107,10 @@ def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
     chance."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for s in submissions:
-        items = s.grade.items if s.grade else ()
-        written = tuple(item.written for item in items if "time of " in item.place)
+        written = tuple(item.written for item in s.grade.items if "time of " in item.place)
         for timings in filter(any, (s.timings, written)):
             groups[timings].append(s.student)
     return [list(names) for names in dict.fromkeys(map(tuple, groups.values())) if len(names) > 1]
-
-
-def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, tuple[float, float, float]]:
-    """Return the lowest, median, and highest speed-up of each configuration on the students'
-    machines."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for submission in submissions:
-        for name, value in (submission.speed_ups or {}).items():
-            values[name].append(value)
-    return {name: (min(v), statistics.median(v), max(v)) for name, v in values.items()}
 
 
 class StudentGrade(Record, frozen=True, kw_only=True):
@@ -154,6 +137,17 @@ class ClassReport(Record, frozen=True, kw_only=True):
     same_timings: list[list[str]]
 
 
+def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, SpeedUps]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for submission in submissions:
+        for name, value in submission.speed_ups.items():
+            values[name].append(value)
+    return {
+        name: SpeedUps(low=min(own), median=statistics.median(own), high=max(own))
+        for name, own in values.items()
+    }
+
+
 def as_json(submissions: Sequence[Submission]) -> str:
     students = [
         StudentGrade(
@@ -161,31 +155,27 @@ def as_json(submissions: Sequence[Submission]) -> str:
             problem=s.problem or None,
             points=s.points[0],
             possible=s.points[1],
-            items=list(s.grade.items) if s.grade else [],
+            items=list(s.grade.items),
         )
         for s in submissions
     ]
-    spread = {
-        name: SpeedUps(low=low, median=median, high=high)
-        for name, (low, median, high) in speed_up_spread(submissions).items()
-    }
-    report = ClassReport(
-        students=students, speed_ups=spread, same_timings=same_timings(submissions)
-    )
+    spread, same = speed_up_spread(submissions), same_timings(submissions)
+    report = ClassReport(students=students, speed_ups=spread, same_timings=same)
     return json.dumps(report.to_dict())
 
 
 def as_csv(submissions: Sequence[Submission]) -> str:
     states = ("wrong", "missing", "not judged")
-    parts = sorted({part for s in submissions if s.grade for part in s.grade.parts})
+    parts = sorted({part for s in submissions for part in s.grade.parts})
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    own_parts = [f"part {part}" for part in parts]
-    table.writerow(["student", "points", "possible", *own_parts, *states, "problem"])
+    table.writerow(
+        ["student", "points", "possible", *(f"part {n}" for n in parts), *states, "problem"]
+    )
     for s in submissions:
-        own = [s.grade.points(part)[0] if s.grade else "" for part in parts]
-        counts = [s.grade.count(state) if s.grade else "" for state in states]
-        table.writerow([_inert(s.student), *s.points, *own, *counts, _inert(s.problem)])
+        numbers = [s.grade.points(part)[0] for part in parts] + [s.grade.count(n) for n in states]
+        own = [""] * len(numbers) if s.problem else numbers
+        table.writerow([_inert(s.student), *s.points, *own, _inert(s.problem)])
     return text.getvalue()
 
 
@@ -197,15 +187,11 @@ def _inert(text: str) -> str:
 def as_junit(submissions: Sequence[Submission]) -> str:
     root = ElementTree.Element("testsuites")
     for s in submissions:
-        items = s.grade.items if s.grade else ()
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=s.student, tests=str(len(items) or 1)
-        )
-        if not s.grade:
-            case = ElementTree.SubElement(suite, "testcase", classname=s.student, name="sheet")
-            ElementTree.SubElement(case, "failure", message=s.problem)
+        unreadable = Item(0, "sheet", "wrong", reason=s.problem)
+        items = s.grade.items or (unreadable,)
+        suite = ElementTree.SubElement(root, "testsuite", name=s.student, tests=str(len(items)))
         for item in items:
-            place = f"part {item.part}"
+            place = f"part {item.part}" if item.part else s.student
             case = ElementTree.SubElement(suite, "testcase", classname=place, name=item.place)
             if item.status in ("wrong", "missing"):
                 message = item.reason or item.status
@@ -219,18 +205,11 @@ def as_gradescope(submissions: Sequence[Submission]) -> str:
     """Return results.json for Gradescope's autograder. For a class, return one per student."""
 
     def result(s: Submission) -> dict[str, Any]:
-        earned, possible = s.points
-        tests = [
-            {
-                "name": f"Part {part}",
-                "score": own,
-                "max_score": most,
-                "output": _output(s.grade, part),
-            }
-            for part, own, most in s.parts
-        ]
-        text = s.problem or f"{earned} of {possible} points"
-        return {"score": earned, "output": text, "tests": tests}
+        names = ("name", "score", "max_score", "output")
+        parts = [(f"Part {n}", own, most, _output(s.grade, n)) for n, own, most in s.parts]
+        tests = [dict(zip(names, part, strict=True)) for part in parts]
+        text = s.problem or "{} of {} points".format(*s.points)
+        return {"score": s.points[0], "output": text, "tests": tests}
 
     return _one_or_all(submissions, result)
 
@@ -273,11 +252,11 @@ def _one_or_all(
     return json.dumps(next(iter(results.values())) if len(results) == 1 else results)
 
 
-def _output(grade: Grade | None, part: int) -> str:
+def _output(grade: Grade, part: int) -> str:
     """List the items in a part that are not right, one item per line."""
     lines = [
         f"{item.place}: {item.status}" + (f" ({item.reason})" if item.reason else "")
-        for item in (grade.items if grade else ())
+        for item in grade.items
         if item.part == part and item.status != "right"
     ]
     return "\n".join(lines) or "all right"

@@ -1,7 +1,5 @@
 """Define each practical's configurations: a short key for templates, a label, and what to train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -8,10 +8,9 @@ The template's rubric has one deciding fact per question:
                 state "backward"
     numbers     each number is in its place: "8 processes on 2 GPUs" does not state 2 processes
 
-An answer that does not state the fact, is not clear, contains a number that is not in the run, or mostly uses words from outside the course is left for a human to read.
+An answer that does not state the fact, is not clear, contains a number that is not in the run, or
+uses many words from outside the course is left for a human to read.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,29 +57,24 @@ MORE = (
     r"|saves?|scales?|rather|instead)\b"
 )
 NEITHER = r"\b(?:neither|same|equal\w*|tie|both|similar\w*|identical\w*)\b|\bno (?:\w+ )?difference"
-UNDECIDED = r"nois[ey]|few rounds|(?:can ?not|can['’]t|impossible to|hard to) (?:tell|say|decide)|undecided|unclear"
+UNDECIDED = (
+    r"nois[ey]|few rounds|(?:can ?not|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
+)
 LABEL = re.compile(r"\b(?:rank|part|step|process)\s*$")  # the number after it is a name: rank 0
 MOST_WORDS = 150  # nobody answers in more words; such a text mentions everything
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
+# Common words that no sheet uses.
 COMMON = """
-able about above after again also although always another any anymore anything apart are around
-because become been before being best better between bigger both bring but calculate called can
-case cause clearly come cost could course did difference different does doing done down drift due
-during easier either enough equal even ever everything exactly exist expect extra fact false far
-fast few find first for from full further get give goes good got happen have help here high how
-however idle important into itself just keep know later lead let like long look lot low made main
-make manual many may mean merge might more most must myself near need neither never not nothing now
-often once one only other our out over own perform place point possible prevent problem process put
-rather really reason reduce result run same save second see send several should side simple since
-slice slow some speed start stay still store such sure take talk tell than that the their them then
-there therefore they thing think this those through time too toward true try two under until use
-using usually very wait want was way well were what when where which while who whole why will with
-without work worse would wrong you your
+able although always anymore anything apart around been being best bigger bring calculate case come
+cost course doing done down drift due either even exactly expect far further goes got help high
+however itself just know lead let lot made make manual merge might must myself neither now often
+one our out place point possible prevent problem put rather really should side since slice some
+store such sure talk there thing think this toward try usually very want way will worse wrong
 """.split()
 # An answer that is a sentence has some of these words; a list of key terms does not.
 GLUE = (
-    r"\b(?:a|an|and|are|as|at|be|because|become|by|do|does|for|from|gets?|has|have|if|in|is|it|its|of|on|or"
-    r"|per|so|than|that|the|they|to|uses?|was|when|with)\b"
+    r"\b(?:a|an|and|are|as|at|be|because|become|by|do|does|for|from|gets?|has|have|if|in|is|its?"
+    r"|of|on|or|per|so|than|that|the|they|to|uses?|was|when|with)\b"
 )
 STEM = 4  # letters; the rest is grammar
 FOREIGN = set(
@@ -91,13 +85,12 @@ FOREIGN = set(
 def judge(answer: Answer, given: str, tolerance: float, known: Sequence[Stated] = ()) -> Judgment:
     """Judge an answer. `known` are the numbers in the run's sheet."""
     text, question = plain(given), plain(answer.question)
-    if text in (plain(answer.text), plain(f"{_verdict_word(answer)}. {answer.text}")):
+    if text in (plain(answer.text), plain(f"{verdict_word(answer)}. {answer.text}")):
         return "right", ""
     text = text.removeprefix(question).strip()
     mine, asked = _words(text), _words(question)
-    if mine <= asked and len(mine) >= 0.7 * len(asked - {"a", "b", "c", "d", "e"}):
-        return "missing", "the answer repeats the question"
-    if not mine and not yes_or_no(text):
+    repeats = mine <= asked and len(mine) >= 0.7 * len([word for word in asked if len(word) > 1])
+    if repeats or not (mine or text):
         return "missing", "the answer repeats the question"
     if answer.undecided:
         told = re.search(UNDECIDED, text)
@@ -131,11 +124,9 @@ def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Sta
         named = LABEL.search(text[: number.start])
         if not named and not _is_known(number, facts, tolerance):
             return f"{text[number.start : number.end]} is not a number of this run"
-    words = [word for word in _long_words(text) if word not in (*COMMON, *YES_NO, *FACTORS)]
+    words = _content(text)
     foreign = [word for word in words if word[:STEM] not in vocabulary()]
-    if 4 * len(foreign) > len(words):
-        return "it uses other words than the course"
-    return ""
+    return "it uses other words than the course" if 4 * len(foreign) > len(words) else ""
 
 
 def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool:
@@ -161,9 +152,9 @@ def vocabulary() -> frozenset[str]:
 
 def _is_relevant(text: str) -> bool:
     """Return whether an answer may be serious, although it does not state the fact."""
-    words = [word for word in _long_words(text) if word not in COMMON]
-    serious = sum(word[:STEM] in vocabulary() or word in YES_NO for word in words)
-    return 2 * serious >= len(words) > 0 or bool(_words(text) & FOREIGN) or not text.isascii()
+    words = _content(text)
+    serious = sum(word[:STEM] in vocabulary() for word in words) + bool(_words(text) & {*YES_NO})
+    return 2 * serious >= max(len(words), 1) or bool(_words(text) & FOREIGN) or not text.isascii()
 
 
 def yes_or_no(text: str) -> bool | None:
@@ -173,7 +164,7 @@ def yes_or_no(text: str) -> bool | None:
     return YES_NO.get(re.split(r"[^\w✓✗]+", rest, maxsplit=1)[0])
 
 
-def _verdict_word(answer: Answer) -> str:
+def verdict_word(answer: Answer) -> str:
     return "" if answer.verdict is None else "yes" if answer.verdict else "no"
 
 
@@ -278,51 +269,31 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     stated = [number for number in numbers_in(text) if not LABEL.search(text[: number.start])]
     if not facts or not stated:
         return "not judged", ""
-    misplaced = _misplaced(facts, text) or _swapped(facts, text, tolerance)
-    if misplaced:
+    if misplaced := _misplaced(facts, text):
         return "wrong", f"{misplaced}: {answer.text}"
 
-    right = [name for name, value in facts.items() if _states(name, value, stated, text, tolerance)]
-    lists = [name for name, value in facts.items() if isinstance(value, list)]
-    if set(lists) <= set(right) and len(right) >= min(2, len(facts)):
+    places = {name: _place(name, facts[name], stated, text, tolerance) for name in facts}
+    found = [place for place in places.values() if place is not None]
+    enough = len(found) >= min(2, len(facts))
+    lists = all(places[name] is not None for name in facts if isinstance(facts[name], list))
+    if enough and lists and found == sorted(found):  # `single: 122 MiB, all: 74 MiB` is swapped
         return "right", ""
-    known = _flat(facts)
-    matches = any(each.equals(number, tolerance) for each in stated for number in known)
-    if right or matches:
-        return "not judged", "it states only some of the numbers"
+    if any(each.equals(number, tolerance) for each in stated for number in _flat(facts)):
+        return "not judged", "it states only some of the numbers, or in another order"
     return "wrong", f"none of these numbers matches the run: {answer.text}"
 
 
-def _states(name: str, value: Any, stated: Sequence[Stated], text: str, tolerance: float) -> bool:
-    """Return whether the answer states a number, or all numbers in a list in the same order."""
-    if isinstance(value, list):
-        windows = (stated[n : n + len(value)] for n in range(len(stated) - len(value) + 1))
-        return any(
-            all(each.equals(k, tolerance) for each, k in zip(window, value, strict=True))
-            for window in windows
-        )
-    return any(
-        each.equals(value, tolerance)
-        and (not is_count(value) or each.noun in LOOSE or _counts(each, name, text))
-        for each in stated
-    )
-
-
-def _swapped(facts: Mapping[str, Any], text: str, tolerance: float) -> str:
-    """Say for which fact the answer states another fact's number. For example, `single: 122 MiB` is
-    wrong if 122 MiB is the total for all devices."""
-    values = {name: value for name, value in facts.items() if isinstance(value, float | int)}
-    for clause in re.split(r"[;.,](?=\s|$)|\band\b|\n", text):
-        names = [name for name in values if re.search(rf"(?<!\w){re.escape(name.lower())}", clause)]
-        stated = numbers_in(clause)
-        stated = [each for each in stated if not LABEL.search(clause[: each.start])]
-        if len(names) == 1 and len(stated) == 1 and not stated[0].noun:
-            others = [value for name, value in values.items() if name != names[0]]
-            if not stated[0].equals(values[names[0]], tolerance) and any(
-                stated[0].equals(other, tolerance) for other in others
-            ):
-                return f"that is not the number for {names[0]}"
-    return ""
+def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, share: float) -> int | None:
+    """Return where the answer states a number, or all numbers in a list in the same order."""
+    known = fact if isinstance(fact, list) else [fact]
+    for place in range(len(stated) - len(known) + 1):
+        pairs = list(zip(stated[place:], known, strict=False))
+        loose = isinstance(fact, list) or not is_count(fact) or stated[place].noun in LOOSE
+        if all(each.equals(number, share) for each, number in pairs) and (
+            loose or _counts(stated[place], name, text)
+        ):
+            return place
+    return None
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:
@@ -351,6 +322,12 @@ def _flat(facts: Mapping[str, Any]) -> list[float]:
 
 def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
+
+
+def _content(text: str) -> list[str]:
+    """Return the words that carry the meaning."""
+    words = _long_words(re.sub(GLUE, " ", text))
+    return [word for word in words if word not in COMMON and word not in (*YES_NO, *FACTORS)]
 
 
 def _long_words(text: str) -> list[str]:

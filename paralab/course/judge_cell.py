@@ -5,8 +5,6 @@ by the tolerance. The unit, the separators, and the words around a number do not
 `0.0397 s`, and `about 40 ms` are the same.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,8 +1,6 @@
 """A practical's measurements by key, and the filters and functions that templates use to write
 sentences about them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,43 +212,28 @@ def fair(number: int, parts: int) -> list[int]:
     return [number // parts + (place < number % parts) for place in range(parts)]
 
 
+def balanced(row: Measured) -> bool | None:
+    found = balance(row)
+    return None if found is None else found < EQUALLY
+
+
+NAMED: Sequence[Callable[..., Any]] = (
+    *(seconds, size, share, factor, interval, change, choose, is_virtual, ceil_div, fair, arrived),
+    *(memory, memories, copying, copying_seconds, busy_shares, first_is_busier, balanced, sharing),
+    *(first_is_bottleneck, why_no_load, micro_sizes, own_devices, device_numbers, rank_losses),
+    *(zero_share, bubble),
+)
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "seconds": seconds,
-    "size": size,
-    "share": share,
-    "factor": factor,
+    **{each.__name__: each for each in NAMED},
     "count": lambda value: f"{value:,.0f}",
     "tiny": lambda value: f"{value:.0e}",
     "four_digits": lambda value: f"{value:.4f}",
     "plural": lambda value, noun: plural(int(value), noun),
-    "interval": interval,
-    "change": change,
-    "choose": choose,
-    "is_virtual": is_virtual,
     "listed": lambda values: listed(list(values)),
     "slashes": split_words,
     "unique_count": lambda values: len(set(values)),
-    "ceil_div": ceil_div,
-    "fair": fair,
-    "split": arrived,
-    "memory": memory,
-    "memories": memories,
-    "copying": copying,
-    "copying_seconds": copying_seconds,
     "alone_seconds": lambda row: copying_seconds(row) + (row.metrics.optimizer_seconds or 0.0),
-    "busy_shares": busy_shares,
-    "first_is_busier": first_is_busier,
-    "first_is_bottleneck": first_is_bottleneck,
-    "balanced": lambda row: None if balance(row) is None else balance(row) < EQUALLY,  # type: ignore[operator]
-    "why_no_load": why_no_load,
-    "sharing": sharing,
-    "micro_sizes": micro_sizes,
-    "own_devices": own_devices,
-    "device_numbers": device_numbers,
-    "rank_losses": rank_losses,
-    "zero_share": zero_share,
     "loss_scale": lambda row: gradients(row).scale,
-    "bubble": bubble,
 }
 
 

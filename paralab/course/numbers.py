@@ -1,7 +1,5 @@
 """Read numbers the way students write them: `39,7 ms`, `0.0397 s`, `1,768`, `94 %`, `two`."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Run `paralab practical`: measure a sheet's configurations in one launch, and fill in the
 sheet."""
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from collections.abc import Callable
@@ -100,16 +98,6 @@ def vary(base: Request, student: str) -> Request:
     return replace(base, seed=number, batch_size=batch)
 
 
-def require_variant(folder: Path, student: str | None) -> None:
-    made_for = about_of(folder).variant
-    if student is not None and made_for != student:
-        whose = f"for {made_for!r}" if made_for else "without --variant"
-        raise UsageError(
-            f"{folder} was run {whose}, not with --variant {student}.",
-            fix=f"the run folder of {student}",
-        )
-
-
 def blank(name: str, part: int | None = None) -> Document:
     """Return the sheet to hand out. It needs no run and contains no solutions."""
     practical = find(name)
@@ -161,10 +149,6 @@ def scripts() -> Path:
 
 
 def document_of(folder: Path) -> Document:
-    if name_of(folder) is None:
-        raise UsageError(
-            f"{folder} is not a practical run.", fix="a folder created by `paralab practical`"
-        )
     return document(comparison_of(folder), folder)
 
 
@@ -173,8 +157,27 @@ def name_of(folder: Path) -> str | None:
     return about_of(folder).practical
 
 
+def require_run(folder: Path, name: str, student: str | None = None) -> None:
+    """Reject the run of another practical or of another student's variant."""
+    find(name)
+    about = about_of(folder)
+    if about.practical != name:
+        kind = f"a practical {about.practical} run" if about.practical else "not a practical run"
+        raise UsageError(
+            f"Expected a run of practical {name}, but {folder} is {kind}.",
+            fix=f"paralab practical {about.practical or name} …",
+        )
+    if student is not None and about.variant != student:
+        whose = f"for {about.variant!r}" if about.variant else "without --variant"
+        raise UsageError(
+            f"{folder} was run {whose}, not with --variant {student}.",
+            fix=f"the run folder of {student}",
+        )
+
+
 def newest(name: str, root: Path = Path("runs")) -> Path:
     """Return the newest run of a practical under runs/."""
+    find(name)
     found = root.glob("*_practical_*/manifest.json")
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         if name_of(path.parent) == name:

@@ -5,8 +5,6 @@ A run measures all parts at once. The results of a part stay hidden until the st
 them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from paralab.analyse.blocks import Answer, Block, Document, Section
+from paralab.analyse.blocks import Answer, Block, Document, Section, Table
 from paralab.course.check import find_answer, part_number
-from paralab.course.sheet_text import WrittenPart, parse
+from paralab.course.sheet_text import WrittenPart, parse, read_sheet
 from paralab.errors import UsageError
 from paralab.record.types import read_object
 
@@ -28,12 +26,7 @@ FILE = "predictions.json"
 def from_sheet(path: Path, sheet: Document) -> Predictions:
     """Read the predictions from a sheet: the lines `Predicted: …`, or the answers if there are no
     such lines."""
-    try:
-        written = parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read {path}: {error}.", fix="a sheet from --blank FILE"
-        ) from error
+    written = parse(read_sheet(path))
     predicts = any(text for part in written.values() for text in part.predictions.values())
     found = {}
     for section in sheet.sections:
@@ -50,14 +43,14 @@ def from_sheet(path: Path, sheet: Document) -> Predictions:
 
 
 def ask(section: Section, prompt: Callable[..., Any] = click.prompt) -> Predictions:
-    """Ask for a prediction for each question in one part. An empty line skips the question."""
+    """Ask for a prediction for each question in one part, or for its first table if it has no
+    question. An empty line skips the question."""
     predictions = {}
-    if _questions(section):
-        click.echo(f"\n{section.title}\n{section.text}")
-    for question in _questions(section):
+    click.echo(f"\n{section.title}\n{section.text}")
+    for name, question in _questions(section).items():
         said = str(prompt(f"{question}\n  Your prediction", default="", show_default=False))
         if said.strip():
-            predictions[f"{section.title} | {question}"] = said.strip()
+            predictions[f"{section.title} | {name}"] = said.strip()
     return predictions
 
 
@@ -71,22 +64,30 @@ def read_predictions(folder: Path) -> Predictions:
 
 
 def add_predictions(document: Document, predictions: Mapping[str, str]) -> Document:
-    """Add each prediction to its answer in the document."""
+    """Add each prediction to its answer or table in the document."""
 
     def add(section: Section, block: Block) -> Block:
-        if not isinstance(block, Answer):
-            return block
-        said = predictions.get(f"{section.title} | {block.question}", block.prediction)
-        return replace(block, prediction=said)
+        if isinstance(block, Answer):
+            said = predictions.get(f"{section.title} | {block.question}", block.prediction)
+            return replace(block, prediction=said)
+        told = isinstance(block, Table) and predictions.get(f"{section.title} | {block.title}")
+        if isinstance(block, Table) and told:
+            return replace(block, note=f"Predicted: {told}. {block.note}")
+        return block
 
-    return replace(
-        document,
-        sections=tuple(
-            replace(section, blocks=tuple(add(section, block) for block in section.blocks))
-            for section in document.sections
-        ),
-    )
+    sections = [
+        replace(section, blocks=tuple(add(section, block) for block in section.blocks))
+        for section in document.sections
+    ]
+    return replace(document, sections=tuple(sections))
 
 
-def _questions(section: Section) -> list[str]:
-    return [block.question for block in section.blocks if isinstance(block, Answer)]
+def _questions(section: Section) -> dict[str, str]:
+    """Return what to ask, by the title of its block."""
+    asked = {
+        block.question: block.question for block in section.blocks if isinstance(block, Answer)
+    }
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    if not asked and tables:
+        asked = {tables[0].title: f"What do you expect? ({', '.join(tables[0].columns[1:])})"}
+    return asked

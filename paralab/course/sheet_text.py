@@ -6,15 +6,16 @@ with a letter and a parenthesis. The text after a question is its answer. A line
 prediction.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import unescape
+from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from paralab.errors import UsageError
 
 # Parse only headings and tables; "zero" leaves lists and quotes as text.
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
@@ -22,6 +23,7 @@ BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
 # `Part 3: Compare`, `part 3`, or `3. Compare`
 PART = re.compile(r"^\W*(?:part\s*(\d+)\b|(\d{1,2})\s*(?:[.:)]|$))", re.IGNORECASE)
 LABEL = re.compile(r"^[\s*_-]*\(?(?:([a-h])[).:]|(q\d+)\b)", re.IGNORECASE)
+LARGEST_BYTES = 10**6  # a filled-in sheet has 10 KB
 PREDICTED = re.compile(r"^predict(?:ed|ion):", re.IGNORECASE)
 
 
@@ -31,6 +33,16 @@ class WrittenPart:
     tables: list[list[list[str]]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
     predictions: dict[str, str] = field(default_factory=dict)
+
+
+def read_sheet(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise UsageError(f"{path} is too large for a sheet.", fix="a sheet of up to 1 MB")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "a Markdown file in UTF-8, such as one from `paralab practical N --blank FILE`"
+        raise UsageError(f"Cannot read {path}: {error}.", fix=fix) from error
 
 
 def parse(text: str) -> dict[int, WrittenPart]:

@@ -15,8 +15,6 @@ filters below format numbers. On a blank sheet, each value is `BLANK`, which pri
 string.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -61,6 +59,9 @@ class Blank(jinja2.ChainableUndefined):
 BLANK = Blank()
 
 
+Keys = Sequence[str]
+
+
 @dataclass
 class Sheet:
     """Collects what a template defines while it renders."""
@@ -77,13 +78,7 @@ class Sheet:
         return ""
 
     def part(
-        self,
-        number: int,
-        title: str,
-        needs: Sequence[str] = (),
-        likes: Sequence[str] = (),
-        *,
-        caller: Callable[[], str],
+        self, number: int, title: str, needs: Keys, likes: Keys = (), *, caller: Callable[[], str]
     ) -> str:
         """Add one part. If a configuration that the part needs is missing, say why instead."""
         self.needs[number] = (*needs, *likes)
@@ -119,22 +114,13 @@ class Sheet:
             self.blocks.append(Answer(question, "", {}, prediction=" "))
             return ""
         known = {name: value for name, value in (numbers or {}).items() if value is not BLANK}
-        undecided = verdict is None or choice == ""
-        choice = choice or None
+        undecided, choice = verdict is None or choice == "", choice or None
+        verdict = None if verdict is BLANK else verdict
         noise = "few rounds" if self.lab.comparison.rounds < FEWEST else "noisy"
         first = f"Too {noise} to tell" if undecided else choice or ""
-        self.blocks.append(
-            Answer(
-                question,
-                _one_space(f"{first[:1].upper()}{first[1:]}. {caller()}" if first else caller()),
-                known,
-                None if verdict is BLANK else verdict,
-                terms=tuple(terms),
-                choice=choice,
-                options=tuple(options),
-                undecided=undecided,
-            )
-        )
+        text = _one_space(f"{first[:1].upper()}{first[1:]}. {caller()}" if first else caller())
+        key = (verdict, tuple(terms), choice, tuple(options), undecided)
+        self.blocks.append(Answer(question, text, known, *key))
         return ""
 
     def table(self, make: Callable[..., Table]) -> Callable[..., str]:

@@ -12,9 +12,8 @@ from paralab.units import plural
 COLORS = {"wrong": "red", "missing": "yellow", "not judged": "dim"}
 
 
-def print_grade(grade: Grade | None) -> None:
-    """Print each item that is not correct, then the points for each part."""
-    assert grade is not None
+def print_grade(grade: Grade) -> None:
+    """Print each item that is not right, then the points for each part."""
     for item in grade.items:
         if item.status != "right" and (item.status != "not judged" or item.written):
             _print_item(item)
@@ -46,17 +45,15 @@ def print_class(submissions: Sequence[Submission]) -> None:
     copied."""
     rows = []
     for each in submissions:
-        earned, possible = each.points
-        numbers = [""] * (1 + len(COLORS))
-        if each.grade:
-            counts = [str(each.grade.count(status)) for status in COLORS]
-            numbers = [f"{earned} of {possible}", *counts]
+        counts = [str(each.grade.count(status)) for status in COLORS]
+        numbers = ["{} of {}".format(*each.points), *counts]
+        numbers = [""] * len(numbers) if each.problem else numbers
         rows.append((escape(each.student), *numbers, escape(each.problem)))
     print_table(("student", "points", *COLORS, "problem"), rows, right=("points",))
 
     spread = [
-        (escape(name), *(f"{value:.2f}×" for value in values))
-        for name, values in speed_up_spread(submissions).items()
+        (escape(name), *(f"{value:.2f}×" for value in (own.low, own.median, own.high)))
+        for name, own in speed_up_spread(submissions).items()
     ]
     if spread:
         print_table(("configuration", "speed-up: lowest", "median", "highest"), spread)

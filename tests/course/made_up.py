@@ -9,7 +9,6 @@ from paralab.analyse.compare import Comparison
 from paralab.analyse.verify import judge
 from paralab.course.configurations import LABELS, find
 from paralab.course.measurements import Measured, Measurements
-from paralab.course.tables import COPYING
 from paralab.course.template import fill
 from paralab.record.events import Verify
 from tests.analyse.recordings import MACHINE, WORKLOAD
@@ -165,7 +164,9 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
                 "stages": devices,
                 "micro_batches": micro,
             },
-            "copying": dict.fromkeys(COPYING, 0.001) if dp else {},
+            "copying": dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001)
+            if dp
+            else {},
             "buckets": buckets if processes > 1 else [],
             "all_reduces_by_pass": [2],
             "loss_parts": [3.45 + 0.01 * rank for rank in range(processes)],

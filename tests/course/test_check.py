@@ -235,13 +235,14 @@ def submissions():
     return [
         Submission("ann", right, "", {"single": 1.0, "dp2": 1.5}, (0.1, 0.2)),
         Submission("bob", wrong, "", {"single": 1.0, "dp2": 0.5}, (0.1, 0.2)),
-        Submission("=cmd", None, "bob has no sheet"),
+        Submission("=cmd", problem="bob has no sheet"),
     ]
 
 
 def test_identical_timings_and_the_spread_of_the_class(submissions):
     assert same_timings(submissions) == [["ann", "bob"]]
-    assert speed_up_spread(submissions)["dp2"] == (0.5, 1.0, 1.5)
+    spread = speed_up_spread(submissions)["dp2"]
+    assert (spread.low, spread.median, spread.high) == (0.5, 1.0, 1.5)
 
 
 def test_every_format_of_a_grader(submissions):

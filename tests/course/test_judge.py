@@ -127,7 +127,7 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (MEMORY, "740 MiB and 900 MiB", "wrong"),
         (MEMORY, "74 MiB", "not judged"),
         (MEMORY, "single: 74 MiB, all: 122 MiB", "right"),
-        (MEMORY, "single: 122 MiB, all: 74 MiB", "wrong"),
+        (MEMORY, "single: 122 MiB, all: 74 MiB", "not judged"),
         # key terms
         (WHEN, "In the backward pass, 2 all-reduces.", "right"),
         (WHEN, "During backward().", "right"),
