@@ -67,14 +67,12 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
     if own_file and CHECKPOINT in text.strip().partition("\n")[0]:  # only part 4 of the handbook
         expected = {number: expected[number] for number in own_file}
     if not written.keys() & expected.keys():
-        raise UsageError(
-            f"The sheet contains no part of {document.title!r}.",
-            fix="use a sheet from `paralab practical N --blank FILE`, and keep its headings",
-        )
+        fix = "use a sheet from `paralab practical N --blank FILE`, and keep its headings"
+        raise UsageError(f"The sheet contains no part of {document.title!r}.", fix=fix)
     known = [number for section in document.sections for number in _find_numbers(section)]
     items: list[Item] = []
     for number, section in expected.items():
-        own = written.get(number, WrittenPart(number))
+        own = written.get(number, WrittenPart())
         tables = [block for block in section.blocks if isinstance(block, Table)]
         for table, rows in zip(tables, _pair_tables(tables, own.tables), strict=True):
             items += _grade_table(number, table, rows, tolerance)
@@ -94,10 +92,8 @@ def _require_same_practical(text: str, title: str) -> None:
     names = [re.search(r"practical\s*\d+|handbook", words.lower()) for words in (first, title)]
     mine, known = (re.sub(r"\s+", " ", name[0]) if name else "" for name in names)
     if mine and known and mine != known:
-        raise UsageError(
-            f"This sheet is for {mine}, but the run is for {known}.",
-            fix=f"paralab practical check {mine.removeprefix('practical ')} …, or another sheet",
-        )
+        fix = f"paralab practical check {mine.removeprefix('practical ')} …, or another sheet"
+        raise UsageError(f"This sheet is for {mine}, but the run is for {known}.", fix=fix)
 
 
 def _find_numbers(section: Section) -> list[Stated]:
@@ -119,25 +115,20 @@ def part_number(title: str) -> int:
 
 def _pair_tables(tables: Sequence[Table], written: Sequence[Rows]) -> list[Rows]:
     """Pair each expected table with the written table that has the most columns in common."""
-    left = list(written)
-    pairs: list[Rows] = []
+    left, pairs = list(written), list[Rows]()
     for table in tables:
         names = {_name(column) for column in table.columns}
-        best = max(left, key=lambda rows: (_overlap(names, rows), _filled(rows)), default=[])
-        if best and _overlap(names, best):
-            left.remove(best)
-            pairs.append(best)
-        else:
-            pairs.append([])
+        best = max(left, key=lambda rows: _similarity(names, rows), default=[])
+        fits = bool(best) and _similarity(names, best)[0] > 0
+        pairs.append(best if fits else [])
+        left = [rows for rows in left if not (fits and rows is best)]
     return pairs
 
 
-def _overlap(names: set[str], rows: Rows) -> int:
-    return len(names & {_name(cell) for cell in rows[0]}) if rows else 0
-
-
-def _filled(rows: Rows) -> int:
-    return sum(cell.strip() not in EMPTY for row in rows for cell in row)
+def _similarity(names: set[str], rows: Rows) -> tuple[int, int]:
+    """Return the number of columns in common, and of cells that are filled in."""
+    filled = sum(cell.strip() not in EMPTY for row in rows for cell in row)
+    return len(names & {_name(cell) for cell in rows[0]}), filled
 
 
 def _name(text: str) -> str:

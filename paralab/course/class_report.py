@@ -17,7 +17,7 @@ from paralab.analyse.compare import comparison_of
 from paralab.analyse.manifest import about_of
 from paralab.course.check import Grade, Item, grade
 from paralab.course.measurements import Measurements
-from paralab.course.practical import document_of, name_of, require_run
+from paralab.course.practical import document_of, require_run
 from paralab.course.sheet_text import read_sheet
 from paralab.errors import ParalabError, UsageError
 from paralab.record.types import Record
@@ -35,10 +35,6 @@ class Submission:
     problem: str = ""
     speed_ups: Mapping[str, float] = field(default_factory=dict)  # relative to the first one
     timings: tuple[float, ...] = ()
-
-    @property
-    def points(self) -> tuple[int, int]:
-        return self.grade.points()
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
@@ -63,12 +59,11 @@ def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
 def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
     """Grade each student in a folder. A student has a subfolder with a sheet (*.md) and a run
     folder, or a sheet NAME.md next to the folder NAME/."""
-    students = sorted(
-        {path.stem if path.suffix == ".md" else path.name for path in folder.iterdir()}
-    )
+    paths = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".md"]
+    students = sorted({path.name.removesuffix(".md") for path in paths if path.name[0] != "."})
     if not students:
         fix = "add a folder for each student, with sheet.md and a run"
-        raise UsageError(f"{folder} is empty.", fix=fix)
+        raise UsageError(f"{folder} has no sheets.", fix=fix)
     return [_submission(folder, student, name, tolerance) for student in students]
 
 
@@ -80,7 +75,7 @@ def _submission(folder: Path, student: str, name: str, tolerance: float) -> Subm
         lab = Measurements(comparison_of(run), run)
     except ParalabError as error:
         return Submission(student, problem=str(error).splitlines()[0])
-    base = next(iter(lab.rows))
+    base = next(iter(lab.rows), "")
     speed_ups = {row.name: lab.speed_up(base, key).value for key, row in lab.rows.items()}
     timings = tuple(row.step_seconds.median for row in lab.rows.values())
     return Submission(student, graded, "", speed_ups, timings)
@@ -97,7 +92,7 @@ def _sheet_of(folder: Path, student: str) -> Path:
 def _run_of(folder: Path, name: str) -> Path:
     """Find the run for this practical in or below a folder."""
     for manifest in (folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))):
-        if manifest.exists() and name_of(manifest.parent) == name:
+        if manifest.exists() and about_of(manifest.parent).practical == name:
             return manifest.parent
     raise UsageError(f"{folder.name} has no run for practical {name}.")
 
@@ -153,8 +148,8 @@ def as_json(submissions: Sequence[Submission]) -> str:
         StudentGrade(
             student=s.student,
             problem=s.problem or None,
-            points=s.points[0],
-            possible=s.points[1],
+            points=s.grade.points()[0],
+            possible=s.grade.points()[1],
             items=list(s.grade.items),
         )
         for s in submissions
@@ -175,7 +170,7 @@ def as_csv(submissions: Sequence[Submission]) -> str:
     for s in submissions:
         numbers = [s.grade.points(part)[0] for part in parts] + [s.grade.count(n) for n in states]
         own = [""] * len(numbers) if s.problem else numbers
-        table.writerow([_inert(s.student), *s.points, *own, _inert(s.problem)])
+        table.writerow([_inert(s.student), *s.grade.points(), *own, _inert(s.problem)])
     return text.getvalue()
 
 
@@ -208,8 +203,8 @@ def as_gradescope(submissions: Sequence[Submission]) -> str:
         names = ("name", "score", "max_score", "output")
         parts = [(f"Part {n}", own, most, _output(s.grade, n)) for n, own, most in s.parts]
         tests = [dict(zip(names, part, strict=True)) for part in parts]
-        text = s.problem or "{} of {} points".format(*s.points)
-        return {"score": s.points[0], "output": text, "tests": tests}
+        text = s.problem or "{} of {} points".format(*s.grade.points())
+        return {"score": s.grade.points()[0], "output": text, "tests": tests}
 
     return _one_or_all(submissions, result)
 
@@ -237,8 +232,7 @@ def as_classroom50(submissions: Sequence[Submission]) -> str:
             "schema": "classroom50/result/v1",
             **{key: os.environ.get(name, "") for key, name in ENVIRONMENT.items()},
             "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "score": s.points[0],
-            "max-score": s.points[1],
+            **dict(zip(("score", "max-score"), s.grade.points(), strict=True)),
             "tests": tests,
         }
 

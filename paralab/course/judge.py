@@ -35,9 +35,7 @@ LEADING = re.compile(
 )
 PLAIN_NOT = re.compile(r"^not(?: (?:at all|really|quite|exactly))?(?:\W*$|[.,;])")
 HEDGE = re.compile(r"\b(?:depends?|maybe|perhaps|possibly|sure|know|idk|dunno|either)\b")
-CLAUSE = re.compile(
-    r"[.,](?=\s|$)|[;:!?()\n]|\b(?:because|but|since|while|whereas|although|as|so)\b"
-)
+CLAUSE = re.compile(r"[.,](?=\s|$)|[;:!?()\n]|\b(?:because|but|since|while|whereas|as|so)\b")
 NEGATION = r"\b(?:not|no|never|none|nor|nothing|without|cannot|hardly)\b|n['’]t\b"
 # Words that yes-or-no questions ask about, and their opposites.
 OPPOSITES = {
@@ -57,9 +55,7 @@ MORE = (
     r"|saves?|scales?|rather|instead)\b"
 )
 NEITHER = r"\b(?:neither|same|equal\w*|tie|both|similar\w*|identical\w*)\b|\bno (?:\w+ )?difference"
-UNDECIDED = (
-    r"nois[ey]|few rounds|(?:can ?not|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
-)
+UNDECIDED = r"nois[ey]|few rounds|(?:cannot|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
 LABEL = re.compile(r"\b(?:rank|part|step|process)\s*$")  # the number after it is a name: rank 0
 MOST_WORDS = 150  # nobody answers in more words; such a text mentions everything
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
@@ -77,9 +73,7 @@ GLUE = (
     r"|of|on|or|per|so|than|that|the|they|to|uses?|was|when|with)\b"
 )
 STEM = 4  # letters; the rest is grammar
-FOREIGN = set(
-    "ist nicht der und sind weil est pas plus les une sont que los más più het niet".split()
-)
+FOREIGN = {*"ist nicht der und sind weil est pas plus les une sont que los más più niet".split()}
 
 
 def judge(answer: Answer, given: str, tolerance: float, known: Sequence[Stated] = ()) -> Judgment:
@@ -137,9 +131,8 @@ def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool
         return any(number.equals(fact.value, tolerance) for fact in facts)
     values = [fact.value for fact in facts if fact.kind in pure]
     values += [1 / value for value in values if 0 < abs(value) < 1000]
-    return round(number.value, 6) in (0, 1, 2, 0.95) or any(
-        number.equals(v, tolerance) for v in values
-    )
+    trivial = round(number.value, 6) in (0, 1, 2, 0.95)
+    return trivial or any(number.equals(value, tolerance) for value in values)
 
 
 @cache

@@ -123,10 +123,14 @@ def copying_seconds(row: Measured) -> float:
     return sum(row.observed.copying.values())
 
 
+def fair(number: int, parts: int) -> list[int]:
+    """64 over 3 -> 22, 21, 21."""
+    return [number // parts + (place < number % parts) for place in range(parts)]
+
+
 def micro_sizes(row: Measured) -> str:
     """Return the micro-batch sizes on rank 0: `8`, or `3/3/2` if they differ."""
-    samples, number = row.ranks[0].samples_per_step, row.batch.micro_batches
-    sizes = [samples // number + (piece < samples % number) for piece in range(number)]
+    sizes = fair(row.ranks[0].samples_per_step, row.batch.micro_batches)
     return str(sizes[0]) if len(set(sizes)) == 1 else split_words(sizes)
 
 
@@ -134,10 +138,6 @@ def device_numbers(row: Measured) -> list[int]:
     """Return the device numbers, rank by rank: 0, 2, 1, 3 if rank 0 has `cuda:0` and `cuda:2`."""
     names = [device for rank in row.ranks for device in rank.devices]
     return [int(name.partition(":")[2] or 0) for name in names]
-
-
-def own_devices(row: Measured) -> int:
-    return len(set(row.ranks[0].devices))
 
 
 def gradients(row: Measured) -> GradientCounts:
@@ -199,17 +199,8 @@ def choose(speed: Ratio, faster: str, slower: str) -> str:
     return speed.choose(faster, slower) or ("neither" if speed.is_faster is False else "")
 
 
-def is_virtual(row: Measured) -> bool:
-    return bool(sharing(row)) or any(rank.virtual for rank in row.ranks)
-
-
 def ceil_div(number: int, parts: int) -> int:
     return -(-number // parts)
-
-
-def fair(number: int, parts: int) -> list[int]:
-    """64 over 3 -> 22, 21, 21."""
-    return [number // parts + (place < number % parts) for place in range(parts)]
 
 
 def balanced(row: Measured) -> bool | None:
@@ -218,9 +209,9 @@ def balanced(row: Measured) -> bool | None:
 
 
 NAMED: Sequence[Callable[..., Any]] = (
-    *(seconds, size, share, factor, interval, change, choose, is_virtual, ceil_div, fair, arrived),
+    *(seconds, size, share, factor, interval, change, choose, ceil_div, fair, arrived),
     *(memory, memories, copying, copying_seconds, busy_shares, first_is_busier, balanced, sharing),
-    *(first_is_bottleneck, why_no_load, micro_sizes, own_devices, device_numbers, rank_losses),
+    *(first_is_bottleneck, why_no_load, micro_sizes, device_numbers, rank_losses),
     *(zero_share, bubble),
 )
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -233,6 +224,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "slashes": split_words,
     "unique_count": lambda values: len(set(values)),
     "alone_seconds": lambda row: copying_seconds(row) + (row.metrics.optimizer_seconds or 0.0),
+    "own_devices": lambda row: len(set(row.ranks[0].devices)),
+    "is_virtual": lambda row: bool(sharing(row)) or any(rank.virtual for rank in row.ranks),
     "loss_scale": lambda row: gradients(row).scale,
 }
 

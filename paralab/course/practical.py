@@ -13,6 +13,7 @@ from paralab.analyse.manifest import About, about_of
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.report import facts
 from paralab.analyse.verdict import verdict
+from paralab.course.check import CHECKPOINT
 from paralab.course.configurations import LONGEST_SECONDS, MOST, Practical, find
 from paralab.course.measurements import Measurements, sharing
 from paralab.course.predict import add_predictions, read_predictions
@@ -24,7 +25,6 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 
-CHECKPOINT = "Verification checkpoint"  # the title of its part in the handbook
 VARIANT_BATCHES = (48, 56, 60, 64, 66, 72, 80, 96)  # each student gets one of these
 Print = Callable[[str], None]
 
@@ -67,16 +67,9 @@ def run(
         say(f"too noisy to tell, {what} (limit: {practical.limit}): {open_questions[0]}")
         return fits
 
-    comparison = compare(
-        cases,
-        kind="practical",
-        about=About(practical=name, parts=tuple(parts), variant=variant or ""),
-        rounds=first,
-        steps=steps or practical.steps,
-        out=out,
-        say=say,
-        more=measure_longer,
-    )
+    about = About(practical=name, parts=tuple(parts), variant=variant or "")
+    length = {"rounds": first, "steps": steps or practical.steps, "more": measure_longer}
+    comparison = compare(cases, kind="practical", about=about, out=out, say=say, **length)
     folder = Path(comparison.run_folder)
     return document(comparison, folder), folder
 
@@ -85,9 +78,8 @@ def choose_parts(practical: Practical, part: int | None) -> list[int]:
     """Return all parts, or only the chosen one."""
     known = list(fill(practical.template, None, None).needs)
     if part is not None and part not in known:
-        raise UsageError(
-            f"Practical {practical.name} has no part {part}.", fix=f"--part 1 … {max(known)}"
-        )
+        fix = f"--part 1 … {max(known)}"
+        raise UsageError(f"Practical {practical.name} has no part {part}.", fix=fix)
     return known if part is None else [part]
 
 
@@ -115,24 +107,16 @@ def document(comparison: Comparison, folder: Path) -> Document:
     about, lab = comparison.about, Measurements(comparison, folder)
     sheet = fill(find(about.practical or "").template, lab, about.parts or None)
     size = f"{plural(len(lab.rows), 'configuration')}, {plural(comparison.rounds, 'round')}"
-    filled = Document(
-        title=sheet.title,
-        subtitle=f"{comparison.workload.name} on {machine_words(comparison)}; {size}",
-        findings=_findings(comparison),
-        sections=tuple(sheet.sections),
-        facts=facts(comparison),
-    )
-    return add_predictions(filled, read_predictions(folder))
+    subtitle = f"{comparison.workload.name} on {machine_words(comparison)}; {size}"
+    content = (_findings(comparison), tuple(sheet.sections), facts(comparison))
+    return add_predictions(Document(sheet.title, subtitle, *content), read_predictions(folder))
 
 
 def undecided(document: Document) -> list[str]:
     """Return the questions that the timings cannot answer yet."""
-    return [
-        f"{section.title}, {block.question}"
-        for section in document.sections
-        for block in section.blocks
-        if isinstance(block, Answer) and block.undecided
-    ]
+    blocks = [(section, block) for section in document.sections for block in section.blocks]
+    answers = [(section, block) for section, block in blocks if isinstance(block, Answer)]
+    return [f"{section.title}, {each.question}" for section, each in answers if each.undecided]
 
 
 def checkpoint(sheet: Document) -> Document | None:
@@ -152,27 +136,18 @@ def document_of(folder: Path) -> Document:
     return document(comparison_of(folder), folder)
 
 
-def name_of(folder: Path) -> str | None:
-    """Return the practical that a run folder belongs to, or None for any other run."""
-    return about_of(folder).practical
-
-
 def require_run(folder: Path, name: str, student: str | None = None) -> None:
     """Reject the run of another practical or of another student's variant."""
     find(name)
     about = about_of(folder)
     if about.practical != name:
         kind = f"a practical {about.practical} run" if about.practical else "not a practical run"
-        raise UsageError(
-            f"Expected a run of practical {name}, but {folder} is {kind}.",
-            fix=f"paralab practical {about.practical or name} …",
-        )
+        fix = f"paralab practical {about.practical or name} …"
+        raise UsageError(f"Expected a run of practical {name}, but {folder} is {kind}.", fix=fix)
     if student is not None and about.variant != student:
         whose = f"for {about.variant!r}" if about.variant else "without --variant"
-        raise UsageError(
-            f"{folder} was run {whose}, not with --variant {student}.",
-            fix=f"the run folder of {student}",
-        )
+        problem = f"{folder} was run {whose}, not with --variant {student}."
+        raise UsageError(problem, fix=f"the run folder of {student}")
 
 
 def newest(name: str, root: Path = Path("runs")) -> Path:
@@ -180,12 +155,10 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
     find(name)
     found = root.glob("*_practical_*/manifest.json")
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        if name_of(path.parent) == name:
+        if about_of(path.parent).practical == name:
             return path.parent
-    raise UsageError(
-        f"There is no run of practical {name} under {root}/.",
-        fix=f"paralab practical {name}, or --run FOLDER",
-    )
+    fix = f"paralab practical {name}, or --run FOLDER"
+    raise UsageError(f"There is no run of practical {name} under {root}/.", fix=fix)
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:

@@ -30,15 +30,14 @@ def from_sheet(path: Path, sheet: Document) -> Predictions:
     predicts = any(text for part in written.values() for text in part.predictions.values())
     found = {}
     for section in sheet.sections:
-        own = written.get(part_number(section.title), WrittenPart(0))
+        own = written.get(part_number(section.title), WrittenPart())
         for question in _questions(section):
             text = find_answer(question, own.predictions if predicts else own.answers)
             if text.strip():
                 found[f"{section.title} | {question}"] = text.strip()
     if not found:
-        raise UsageError(
-            f"{path} has no prediction.", fix="write what you expect after `Predicted:`"
-        )
+        fix = "write what you expect after `Predicted:`"
+        raise UsageError(f"{path} has no prediction.", fix=fix)
     return found
 
 

@@ -29,7 +29,6 @@ PREDICTED = re.compile(r"^predict(?:ed|ion):", re.IGNORECASE)
 
 @dataclass
 class WrittenPart:
-    number: int
     tables: list[list[list[str]]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
     predictions: dict[str, str] = field(default_factory=dict)
@@ -55,7 +54,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
         found = PART.match(str(content)) if kind in ("heading", "bold") else None
         if found and (found[1] or kind == "heading"):
             number = int(found[1] or found[2])
-            current, question = parts.setdefault(number, WrittenPart(number)), None
+            current, question = parts.setdefault(number, WrittenPart()), None
         elif current is None:
             continue
         elif isinstance(content, list):

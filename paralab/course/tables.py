@@ -159,7 +159,8 @@ def table(lab: Lab, title: str, keys: Keys, columns: Keys, base: str = "") -> Ta
     """Create a table with a row for each configuration."""
     names = [LABELS[key] for key in keys]
     read = [partial(_cell, lab, base or keys[0], key) for key in keys] if lab else ()
-    return _grid(title, "configuration", names, columns, read, note(lab, keys, columns))
+    note = lab.notes(keys, columns) if lab else ""
+    return _grid(title, "configuration", names, columns, read, note)
 
 
 def facing_table(
@@ -210,7 +211,7 @@ def device_table(lab: Lab, title: str, keys: Keys, columns: Keys) -> Table:
     names = [f"{row.name}: {row.peak_bytes[n].device}" for row, n in rows]
     columns = [name for name in columns if name != "GPU load" or loads]
     read = [partial(_device, *row) for row in rows]
-    return _grid(title, "device", names, columns, read, note(lab, keys, columns))
+    return _grid(title, "device", names, columns, read, lab.notes(keys, columns))
 
 
 def _device(row: Measured, place: int, column: str) -> Cell:
@@ -243,10 +244,6 @@ def bucket_table(lab: Lab, title: str, key: str) -> Table:
     read = [partial(lambda n, column: BUCKET_COLUMNS[column](row, n), n) for n in known]
     names = [str(n) for n in known]
     return _grid(title, "all-reduce", names, list(BUCKET_COLUMNS), read, "Rank 0, last step.")
-
-
-def note(lab: Lab, keys: Keys, columns: Keys) -> str:
-    return lab.notes(keys, columns) if lab else ""
 
 
 MADE = (table, facing_table, rank_table, device_table, bucket_table)

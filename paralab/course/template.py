@@ -17,7 +17,6 @@ string.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import jinja2
@@ -126,7 +125,6 @@ class Sheet:
     def table(self, make: Callable[..., Table]) -> Callable[..., str]:
         """Wrap `make` for use in a template."""
 
-        @wraps(make)
         def add(*arguments: Any, **options: Any) -> str:
             table = make(self.lab, *arguments, **options)
             for block in self.blocks:  # a part says everything only once
@@ -158,9 +156,7 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
     environment.filters |= {key: _known(made) for key, made in measurements.FILTERS.items()}
     names: dict[str, Any] = {
         "title": sheet.set_title,
-        "part": sheet.part,
-        "answer": sheet.answer,
-        "figures": sheet.figures,
+        **{name: getattr(sheet, name) for name in ("part", "answer", "figures")},
         **{key: sheet.table(make) for key, make in tables.TABLES.items()},
         **{key: _known(made, lab) for key, made in measurements.FUNCTIONS.items()},
     }

@@ -46,7 +46,7 @@ def print_class(submissions: Sequence[Submission]) -> None:
     rows = []
     for each in submissions:
         counts = [str(each.grade.count(status)) for status in COLORS]
-        numbers = ["{} of {}".format(*each.points), *counts]
+        numbers = ["{} of {}".format(*each.grade.points()), *counts]
         numbers = [""] * len(numbers) if each.problem else numbers
         rows.append((escape(each.student), *numbers, escape(each.problem)))
     print_table(("student", "points", *COLORS, "problem"), rows, right=("points",))
