@@ -5,6 +5,7 @@ import hashlib
 import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from paralab.analyse.blocks import Answer, Document, Finding
@@ -25,7 +26,7 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 
-VARIANT_BATCHES = (48, 56, 60, 64, 66, 72, 80, 96)  # each student gets one of these
+VARIANT_BATCHES = (32, 56, 64, 88, 104, 112)  # equal over 2 devices, uneven over 3 and 5
 Print = Callable[[str], None]
 
 
@@ -68,8 +69,8 @@ def run(
         return fits
 
     about = About(practical=name, parts=tuple(parts), variant=variant or "")
-    length = {"rounds": first, "steps": steps or practical.steps, "more": measure_longer}
-    comparison = compare(cases, kind="practical", about=about, out=out, say=say, **length)
+    measure = partial(compare, cases, kind="practical", about=about, out=out, say=say)
+    comparison = measure(rounds=first, steps=steps or practical.steps, more=measure_longer)
     folder = Path(comparison.run_folder)
     return document(comparison, folder), folder
 

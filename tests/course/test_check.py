@@ -12,6 +12,7 @@ from paralab.course.check import grade
 from paralab.course.class_report import (
     FORMATS,
     Submission,
+    grade_class,
     grade_one,
     same_timings,
     speed_up_spread,
@@ -331,3 +332,13 @@ def test_a_sheet_of_5_mb_is_refused(tmp_path):
     sheet.write_text("a" * 5_000_000)
     with pytest.raises(UsageError, match="too large"):
         grade_one(sheet, tmp_path, 0.25)
+
+
+def test_a_class_folder_may_contain_other_files(tmp_path):
+    (tmp_path / ".DS_Store").write_text("")
+    (tmp_path / "grades.csv").write_text("")
+    with pytest.raises(UsageError, match="no sheets"):
+        grade_class(tmp_path, "5", 0.25)
+    (tmp_path / "ann").mkdir()
+    [found] = grade_class(tmp_path, "5", 0.25)
+    assert (found.student, found.passed, found.grade.items) == ("ann", False, ())

@@ -208,6 +208,8 @@ def test_every_student_has_another_variant():
     assert len({request.seed for request in made.values()}) == 4
     assert all(request.batch_size in VARIANT_BATCHES for request in made.values())
     assert made["ann"] == vary(base, "ann")
+    # Practical 5 is about uneven splits; practical 7 needs 2 ranks × 4 accumulation steps.
+    assert all(batch % 8 == 0 and batch % 3 and batch % 5 for batch in VARIANT_BATCHES)
 
 
 def test_predictions_stand_next_to_the_answers():
@@ -223,3 +225,14 @@ def test_predictions_stand_next_to_the_answers():
 def test_the_help_names_every_practical():
     assert {name: practical.title for name, practical in PRACTICALS.items()} == TITLES
     assert set(class_report.FORMATS) | {"text"} == set(FORMATS)
+
+
+def test_a_part_without_questions_asks_for_its_table():
+    from paralab.course.practical import blank
+
+    [section] = blank("5", 1).sections
+    asked = []
+    predictions = ask(section, prompt=lambda text, **options: asked.append(text) or "40 ms")
+    assert "step time" in asked[0]
+    [table] = add_predictions(blank("5", 1), predictions).sections[0].blocks
+    assert "40 ms" in table.note
