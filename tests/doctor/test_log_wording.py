@@ -378,3 +378,22 @@ def test_a_note_about_what_is_no_log(tmp_path, content, word):
     log.write_bytes(content)
     (note,) = read_logs([log]).notes
     assert word in note
+
+
+@pytest.mark.parametrize(("code", "expected"), [(-9, "H12"), (-11, "H11")])
+def test_a_local_rank_is_better_than_none(tmp_path, code, expected):
+    """The end of the report, which names the rank, is missing."""
+    text = f"ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 3 (pid: 7)\n"
+    (finding,) = diagnosed(tmp_path, text)
+    assert (finding.id, finding.rank) == (expected, None)
+    assert "local rank 3" in finding.why
+
+
+def test_nccl_says_which_call_of_cuda_failed(tmp_path):
+    text = (
+        "[rank7]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\n"
+        "[rank7]: Last error:\n[rank7]: Cuda failure 1 'invalid argument'\n"
+    )
+    (finding,) = diagnosed(tmp_path, text)
+    assert (finding.id, finding.rank) == ("H11", 7)
+    assert "invalid argument" in finding.why

@@ -48,6 +48,13 @@ class Event:
         return self.trace.where if self.trace else None
 
     @property
+    def who(self) -> str:
+        if self.rank is not None:
+            return f"Rank {self.rank}"
+        local = self.exit.local_rank if self.exit else None
+        return "A process" if local is None else f"The process with local rank {local}"
+
+    @property
     def where(self) -> str:
         return f" at {self.at}" if self.at else ""
 

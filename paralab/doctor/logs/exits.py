@@ -39,6 +39,7 @@ class Exit:
     code: int | None = None
     rank: int | None = None
     pid: int | None = None
+    local_rank: int | None = None  # on its node; a torn report may not say more
     time: float | None = None
     first: bool = False  # torchrun's "Root Cause (first observed failure)"
     asked: bool = False
@@ -76,7 +77,9 @@ class Exits:
         elif found := KEY.match(text):
             self._take(line, found[1], found[2])
         elif found := FAILED.search(text):
-            self.exits.append(Exit(line, int(found[1]), pid=int(found[3]), time=line.time))
+            self.exits.append(
+                Exit(line, int(found[1]), None, int(found[3]), int(found[2]), line.time)
+            )
         elif found := CLOSING.search(text):
             self.closed.add(int(found[1]))
         elif found := FORCED.search(text):
@@ -86,7 +89,7 @@ class Exits:
             exited, number = EXITED.search(words), signal_in(words)
             if number or exited:
                 code = -number if number else int(exited[1]) if exited else 0
-                self.exits += [Exit(line, code, r, None, line.time) for r in tasks_of(tasks)]
+                self.exits += [Exit(line, code, r, time=line.time) for r in tasks_of(tasks)]
 
     def _take(self, line: Line, key: str, value: str) -> None:
         if key == "time":  # the first line of every entry of a report

@@ -46,7 +46,8 @@ def died_of_a_signal(logs: Logs) -> Iterator[Finding]:
         return
 
     id, severity, meaning = CRASHES.get(root.signal, ("H11", "error", "Look at its last lines."))
-    why = f"{named(crashed)} died of {root.signal}{root.where}. {meaning}"
+    who = root.who if len(crashed) == 1 else named(crashed)
+    why = f"{who} died of {root.signal}{root.where}. {meaning}"
     rank = root.rank if len(crashed) == 1 and len(logs.ranks) > 1 else None
     words = [str(x) for x in logs.lines if "terminate called" in x.text or "what():" in x.text]
     evidence = (*words[:3], *root.evidence())

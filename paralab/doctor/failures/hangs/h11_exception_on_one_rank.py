@@ -15,6 +15,7 @@ from paralab.doctor.registry import Entry, Message, check
 from paralab.record.victims import WAITED, is_victim
 
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
+FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for the first CUDA error of this rank."
 NO_MEMORY = (
     "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or ranks "
     "that all use GPU 0.",
@@ -119,10 +120,17 @@ ENTRY = Entry(
             kind="printed",
         ),
         Message(
+            r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
+            "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU was already in trouble, or the "
+            "driver does not fit.",
+            fix=FIRST_CUDA_ERROR,
+            kind="printed",
+        ),
+        Message(
             r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",
             "A CUDA call inside NCCL failed on {who}{at}: the GPU was already in trouble, or the driver "
             "does not fit.",
-            fix="Run with NCCL_DEBUG=INFO and look for the first CUDA error of this rank.",
+            fix=FIRST_CUDA_ERROR,
             kind="printed",
         ),
         Message(

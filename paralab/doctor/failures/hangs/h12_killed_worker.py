@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.messages import named
 from paralab.doctor.preflight import Facts
 from paralab.doctor.registry import Entry, Message, check
 from paralab.units import plural, size
@@ -109,7 +108,7 @@ def _killed(logs: Logs) -> Iterator[Finding]:
         return
     ranks = {event.rank for event in killed} or {line.rank for line in memory}
     rank = next(iter(ranks)) if len(ranks) == 1 else None
-    who = named([rank]) if rank is not None else "A rank"
+    who = killed[0].who if len(killed) == 1 else "A rank" if rank is None else f"Rank {rank}"
     said = "The kernel reports that memory ran out." if memory else "It could not print an error."
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
     why = f"{who} was killed with SIGKILL from outside. {said} The others only lost the connection."
