@@ -110,7 +110,8 @@ def apply(
             if ids is not None and not set(reported) & set(ids):
                 continue
             try:
-                found += check(subject)
+                findings = check(subject) or ()
+                found += [findings] if isinstance(findings, Finding) else findings
             except Exception as error:
                 if on_error is None or isinstance(error, UsageError):
                     raise

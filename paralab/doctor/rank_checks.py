@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import wraps
 
 from paralab.doctor.events import Digest, Event, Off, Wrap
 from paralab.doctor.finding import Finding, Severity
@@ -94,11 +94,10 @@ def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | No
     """Register a check of one watched rank. One finding is enough: the ranks run the same script."""
 
     def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
-        def check_ranks(seen: Observation) -> Iterator[Finding]:
-            findings = (find(rank) for rank in seen.ranks)
-            yield from islice(filter(None, findings), 1)
+        @wraps(find)
+        def check_ranks(seen: Observation) -> Finding | None:
+            return next(filter(None, map(find, seen.ranks)), None)
 
-        check_ranks.__name__ = find.__name__
         return check(*ids, source="ranks")(check_ranks)
 
     return register

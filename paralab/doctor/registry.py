@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from paralab.doctor.finding import Finding, Severity
 
 # script: doctor.static.script.Script; ranks: doctor.observation; log: doctor.logs;
 # run: a run folder, doctor.recorded; machine: doctor.preflight
 Source = Literal["script", "ranks", "log", "run", "machine"]
-Check = Callable[[Any], Iterable[Finding]]
+Check = Callable[[Any], Iterable[Finding] | Finding | None]
+C = TypeVar("C", bound=Check)
 registered: dict[Source, dict[Check, tuple[str, ...]]] = {
     "script": {},
     "ranks": {},
@@ -79,10 +80,10 @@ class Entry:
         return "".join(f"{line[2:]}\n" for line in lines if not line.startswith(sign))
 
 
-def check(*ids: str, source: Source) -> Callable[[Check], Check]:
+def check(*ids: str, source: Source) -> Callable[[C], C]:
     """Register a check for a source. It may report any of these ids."""
 
-    def register(function: Check) -> Check:
+    def register(function: C) -> C:
         registered[source][function] = ids
         return function
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls
 from paralab.doctor.failures.hangs.failed_ranks import raised_alone, used_other_parameters
@@ -26,8 +26,6 @@ IDS = ("H01", "H02", "H03", "H04", "H06", "H07", "H08", "H10", "H11", "H12", "H1
 
 
 @check(*IDS, source="ranks")
-def why_ranks_hang(seen: Observation) -> Iterator[Finding]:
-    for cause in CAUSES if len(seen.ranks) > 1 else ():
-        if (finding := cause(seen)) is not None:
-            yield finding
-            return
+def why_ranks_hang(seen: Observation) -> Finding | None:
+    causes = CAUSES if len(seen.ranks) > 1 else ()
+    return next((finding for cause in causes if (finding := cause(seen))), None)

@@ -43,6 +43,7 @@ RECEIVE = {
 
 @lru_cache(maxsize=1)
 def find_cause(seen: Observation) -> Finding | None:
+    """Report the cause of the first difference between the ranks' gradients or parameters."""
     if len(seen.ranks) < 2 or not watched(seen):
         return None
     if any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks):

@@ -103,15 +103,9 @@ def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
 
 
 @check("S01", "S07", source="ranks")
-def unused_parameters(seen: Observation) -> Iterator[Finding]:
-    """Report parameters that get no gradient on any rank, while DDP waits for them."""
-    finding = find_unused(seen)
-    if finding is not None:
-        yield finding
-
-
 @lru_cache(maxsize=1)
 def find_unused(seen: Observation) -> Finding | None:
+    """Report parameters that get no gradient on any rank, while DDP waits for them."""
     for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from paralab.doctor.events import Backward
@@ -37,15 +36,9 @@ CHANGED = "training graph has changed in this iteration"
 
 
 @check("S03", source="ranks")
-def changing_graph(seen: Observation) -> Iterator[Finding]:
-    """Explain DDP's exception: which parameters the first pass did not use."""
-    finding = find_changed_graph(seen)
-    if finding is not None:
-        yield finding
-
-
 @lru_cache(maxsize=1)
 def find_changed_graph(seen: Observation) -> Finding | None:
+    """Explain DDP's exception: which parameters the first pass did not use."""
     for rank in seen.ranks:
         wrap = next((wrap for wrap in ddp_wraps(rank) if wrap.options.get("static_graph")), None)
         message = rank.raised.message if rank.raised else ""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.drift import find_cause
 from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
@@ -82,9 +81,4 @@ def _in_other_branch(guard: If, step: Call) -> bool:
     return any(part is step.node for statement in other for part in ast.walk(statement))
 
 
-@check("S08", "S06", "S07", "S11", "S12", "G04", "G05", "P06", source="ranks")
-def replicas_drift(seen: Observation) -> Iterator[Finding]:
-    """Report the cause of the first difference between the ranks' gradients or parameters."""
-    finding = find_cause(seen)
-    if finding is not None:
-        yield finding
+check("S08", "S06", "S07", "S11", "S12", "G04", "G05", "P06", source="ranks")(find_cause)
