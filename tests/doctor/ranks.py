@@ -1,10 +1,13 @@
 """Corpus scripts under observation, fast: the ranks are forked from the process that has torch."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from paralab.doctor.events import Backward, Collective
 from paralab.doctor.watch import observe
 from tests import forked
+
+STARTS = {"torchrun": 2, "python": 0}  # the number of ranks
 
 
 def observed(
@@ -22,6 +25,25 @@ def observed(
     )
     assert time.monotonic() - began < deadline
     return result
+
+
+def observe_all(request, root, at_a_time, **options):
+    """Observe the cases that the collected tests of a module ask for, a few at a time. Many of them
+    only wait."""
+    items = [item for item in request.session.items if item.module is request.module]
+    cases = {
+        str(case): case
+        for item in items
+        if hasattr(item, "callspec") and (case := item.callspec.params.get("case"))
+    }
+    with ThreadPoolExecutor(at_a_time) as pool:
+        futures = {
+            name: pool.submit(
+                observed, case.script, folder=root / name, count=STARTS[case.start], **options
+            )
+            for name, case in cases.items()
+        }
+    return {name: future.result() for name, future in futures.items()}
 
 
 def waited_in(rank):

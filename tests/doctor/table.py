@@ -17,13 +17,12 @@ from paralab.doctor.catalog import ENTRIES, apply, checked_ids
 from paralab.doctor.logs.reading import read_logs
 from paralab.doctor.static.script import Script
 from tests.doctor.cases import Case, broken, healthy
-from tests.doctor.ranks import observed
+from tests.doctor.ranks import STARTS, observed
 from tests.doctor.test_logs import EXPECTED, LOGS
 from tests.forked import server
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
-STARTS = {"torchrun": 2, "python": 0}
 STEPS = 3  # of a dry run
 AT_A_TIME = 2
 

@@ -2,21 +2,18 @@
 its line and its culprit, and is the only error; in its healthy twin it is not found, and nothing is
 an error."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from paralab.doctor.catalog import apply, checked_ids
 from paralab.doctor.observation import Observation
 from tests.doctor.cases import CORPUS, Case, broken, healthy
 from tests.doctor.moments import moments
-from tests.doctor.ranks import observed
+from tests.doctor.ranks import STARTS, observe_all
 from tests.doctor.test_log_corpus import WRONG as PRINTED
 from tests.doctor.test_log_corpus import assert_told
 
 pytestmark = pytest.mark.processes
 AT_A_TIME = 3
-STARTS = {"torchrun": 2, "python": 0}
 COVERED = checked_ids("ranks") | checked_ids("log")  # what ranks raise is read as a log is
 RUN = [
     case for case in [*broken("ranks"), *healthy()] if case.entry[0] != "H" and case.start in STARTS
@@ -33,26 +30,9 @@ IN_ORDER = [
 
 @pytest.fixture(scope="module")
 def seen(request, tmp_path_factory):
-    """What was found in each case that was asked for; they are started at once, a few at a time."""
-    items = [
-        item
-        for item in request.session.items
-        if item.module is request.module and hasattr(item, "callspec")
-    ]
-    cases = {str(case): case for item in items if (case := item.callspec.params["case"])}
+    """What was found in each case that was asked for."""
     root = tmp_path_factory.mktemp("seen")  # once: several threads would fight for a number
-
-    def observe(case):
-        return observed(
-            case.script,
-            folder=root / str(case),
-            stall_seconds=30,
-            count=STARTS[case.start],
-        )
-
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        asked = {name: pool.submit(observe, case) for name, case in cases.items()}
-    return {name: future.result() for name, future in asked.items()}
+    return observe_all(request, root, AT_A_TIME, stall_seconds=30)
 
 
 def told(findings):

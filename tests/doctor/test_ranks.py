@@ -5,10 +5,11 @@ test_rank_corpus.py."""
 import pytest
 
 from paralab.doctor.catalog import checked_ids
-from tests.doctor import ranks
 from tests.doctor.cases import broken, healthy
+from tests.doctor.ranks import observe_all
 
 pytestmark = pytest.mark.processes
+AT_A_TIME = 2
 COVERED = checked_ids("ranks")
 WRONG = [
     case
@@ -17,9 +18,14 @@ WRONG = [
 ]
 
 
+@pytest.fixture(scope="module")
+def results(request, tmp_path_factory):
+    return observe_all(request, tmp_path_factory.mktemp("seen"), AT_A_TIME)
+
+
 @pytest.mark.parametrize("case", WRONG, ids=str)
-def test_a_mistake_is_found(case, tmp_path):
-    seen = ranks.observed(case.script, folder=tmp_path / "seen")
+def test_a_mistake_is_found(case, results):
+    seen = results[str(case)]
     found = [finding for finding in seen.findings if finding.id == case.entry]
     assert found, f"{seen.findings} {seen.notes}"
     for mark in case.marks:
@@ -42,8 +48,8 @@ def test_a_mistake_is_found(case, tmp_path):
     [case for case in healthy() if case.entry[0] == "H" and case.start == "torchrun"],
     ids=str,
 )
-def test_a_healthy_twin_has_no_error(case, tmp_path):
+def test_a_healthy_twin_has_no_error(case, results):
     if "from datasets import" in case.script.read_text():
         pytest.importorskip("datasets")
-    seen = ranks.observed(case.script, folder=tmp_path / "seen")
+    seen = results[str(case)]
     assert not [finding for finding in seen.findings if finding.severity == "error"]
