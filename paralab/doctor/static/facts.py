@@ -638,7 +638,13 @@ class Facts:
         if found is not None:
             where, definitions = found
             at = node if where is scope else None
-            return self._reach(definitions, at, where, rank)
+            reached = self._reach(definitions, at, where, rank)
+            if (
+                isinstance(scope.node, ast.Lambda) and where is scope.parent
+            ):  # may run here or later
+                here = self._reach(definitions, scope.node, where, rank)
+                reached += [one for one in here if one not in reached]
+            return reached
         if key.startswith(("self.", "cls.")) and key.count(".") == 1:
             owner = self.class_around(scope)
             return self.stored(owner, key.partition(".")[2]) if owner else []

@@ -99,7 +99,7 @@ _MEANINGS = {
     "rank": r"(global_|local_|node_local_|ddp_|ddp_local_|my_?|process_|proc_|worker_|dist_|g|l)?"
     r"rank(_id)?|proc_id|(local_)?process_index",
     "world": r"(dist_|ddp_|global_)?world_?size|num_processes|n_?procs|num_replicas",
-    "main": rf"_*(is|am_i|i_am)_{_PART}(_process|_proc|_rank|_node|_worker|_gpu)?"
+    "main": rf"_*(is|if|on|am_i|i_am)_{_PART}(_process|_proc|_rank|_node|_worker|_gpu)?"
     rf"|_*{_PART}_(process|proc|rank|worker|gpu)"
     r"|_*is_(local_)?(rank_?(0|zero)|rank0|first_(rank|process|worker)|global_zero"
     r"|world_process_zero|local_process_zero|main_process|world_master|global_master|master_rank)"

@@ -24,7 +24,7 @@ from paralab.doctor.static.names import (
     sounds_like,
 )
 from paralab.doctor.static.project import FUNCTIONS, Scope, dotted_key, position
-from paralab.doctor.static.script import Env, Script
+from paralab.doctor.static.script import Env, Script, once_per_script
 
 MOST_NODES = 4000
 DEEPEST = 8
@@ -141,7 +141,11 @@ class Sequences:
     def _is_forward(self, call: Call) -> bool:
         return sounds_like(call.method) == "module" or call.method == "module"
 
-    def trees(self) -> Iterator[tuple[Scope, list[Node], list[Node]]]:
+    @cached_property
+    def trees(self) -> list[tuple[Scope, list[Node], list[Node]]]:
+        return list(self._trees())
+
+    def _trees(self) -> Iterator[tuple[Scope, list[Node], list[Node]]]:
         for root in self.roots():
             walks = [_Walk(self, rank) for rank in (0, 1)]
             zero, one = (walk.function(root, ({}, {})) for walk in walks)
@@ -152,7 +156,7 @@ class Sequences:
 
     def differences(self) -> Iterator[Difference]:
         seen = set()
-        for root, zero, one in self.trees():
+        for root, zero, one in self.trees:
             for found in compare(zero, one):
                 if root.is_function and isinstance(found.more, Leave) and found.other is not None:
                     # Nobody knows what follows this function; the collective itself is extra.
@@ -164,6 +168,16 @@ class Sequences:
                 if key not in seen:
                     seen.add(key)
                     yield found
+
+
+@once_per_script
+def sequences_of(script: Script) -> Sequences:
+    return Sequences(script)
+
+
+@once_per_script
+def differences_of(script: Script) -> list[Difference]:
+    return list(sequences_of(script).differences())
 
 
 class _Walk:
@@ -351,6 +365,10 @@ class _Walk:
         inner = tuple(self.script.bind(call, function, rank, envs[rank]) for rank in (0, 1))
         wrapped = self._decorated(function, call, envs)
         body = wrapped if wrapped is not None else self.function(function, (inner[0], inner[1]))
+        decorators = getattr(function.node, "decorator_list", [])
+        if any("cache" in ast.unparse(one) for one in decorators):
+            for one in all_meets(body):
+                one.sure = False  # a second call with the same arguments does nothing
         if body:
             yield Inline(call, body)
 

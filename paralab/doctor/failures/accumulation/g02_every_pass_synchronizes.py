@@ -10,6 +10,8 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.hints import SYNCHRONIZERS, accumulations, is_parallel
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
@@ -42,8 +44,10 @@ def synchronizes_in_every_turn(script: Script) -> Iterator[Finding]:
     """Several backward passes per step through a DDP model, and `no_sync` nowhere."""
     if script.methods("no_sync") or script.attributes.get("require_backward_grad_sync"):
         return
+    judged: set[Call] = set()
     for window in windows(script):
         call = window.backward.call
+        judged.add(call)
         forwards = forwards_of(script, window.backward)
         blocks = [
             quiet(script, *one) for event in (window.backward, *forwards) for one in event.blocks()
@@ -61,6 +65,14 @@ def synchronizes_in_every_turn(script: Script) -> Iterator[Finding]:
         )
         severity: Severity = "suspect" if window.is_optional else "warning"
         yield found(script, "G02", severity, call, why, fix, also=(window.step.call,))
+    if is_parallel(script) and not script.imports(*SYNCHRONIZERS):
+        for call, step in accumulations(script):
+            if call not in judged:
+                why = (
+                    f"`{code(step.node)}` ({line_of(step, call)}) waits for several backward passes, and nothing calls "
+                    "`no_sync`. Certain if the model is the DDP wrapper: then each pass all-reduces."
+                )
+                yield found(script, "G02", "suspect", call, why, ENTRY.fix, also=(step,))
 
 
 @check("G02", source="ranks")

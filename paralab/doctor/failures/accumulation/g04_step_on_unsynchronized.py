@@ -17,7 +17,7 @@ from paralab.doctor.failures.accumulation.windows import (
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import If
-from paralab.doctor.static.project import Scope
+from paralab.doctor.static.project import Module, Scope, dotted_key
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event
@@ -81,6 +81,11 @@ def _is_quiet(script: Script, event: Event) -> bool:
 @check("G04", source="script")
 def unsynchronized_boundary(script: Script) -> Iterator[Finding]:
     """An iteration that steps although its passes ran under `no_sync`."""
+    sure = list(_unsynchronized_boundary(script))
+    yield from sure or _another_remainder(script)
+
+
+def _unsynchronized_boundary(script: Script) -> Iterator[Finding]:
     for window in windows(script):
         forwards = forwards_of(script, window.backward)
         if not forwards or window.guard is None or window.is_apart:
@@ -142,6 +147,41 @@ def always_quiet(script: Script) -> Iterator[Finding]:
                     )
                     fix = f"Compare with the last iteration: `{code(test)} - 1`."
                     yield found(script, "G04", "error", at(test, scope), why, fix)
+
+
+def _another_remainder(script: Script) -> Iterator[Finding]:
+    """Suspect `no_sync` while `i % n != 0` before a step when `(i + 1) % n == 0`."""
+    for module in script.modules:
+        for node in module.nodes if "no_sync" in module.text else ():
+            if not isinstance(node, ast.Attribute) or node.attr != "no_sync":
+                continue
+            quiet_when = _remainders(script, node, module)
+            for step in [call for call in script.methods("step") if call.module is module]:
+                others = _remainders(script, step.node, module)
+                for one, two in ((one, two) for one in quiet_when for two in others):
+                    if _counters(one) == _counters(two) and code(one.left) != code(two.left):
+                        why = (
+                            f"`no_sync` depends on `{code(one)}`, the step ({line_of(step, at(node, module.scope))}) on "
+                            f"`{code(two)}`. Certain if both count the same passes."
+                        )
+                        fix = "Use one condition for both: `no_sync` exactly when no step follows."
+                        yield found(
+                            script, "G04", "suspect", at(node, module.scope), why, fix, also=(step,)
+                        )
+                        return
+
+
+def _remainders(script: Script, node: ast.AST, module: Module) -> list[ast.BinOp]:
+    """The `i % n` in the tests around a node."""
+    tests = [one.test for one in script.context(node, module) if isinstance(one, If)]
+    parts = [part for test in tests for part in ast.walk(test)]
+    return [part for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
+
+
+def _counters(remainder: ast.BinOp) -> set[str]:
+    """The last parts of the names in `i % n`."""
+    names = (dotted_key(part) for part in ast.walk(remainder))
+    return {name.rpartition(".")[2] for name in names if name} - {"self", "args"}
 
 
 def _always_true(script: Script, test: ast.expr, scope: Scope) -> ast.expr | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paralab.doctor.events import LoadState, Save
@@ -16,6 +17,8 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.names import DDP
+from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
@@ -57,7 +60,10 @@ ENTRY = Entry(
 def wrapper_is_saved(script: Script) -> Iterator[Finding]:
     """Report a saved wrapper; it is an error if a plain model loads that file."""
     saves = wrapper_saves(script)
-    if not saves or strips_prefix(script):
+    if strips_prefix(script):
+        return
+    if not saves:
+        yield from _by_name(script)
         return
     loads = loads_of_files(script)
     if any("ddp" in script.kinds(call.receiver, call.scope) for call, _ in loads):
@@ -79,6 +85,51 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
         return
     why += ", so a model without DDP cannot load the file. Certain if one does."
     yield found(script, "C01", "suspect", save, why, ENTRY.fix, also=(state,))
+
+
+def _by_name(script: Script) -> Iterator[Finding]:
+    """Suspect a saved model whose name holds the wrapper, in a project that never unwraps it."""
+    wrapped = {_name(target) for target in _wrapped_names(script)} - {""}
+    if not wrapped or any(_UNWRAPS.search(module.text) for module in script.modules):
+        return
+    if any(
+        script.is_kind(one.receiver, one.scope, "ddp") for one in script.methods("load_state_dict")
+    ):
+        return
+    for save in script.calls_of("torch.save"):
+        given = save.argument(0, "obj")
+        calls = script.contributors(given, save.scope) if given is not None else []
+        names = [one.receiver for one in calls if one.method == "state_dict"]
+        written = script.calls_within(given, save.scope) if given is not None else []
+        names += [one for call in written for one in call.node.args]
+        for model in names:
+            if model is not None and _name(model) in wrapped:
+                why = (
+                    f"`{code(model)}` may be the DDP wrapper here: then every saved name begins with `module.`, "
+                    "and a model without DDP cannot load the file. Certain if one does."
+                )
+                yield found(script, "C01", "suspect", save, why, ENTRY.fix)
+                return
+
+
+_UNWRAPS = re.compile(r"(?<!self)\.module\b|unwrap|without_ddp|[\"']module[\"']")
+
+
+def _wrapped_names(script: Script) -> Iterator[ast.expr]:
+    """`model = DDP(model)`: the name that held the model holds the wrapper from here on."""
+    for call in script.calls_of(DDP, "apex.parallel.DistributedDataParallel"):
+        parent = call.module.parents.get(call.node)
+        model = call.argument(0, "module")
+        for target in getattr(parent, "targets", []):
+            if model is not None and code(target) == code(model):
+                yield target
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a name: `model` of `self.model`, `generator` of `model["generator"]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return (dotted_key(node) or "").rpartition(".")[2]
 
 
 @check("C01", source="ranks")

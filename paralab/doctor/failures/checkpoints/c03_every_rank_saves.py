@@ -14,6 +14,7 @@ from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call, If, With
+from paralab.doctor.static.hints import guards, is_for_one_rank, is_in_training
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
@@ -48,13 +49,29 @@ _ABOUT_RANKS = re.compile(
 )
 
 
+_SAVES = re.compile(
+    r"^(torch\.)?save(_\w*)?(checkpoint|ckpt|model|snapshot|weights|network|state)s?$|^save$", re.I
+)
+# Every rank must call their functions, or they choose the rank themselves.
+_SAVE_TOGETHER = (
+    "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "composer", "ignite", "mmcv",
+    "mmengine", "fairscale", "torch.distributed.checkpoint", "torch.distributed.fsdp", "megatron", "colossalai",
+)  # fmt: skip
+_RANKS_HERE = re.compile(
+    r"\b(local_|global_)?rank\b|is_main_process|is_master|DistributedDataParallel|init_process_group"
+)
+_GLOBAL = re.compile(r"global_rank|get_rank\(|[\"']RANK[\"']")
+
+
 @check("C03", source="script")
 def every_rank_saves(script: Script) -> Iterator[Finding]:
     """Report a save that all ranks reach with one path."""
     saves = script.calls_of("torch.save")
     starts = starts_of_job(script) if saves else []
+    judged: set[Call] = set()
     for call in saves if starts else []:
         path = call.argument(1, "f")
+        judged.add(call)
         if path is None or is_own_path(script, path, call.scope) or _takes_turns(script, call):
             continue
         ways = [
@@ -82,6 +99,47 @@ def every_rank_saves(script: Script) -> Iterator[Finding]:
             why += " Certain if more than one rank calls this function."
         fix = "Save on rank 0 only (`if rank == 0:`); call `dist.barrier()` before another rank reads the file."
         yield found(script, "C03", "error" if certain else "suspect", call, why, fix)
+    yield from _by_name(script, judged)
+    yield from _on_every_machine(script, saves)
+
+
+def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
+    """Suspect a save in the training function, if no test on the way mentions ranks."""
+    here = script.modules[0]
+    if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
+        return
+    for call in script.calls_matching(_SAVES):
+        own = call.function is not None and call.made is None and call.module is here
+        if call in judged or call.module is not here or not call.node.args + call.node.keywords:
+            continue
+        if own or not is_in_training(script, call.scope):
+            continue
+        given = (*call.node.args, *(one.value for one in call.node.keywords))
+        if any(is_own_path(script, one, call.scope) for one in given):
+            continue
+        inside = ast.unparse(call.function.node) if call.function is not None else ""
+        text = f"{inside} {code(call.node, 400)}"
+        tests = [code(one, 200) for one in guards(script, call)]
+        if any(_ABOUT_RANKS.search(one) for one in (text, *tests)):
+            continue
+        why = (
+            f"No test on the way to `{code(call.node.func)}` mentions the rank. Certain if every rank gets here "
+            "and the function writes one file."
+        )
+        yield found(script, "C03", "suspect", call, why, ENTRY.fix)
+        return
+
+
+def _on_every_machine(script: Script, saves: list[Call]) -> Iterator[Finding]:
+    """Suspect `if local_rank == 0: save()`, if the script also knows the rank among all machines."""
+    for call in saves if any(_GLOBAL.search(one.text) for one in script.modules) else ():
+        for test in guards(script, call):
+            text = code(test, 200)
+            if is_for_one_rank(test) and "local_rank" in text and not _GLOBAL.search(text):
+                why = f"`{text}` is true once per machine. Certain if several machines write to one file system."
+                fix = "Test the rank among all machines: `dist.get_rank() == 0`."
+                yield found(script, "C03", "suspect", call, why, fix)
+                return
 
 
 def _takes_turns(script: Script, call: Call) -> bool:

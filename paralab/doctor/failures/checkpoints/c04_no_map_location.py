@@ -13,6 +13,8 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Entry, check
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.hints import is_for_one_rank, is_parallel
 from paralab.doctor.static.report import add_keyword, code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
@@ -31,26 +33,23 @@ ENTRY = Entry(
 )
 _CHECKPOINT = re.compile(r"resum|checkpoint|ckpt|snapshot|last|latest|best|restart|continue", re.I)
 _PRETRAINED = re.compile(r"pretrain|init|vgg|lpips|inception|imagenet|teacher|weights", re.I)
+_LOADS = re.compile(r"^_?(load|restore)(_model|_state\w*|_weights|_network)?$", re.I)
+_ALONE = re.compile(r"test|eval|demo|infer|convert|export|sampl|predict|generat", re.I)
 _ON_NO_DEVICE = {"scaler", "scheduler", "sampler"}  # their state holds no tensors on a GPU
 
 
 @check("C04", source="script")
 def no_map_location(script: Script) -> Iterator[Finding]:
     """Report a load on every rank whose tensors return to the GPU they were saved from."""
-    starts = starts_of_job(script) if script.calls_of("torch.load") else []
-    if not starts or not _uses_cuda(script):
-        return
+    every = [call for call in script.calls_of("torch.load") if not _names_device(script, call)]
+    starts = starts_of_job(script) if every and _uses_cuda(script) else []
+    reported = False
     states = [
         (state, load)
         for state, load in loads_of_files(script)
         if script.kinds(state.receiver, state.scope).isdisjoint(_ON_NO_DEVICE)
     ]
-    for call in script.calls_of("torch.load"):
-        path = call.argument(0, "f")
-        if path is None or call.argument(1, "map_location") is not None or call.unpacks:
-            continue
-        if is_own_path(script, path, call.scope):
-            continue  # saved by the same rank, from the same GPU
+    for call in every if starts else ():
         loaded = [state for state, load in states if load is call]
         ways = [
             (way, arrives(script, way, 1).taken)
@@ -70,6 +69,7 @@ def no_map_location(script: Script) -> Iterator[Finding]:
         )
         if not certain:
             why += " Certain if the file was saved from a GPU."
+        reported = True
         yield found(
             script,
             "C04",
@@ -79,6 +79,32 @@ def no_map_location(script: Script) -> Iterator[Finding]:
             ENTRY.fix,
             edits=add_keyword(script, call, 'map_location="cpu"'),
         )
+    if every and not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
+        yield from _by_name(script, every)
+
+
+def _by_name(script: Script, every: list[Call]) -> Iterator[Finding]:
+    """Suspect a checkpoint whose state goes to the model in a way that the script does not show."""
+    for call in every:
+        tests = [(one.test, one.taken) for one in call.inside(If)]
+        text = f"{code(call.node, 200)} {call.scope.name}"
+        known = _CHECKPOINT.search(text) or _LOADS.search(call.scope.name)
+        if not known or any(is_for_one_rank(*one) for one in tests):
+            continue
+        why = (
+            f"`{code(call.node)}` puts the tensors on the GPU they were saved from, usually GPU 0. Certain if "
+            "several ranks of one machine load a file that was saved from a GPU."
+        )
+        edits = add_keyword(script, call, 'map_location="cpu"')
+        yield found(script, "C04", "suspect", call, why, ENTRY.fix, edits=edits)
+
+
+def _names_device(script: Script, call: Call) -> bool:
+    """Does a load say where the tensors go, or read what the same rank saved?"""
+    path = call.argument(0, "f")
+    if path is None or call.argument(1, "map_location") is not None or call.unpacks:
+        return True
+    return is_own_path(script, path, call.scope)
 
 
 def _uses_cuda(script: Script) -> bool:

@@ -63,10 +63,17 @@ def read_by(script: Script, loop: ast.AST, scope: Scope) -> list[Call]:
     return [
         call
         for item in items
-        if item is not None
+        if item is not None and not _is_counted(script, item, scope)
         for call in script.contributors(item, scope)
         if is_loader(script, call)
     ]
+
+
+def _is_counted(script: Script, item: ast.expr, scope: Scope) -> bool:
+    """`data[i]`: an element of a list that was filled before."""
+    while isinstance(item, ast.Call) and item.args:
+        item = item.args[0]
+    return isinstance(item, ast.Subscript) and script.is_kind(item.slice, scope, "counter")
 
 
 def is_loader(script: Script, call: Call) -> bool:

@@ -18,9 +18,10 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import If
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.hints import words_of_project
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
-from paralab.doctor.static.report import code, found
+from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
@@ -49,6 +50,7 @@ def no_sampler(script: Script) -> Iterator[Finding]:
     if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
         return
     linked = trained_loaders(script)
+    reported = False
     for loader in script.calls_of(LOADER):
         data = loader.argument(0, "dataset")
         if data is None or loader.unpacks or is_divided(script, loader, data):
@@ -80,7 +82,46 @@ def no_sampler(script: Script) -> Iterator[Finding]:
         fix = f"Use `sampler=DistributedSampler({code(data)})` without `shuffle`, and `sampler.set_epoch(epoch)` in every epoch."
         severity: Severity = "suspect" if not known else "error" if shuffled is False else "warning"
         also = tuple(linked[loader][:1]) if loader in linked else ()
+        reported = True
         yield found(script, "T01", severity, loader, why, fix, also=also)
+    if not reported and "DistributedSampler" not in words_of_project(script):
+        yield from _by_name(script)
+
+
+def _by_name(script: Script) -> Iterator[Finding]:
+    """Suspect a shuffled loader for training in a project that has no DistributedSampler."""
+    for loader in script.calls_of(LOADER):
+        data, shuffle = loader.argument(0, "dataset"), loader.argument(2, "shuffle")
+        samplers = (loader.argument(3, "sampler"), loader.argument(4, "batch_sampler"))
+        if data is None or samplers != (None, None) or loader.unpacks:
+            continue
+        if isinstance(shuffle, ast.Constant) and shuffle.value and "train" in code(data).lower():
+            why = f"No sampler: every rank goes through all of `{code(data)}`. Certain if nothing divides it before."
+            yield found(script, "T01", "suspect", loader, why, ENTRY.fix)
+            return
+
+
+@check("T01", source="script")
+def sampler_left_out(script: Script) -> Iterator[Finding]:
+    """Suspect a DistributedSampler that no loader gets."""
+    for sampler in script.calls_of(SAMPLER):
+        targets = getattr(sampler.module.parents.get(sampler.node), "targets", [])
+        if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+            continue
+        name, nodes = targets[0].id, sampler.module.nodes_in(sampler.scope.node)
+        uses = [one for one in nodes if isinstance(one, ast.Name) and one.id == name]
+        handed_on = [
+            one for one in uses if isinstance(one.ctx, ast.Load) and _is_handed_on(sampler, one)
+        ]
+        loaders = [one for one in script.calls_in(sampler.scope) if one.target == LOADER]
+        if loaders and sampler.scope.is_function and not handed_on:
+            why = f"No loader gets `{name}` ({line_of(sampler, loaders[0])}), so every rank reads all samples."
+            yield found(script, "T01", "suspect", loaders[0], why, ENTRY.fix, also=(sampler,))
+
+
+def _is_handed_on(sampler: Call, use: ast.Name) -> bool:
+    """Is a use more than `sampler.set_epoch(epoch)` or `sampler is None`?"""
+    return not isinstance(sampler.module.parents.get(use), (ast.Attribute, ast.Compare))
 
 
 @check("T01", source="script")

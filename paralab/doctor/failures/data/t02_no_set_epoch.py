@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paralab.doctor.events import SetEpoch
@@ -19,6 +20,7 @@ from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
+from paralab.doctor.static.hints import trains, words_of_project
 from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found, insert, line_of
@@ -47,10 +49,13 @@ ENTRY = Entry(
 )
 
 
+_SAMPLER_NAME = re.compile("Sampler")
+
+
 @check("T02", source="script")
 def no_set_epoch(script: Script) -> Iterator[Finding]:
     """Report a shuffling DistributedSampler in a project that never calls set_epoch."""
-    samplers = [call for call in script.calls_of(SAMPLER) if _shuffles(script, call)]
+    samplers = [call for call in _samplers(script) if _shuffles(script, call)]
     if not samplers or _sets_epoch(script) or script.imports(*FRAMEWORKS):
         return
     every = list(trainings(script))
@@ -70,6 +75,29 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
         severity: Severity = "warning" if linked else "suspect"
         edits = _edits(script, loop, scope)
         yield found(script, "T02", severity, where, why, fix, also=(sampler,), edits=edits)
+    if not reported and (trains(script) or "set_epoch" not in words_of_project(script)):
+        yield from _by_name(script, samplers, every)
+
+
+def _samplers(script: Script) -> list[Call]:
+    """The calls that make a DistributedSampler, also of a class of the project."""
+    own = [one for one in script.calls_matching(_SAMPLER_NAME) if one.made is not None]
+    made = [one for one in own if one.made and script.is_a(one.made, "DistributedSampler")]
+    return [*script.calls_of(SAMPLER), *made]
+
+
+def _by_name(script: Script, samplers: list[Call], every: list[Training]) -> Iterator[Finding]:
+    """Suspect a sampler for training if nothing shows which loop reads it."""
+    for sampler in samplers:
+        loaders = _loaders_of(script, sampler)
+        hidden = not loaders or not every  # which loop reads it
+        if hidden and not any(is_for_evaluation(script, one) for one in (sampler, *loaders)):
+            why = (
+                f"`{code(sampler.node)}` shuffles with seed + epoch, and nothing in the project calls `set_epoch`. "
+                "Certain if a loop reads it more than once."
+            )
+            yield found(script, "T02", "suspect", sampler, why, ENTRY.fix)
+            return
 
 
 def _shuffles(script: Script, sampler: Call) -> bool:
@@ -95,13 +123,7 @@ def _loop_of(
     script: Script, sampler: Call, every: list[Training]
 ) -> tuple[ast.AST, Scope, bool] | None:
     """The training loop that reads a sampler's loader more than once, and whether that is certain."""
-    loaders = [
-        call
-        for call in script.calls
-        if is_loader(script, call)
-        for given in [call.argument(3, "sampler") or call.argument(4, "batch_sampler")]
-        if given is not None and sampler in script.contributors(given, call.scope)
-    ]
+    loaders = _loaders_of(script, sampler)
     for training in every:
         for loader in loaders:
             place = training.loop_over(script, loader)
@@ -115,6 +137,16 @@ def _loop_of(
             if isinstance(target, ast.Name) and "epoch" in target.id:
                 return loop, scope, bool(loaders)
     return None
+
+
+def _loaders_of(script: Script, sampler: Call) -> list[Call]:
+    return [
+        call
+        for call in script.calls
+        if is_loader(script, call)
+        for given in [call.argument(3, "sampler") or call.argument(4, "batch_sampler")]
+        if given is not None and sampler in script.contributors(given, call.scope)
+    ]
 
 
 def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:

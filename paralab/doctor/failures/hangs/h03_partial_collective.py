@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import Loop
+from paralab.doctor.static.facts import Call, If, Loop
+from paralab.doctor.static.hints import is_for_one_rank
 from paralab.doctor.static.models import buffers_of, wrapped_by
-from paralab.doctor.static.names import COLLECTIVES
+from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, GROUP_POSITION
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import Difference, Guard, Leave, Meet, Sequences
+from paralab.doctor.static.sequences import Difference, Guard, Leave, Meet, differences_of
 
 ENTRY = Entry(
     id="H03",
@@ -40,7 +42,7 @@ ENTRY = Entry(
 @check("H02", "H03", "H04", "H05", "H07", source="script")
 def ranks_part(script: Script) -> Iterator[Finding]:
     """Report where rank 0 and rank 1 stop calling the same collectives."""
-    differences = list(Sequences(script).differences())
+    differences = differences_of(script)
     waits = {
         one.more.guard.node
         for one in differences
@@ -139,6 +141,43 @@ def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding
     severity: Severity = "error" if buffers and guard.sure and not ignored else "suspect"
     edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
     yield found(script, "H07", severity, meet.call, why, fix, edits=edits)
+
+
+_PARTS = re.compile(
+    r"(^|_)(tp|pp|mp|cp|ep|model|tensor|pipe|node|local|expert|intra|inter|mesh|sub)", re.I
+)
+
+
+@check("H03", source="script")
+def guarded_by_name(script: Script) -> Iterator[Finding]:
+    """Suspect a collective under `if rank == 0:` that has no partner for the other ranks."""
+    for call in script.methods(*COLLECTIVES, *FRAMEWORK_COLLECTIVES):
+        known = call.target.startswith("torch.distributed.") or call.method in FRAMEWORK_COLLECTIVES
+        group = call.argument(GROUP_POSITION.get(call.method, 99), "group")
+        if not known or (group is not None and _is_part(script, group, call)):
+            continue
+        alike = [one for one in script.calls_in(call.scope) if one.method == call.method]
+        if any(_is_for_others(one) for one in alike):
+            continue
+        for test in call.inside(If):
+            if is_for_one_rank(test.test, test.taken) and not test.exits:
+                why = (
+                    f"`{code(test.test)}` keeps the other ranks out of `{code(call.node.func)}`, and nothing here "
+                    "lets them call it. Certain if the group has more than one rank."
+                )
+                yield found(script, "H03", "suspect", call, why, ENTRY.fix)
+                break
+
+
+def _is_part(script: Script, group: ast.expr, call: Call) -> bool:
+    """Is a group made of some ranks, by its name or by a list that is written out?"""
+    listed = [one.argument(0, "ranks") for one in script.makers(group, call.scope)]
+    return bool(_PARTS.search(code(group))) or any(isinstance(one, ast.List) for one in listed)
+
+
+def _is_for_others(call: Call) -> bool:
+    """Is a call in a branch that the first rank does not take: `if rank != 0: barrier()`?"""
+    return any(is_for_one_rank(one.test, not one.taken) for one in call.inside(If))
 
 
 @check("H05", source="script")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import If
+from paralab.doctor.static.facts import If, Loop
+from paralab.doctor.static.hints import is_for_one_rank, is_in_training
 from paralab.doctor.static.names import COLLECTIVES, LOADER
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import Place, at, code, found, line_of
@@ -20,8 +21,9 @@ from paralab.doctor.static.sequences import (
     Meet,
     Node,
     Repeat,
-    Sequences,
     all_meets,
+    differences_of,
+    sequences_of,
 )
 
 ENTRY = Entry(
@@ -59,12 +61,32 @@ class Way:
 @check("H08", source="script")
 def local_early_stop(script: Script) -> Iterator[Finding]:
     """A rank leaves a loop that contains collectives because of its own data."""
-    done = set()
-    for _, zero, _ in Sequences(script).trees():
+    done: set[ast.AST] = set()
+    for _, zero, _ in sequences_of(script).trees:
         for finding, node in _walk(script, zero, Way()):
             if node not in done:
                 done.add(node)
                 yield finding
+    done |= {one.more.node for one in differences_of(script) if isinstance(one.more, Leave)}  # H02
+    for module in script.modules:
+        breaks = [node for node in module.nodes if isinstance(node, ast.Break) and node not in done]
+        for node in breaks:
+            yield from _break_on_one_rank(script, node, module.scope_of(node))
+
+
+def _break_on_one_rank(script: Script, node: ast.Break, scope: Scope) -> Iterator[Finding]:
+    """Suspect `if rank == 0: … break` in a loop that trains."""
+    around = script.context(node, scope.module)
+    last = max((place for place, one in enumerate(around) if isinstance(one, Loop)), default=-1)
+    tests = [one for one in around[last + 1 :] if isinstance(one, If) and not one.exits]
+    guard = next((one for one in tests if is_for_one_rank(one.test, one.taken)), None)
+    if last < 0 or guard is None or not is_in_training(script, scope):
+        return
+    why = (
+        f"Only one rank leaves the loop here (`{code(guard.test)}`); the others go on. Certain if the loop contains "
+        "a collective or a backward pass of DDP."
+    )
+    yield found(script, "H08", "suspect", at(node, scope), why, ENTRY.fix)
 
 
 def _walk(script: Script, nodes: list[Node], way: Way) -> Iterator[tuple[Finding, ast.AST]]:

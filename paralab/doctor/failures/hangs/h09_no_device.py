@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from paralab.doctor.failures.hangs.groups import backends
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.static.facts import Call
+from paralab.doctor.static.hints import trains, words_of_project
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
@@ -56,8 +58,8 @@ OWN_DEVICES = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "hor
 @check("H09", source="script")
 def no_device_chosen(script: Script) -> Iterator[Finding]:
     """NCCL, GPUs, and nothing in the project that tells NCCL which GPU belongs to a rank."""
-    starts = script.calls_of(INIT)
-    if backends(script) != {"nccl"} or script.imports(*OWN_DEVICES):
+    starts, names = script.calls_of(INIT), backends(script)
+    if names.isdisjoint({"nccl", "unknown"}) or script.imports(*OWN_DEVICES):
         return
     if any(call.argument(99, "device_id") or call.unpacks for call in starts):
         return
@@ -65,7 +67,11 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
         "CUDA_VISIBLE_DEVICES" in module.text for module in script.modules
     ):
         return
-    devices = [call for call in script.calls if "device" in call.method.lower()]
+    devices = [
+        call
+        for call in script.calls
+        if "device" in call.method.lower() and (call.target or call.method != "get_device")
+    ]
     known = ("torch.", "builtins.")
     if any(call.function is None and not call.target.startswith(known) for call in devices):
         return  # a function from elsewhere may choose it
@@ -75,7 +81,9 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
         if call.argument(99, "device_ids") is None
     ]
     bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
-    if not barriers and not bare:
+    hidden = not trains(script) and "set_device" in words_of_project(script)
+    if names != {"nccl"} or not (barriers or bare) or hidden:
+        yield from _by_name(script, starts[0])
         return
     first = (barriers or bare)[0]
     use = "barrier()" if barriers else ".cuda()"
@@ -84,3 +92,15 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
         f"has GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
     )
     yield found(script, "H09", "warning", starts[0], why, ENTRY.fix, also=(first,))
+
+
+def _by_name(script: Script, start: Call) -> Iterator[Finding]:
+    """Suspect GPUs in a project that never chooses one, even if every tensor names its GPU."""
+    chosen = {"set_device", "set_default_device", "CUDA_VISIBLE_DEVICES"}
+    if chosen & words_of_project(script) or not any("cuda" in one.text for one in script.modules):
+        return
+    why = (
+        "Nothing calls torch.cuda.set_device or passes device_id, so GPU 0 is the current device of every "
+        "rank. Certain if the backend is nccl, and a barrier or an allocation uses the current device."
+    )
+    yield found(script, "H09", "suspect", start, why, ENTRY.fix)

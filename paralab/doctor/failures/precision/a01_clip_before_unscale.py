@@ -68,6 +68,30 @@ def clipped_before_unscale(script: Script) -> Iterator[Finding]:
         edits = insert_line(script, clip_call, unscale) if near else ()
         fix = f"Call `{unscale}` before clipping."
         yield found(script, "A01", "error", clip_call, why, fix, also=(step.call,), edits=edits)
+    if not any(steps.values()):
+        yield from _by_name(script)
+
+
+def _by_name(script: Script) -> Iterator[Finding]:
+    """Suspect clipping in a project that scales losses and never calls `unscale_`."""
+    clips = script.methods("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
+    clips = [
+        call
+        for call in clips
+        if not script.is_kind(call.receiver, call.scope, "accelerator", "fsdp")
+    ]
+    scales = [
+        call
+        for call in script.methods("scale")
+        if script.is_kind(call.receiver, call.scope, "scaler")
+    ]
+    texts = [module.text for module in script.modules]
+    if clips and scales and not any("unscale" in text or "apex" in text for text in texts):
+        why = (
+            f"Gradients are scaled ({line_of(scales[0], clips[0])}), and nothing calls `unscale_` before this clips "
+            "them. Certain if both happen in the same step."
+        )
+        yield found(script, "A01", "suspect", clips[0], why, ENTRY.fix, also=(scales[0],))
 
 
 def _step_after(events: list[Event], clip: Event) -> Event | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paralab.doctor.events import Forward, Loader, Seed
@@ -11,6 +12,7 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import Call
+from paralab.doctor.static.hints import is_parallel, words_of_project
 from paralab.doctor.static.models import is_decided, layers, wraps
 from paralab.doctor.static.order import ways
 from paralab.doctor.static.project import Scope
@@ -45,9 +47,45 @@ _DRAWS = (
 _TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix")
 
 
+_SETS = re.compile(r"seed", re.I)
+_WORKER = re.compile(r"worker_?init|init_?worker|seed_?worker|worker_?seed", re.I)
+_OF_RANK = re.compile(r"rank|initial_seed|worker_info|urandom|time", re.I)
+
+
 @check("S10", source="script")
 def same_seed(script: Script) -> Iterator[Finding]:
     """Report a seed without the rank, if the model or the data draws random numbers."""
+    sure = list(_same_seed(script))
+    yield from sure or _by_name(script)
+
+
+def _by_name(script: Script) -> Iterator[Finding]:
+    """Suspect a seed in a parallel project in which no seed mentions the rank."""
+    words = words_of_project(script)
+    calls = [call for call in script.methods(*_SEEDS) if _is_seed(call)]
+    calls = [call for call in calls if call.module is script.modules[0] and call.scope.is_function]
+    if not calls or not is_parallel(script) or any("seed" in word for word in words):
+        return
+    for call in calls:
+        worker = bool(_WORKER.search(call.scope.name))
+        if _OF_RANK.search(ast.unparse(call.scope.node)) or not (
+            worker or _SETS.search(call.scope.name)
+        ):
+            continue
+        who = "workers" if worker else "ranks"
+        why = (
+            f"`{code(call.node)}` does not depend on the rank, so all {who} with the same number draw the same random "
+            "numbers. Certain if data or dropout uses them."
+        )
+        yield found(script, "S10", "suspect", call, why, ENTRY.fix)
+        return
+
+
+def _is_seed(call: Call) -> bool:
+    return call.target.startswith(("torch.", "numpy.random", "random."))
+
+
+def _same_seed(script: Script) -> Iterator[Finding]:
     seeds = script.calls_of("torch.manual_seed", "lightning.seed_everything")
     every = [value for call in script.methods(*_SEEDS) for value in _given(call)]
     if not seeds or not wraps(script) or any(script.nature(*one) == "rank" for one in every):

@@ -61,7 +61,9 @@ def different_first_weights(script: Script) -> Iterator[Finding]:
     if not orders or not all(order == {"after"} for order in orders):
         return
     where = reductions[0]
-    sure = is_decided(script, seed) and is_decided(script, where)
+    values = {script.evaluate(seed.node.args[0], seed.scope, rank) for rank in (0, 1)}
+    differs = len(values) == 2 or isinstance(seed.node.args[0], (ast.Name, ast.Attribute))
+    sure = differs and is_decided(script, seed) and is_decided(script, where)
     why = (
         f"This averages gradients by hand, but the ranks start with different weights: the seed "
         f"({line_of(seed, where)}) depends on the rank, and nothing sends rank 0's weights to the "

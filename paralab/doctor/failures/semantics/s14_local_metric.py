@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,34 @@ def sum_shown_as_mean(script: Script) -> Iterator[Finding]:
         )
         severity: Severity = "warning" if sure and is_decided(script, reduce) else "suspect"
         yield found(script, "S14", severity, reduce, why, fix, also=(shown,))
+
+
+_MEANS = re.compile(r"loss|accuracy|metric|psnr|ssim|miou|perplexity", re.I)
+_DIVIDES = re.compile(
+    r"\bdiv|mean|average|AVG|\bavg|world|num_replicas|count|num_|\bn_|len\(", re.I
+)
+
+
+@check("S14", source="script")
+def sum_by_name(script: Script) -> Iterator[Finding]:
+    """Suspect a summed loss in a function that divides nothing, if no caller knows the world size."""
+    for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
+        given, op = reduce.argument(0, "tensor"), reduce.argument(99, "op")
+        group = reduce.argument(99, "group")
+        if given is None or not _MEANS.search(code(given)) or group is not None:
+            continue
+        if op is not None and not code(op).endswith("SUM"):
+            continue
+        scopes = [reduce.scope, *(call.scope for call in script.callers(reduce.scope))]
+        texts = [ast.unparse(scope.node) for scope in scopes if scope.is_function]
+        divides = any("/" in text or _DIVIDES.search(text) for text in texts[1:] or texts)
+        if texts and not divides and not re.search("/|div|mean|AVG", texts[0]):
+            why = (
+                f"all_reduce sums `{code(given)}` over the ranks, and nothing here divides it. Certain if it is a mean "
+                "over this rank's share, and nobody divides it later."
+            )
+            fix = "Divide by dist.get_world_size() after all_reduce."
+            yield found(script, "S14", "suspect", reduce, why, fix)
 
 
 def _is_mean(script: Script, node: ast.expr, scope: Scope) -> bool | None:

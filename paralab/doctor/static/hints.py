@@ -1,0 +1,154 @@
+"""What names and nesting suggest where values are unknown: enough for a suspect, never for more."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.names import meaning
+from paralab.doctor.static.project import Scope, search_path
+from paralab.doctor.static.script import Script
+
+# Words that tell what a project does somewhere, in any of its files.
+_WORDS = re.compile(
+    r"\b(set_epoch|set_device|set_default_device|init_process_group|DistributedDataParallel"
+    r"|DistributedSampler|FullyShardedDataParallel|Accelerator|CUDA_VISIBLE_DEVICES"
+    r"|seed[^\n]{0,40}rank|rank[^\n]{0,40}seed)\b"
+)
+_PARALLEL = {
+    "init_process_group",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "Accelerator",
+}
+_TRAINS = re.compile(
+    r"^backward$|train(_\w*)?(epoch|step|batch|loop)|(run|fit)_(epoch|step)|optimi[sz]e", re.I
+)
+_LEFT_OUT = frozenset(("node_modules", "site-packages", "build", "dist", "venv", "env"))
+MOST_FILES = 1000
+
+
+def words_of_project(script: Script) -> frozenset[str]:
+    """Which of the words that matter here occur in any file of the project."""
+    here = {word for module in script.modules for word in _WORDS.findall(module.text)}
+    root = min(search_path(script.path), key=lambda folder: len(folder.parts))
+    return _words_below(root) | here
+
+
+@cache
+def _words_below(root: Path) -> frozenset[str]:
+    words: set[str] = set()
+    count = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            one for one in folders if one not in _LEFT_OUT and not one.startswith(".")
+        )
+        for name in files:
+            if name.endswith(".py") and count < MOST_FILES:
+                count += 1
+                path = os.path.join(folder, name)
+                try:
+                    with open(path, encoding="utf-8", errors="replace") as stream:
+                        words.update(_WORDS.findall(stream.read()))
+                except OSError:
+                    continue
+        if count >= MOST_FILES:
+            break
+    return frozenset(words)
+
+
+def is_parallel(script: Script) -> bool:
+    """Does the project start ranks or wrap a model for them?"""
+    return not _PARALLEL.isdisjoint(words_of_project(script))
+
+
+def trains(script: Script) -> bool:
+    """Do these modules contain the training loop, so that nothing outside decides?"""
+    return bool(script.methods("backward"))
+
+
+def is_in_training(script: Script, scope: Scope) -> bool:
+    """Does a function train, or call what does: `backward`, `train_one_epoch`?"""
+    return any(_TRAINS.search(call.method) for call in script.calls_in(scope))
+
+
+def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
+    """`rank == 0`, `is_main_process()`, `args.local_rank in (-1, 0)`: by its names, one rank."""
+    match test:
+        case ast.BoolOp(ast.And(), values) if taken:
+            return any(is_for_one_rank(value) for value in values)
+        case ast.BoolOp(ast.Or(), values) if not taken:
+            return any(is_for_one_rank(value, False) for value in values)
+        case ast.UnaryOp(ast.Not(), operand):
+            return is_for_one_rank(operand, not taken)
+        case ast.Compare(left, [ast.Eq() | ast.In()], [right]):
+            return taken and _means(left, "rank") and _is_first(right)
+        case ast.Compare(left, [ast.NotEq() | ast.Gt() | ast.NotIn()], [right]):
+            return not taken and _means(left, "rank") and _is_first(right)
+    return taken and _means(test, "main")
+
+
+def _is_first(node: ast.expr) -> bool:
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return any(_is_first(one) for one in node.elts)
+    return isinstance(node, ast.Constant) and node.value == 0
+
+
+def _means(node: ast.expr, kind: str) -> bool:
+    if isinstance(node, ast.Call):
+        node = node.func
+    name = getattr(node, "attr", None) or getattr(node, "id", "")
+    return meaning(str(name).removeprefix("get_")) == kind
+
+
+def guards(script: Script, call: Call, depth: int = 3) -> Iterator[ast.expr]:
+    """The tests on the ways to a call, through the callers that are known."""
+    yield from (one.test for one in call.inside(If))
+    scope: Scope | None = call.scope
+    while scope is not None:
+        yield from getattr(scope.node, "decorator_list", [])
+        for caller in script.callers(scope) if scope.is_function and depth else []:
+            yield from guards(script, caller, depth - 1)
+        scope = scope.parent
+
+
+# Frameworks that divide the loss or decide when gradients are synchronized.
+SYNCHRONIZERS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "lightning_fabric", "composer", "ignite")  # fmt: skip
+_ACCUMULATION = r"accum|grad_acc|update_freq|update_period|iter_size|optimizer_period"
+_DIVIDES = re.compile(rf"/=?[^\n,=]*({_ACCUMULATION})|\.(div|mul)_?\([^\n]*({_ACCUMULATION})", re.I)
+
+
+def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
+    """The backward and the step of `if i % accumulation_steps == 0: optimizer.step()`, by their names."""
+    for step in script.methods("step"):
+        if not script.is_kind(step.receiver, step.scope, "optimizer", "scaler"):
+            continue
+        tests = [one.test for one in step.inside(If)]
+        parts = [part for test in tests for part in ast.walk(test)]
+        names = [part for part in parts if isinstance(part, (ast.Name, ast.Attribute))]
+        for name in names:
+            tests += [one.value for one in script.reaching(name, step.scope) if one.value]
+        if any(_counts_accumulation(test) for test in tests):
+            owner = step.scope.class_around
+            near = script.calls_in(step.scope) + (script.calls_in_class(owner) if owner else [])
+            passes = [call for call in near if call.method == "backward"]
+            yield from ((call, step) for call in passes[:1])
+
+
+def _counts_accumulation(test: ast.AST) -> bool:
+    """`(i + 1) % args.accumulation_steps == 0`"""
+    return any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Mod)
+        and re.search(_ACCUMULATION, ast.unparse(part.right), re.I)
+        for part in ast.walk(test)
+    )
+
+
+def divides_by_accumulation(script: Script) -> bool:
+    return any(_DIVIDES.search(module.text) for module in script.modules)
