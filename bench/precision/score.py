@@ -146,7 +146,7 @@ def _severity_of(row: dict[str, str], found: list[Found]) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("checkouts", type=Path)
-    parser.add_argument("--half", default="score", choices=("tune", "score", "named"))
+    parser.add_argument("--half", default="score", choices=("tune", "score", "named", "fresh"))
     parser.add_argument("--write", action="store_true", help="update docs/doctor-precision.md")
     options = parser.parse_args()
     halves = {options.half}
