@@ -293,7 +293,7 @@ class _File:
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
-    """Steps that one rank kept and another one made but did not keep."""
+    """Steps that one rank kept and another rank ran but did not keep."""
     kept = [file for file in files if file.kept]
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()

@@ -74,7 +74,7 @@ class Light:
         self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 
     def fail(self, opened: Opened, error: str) -> None:
-        """Write a call that raised to the events; its row no longer counts."""
+        """Record a call that raised an exception; its row no longer counts."""
         row, call, t, first = opened
         self._leave()
         self.rank.recent.end(row, FAILED)  # type: ignore[union-attr]

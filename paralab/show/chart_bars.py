@@ -1,4 +1,4 @@
-"""Draw bars with error bars, and distributions, one per labeled row, on one axis."""
+"""Draw bars with error bars, or distributions, on one axis: one per labeled row."""
 
 import statistics
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class Rows:
         return svg.axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
 
     def picture(self, name: str, title: str, description: str, x: Axis, *content: str) -> str:
-        """Create the chart, with the content of the rows above the axis."""
+        """Create the chart: the rows, and the axis below them."""
         grid = svg.bottom_axis(x, self.top, self.bottom)
         return svg.picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
 

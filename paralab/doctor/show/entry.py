@@ -69,7 +69,7 @@ def page(entry: Entry) -> str:
     ]
     if entry.silent:
         parts.append(
-            "This failure is silent: we know no other tool that reports it on a plain PyTorch script."
+            "This failure is silent: we know of no other tool that reports it for plain PyTorch."
         )
     if entry.limits:
         parts.append(f"**Limits.** {entry.limits}")
@@ -91,7 +91,7 @@ def url(source: str) -> str:
 
 def pages() -> dict[str, str]:
     """The pages of docs/doctor/ by file name, the index first."""
-    about = f"{len(ENTRIES)} ways in which parallel training goes wrong. What finds which: [the doctor](../doctor.md)."
+    about = f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) lists which source finds which."
     index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():
         lines = [

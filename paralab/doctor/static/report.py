@@ -123,7 +123,7 @@ def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple
 
 
 def insert_line(script: Script, where: Call, text: str, after: bool = False) -> tuple[Edit, ...]:
-    """An edit that adds a line before or after the statement of a call, which has its own line."""
+    """An edit that adds a line before or after a call's statement, if it has its own line."""
     statement: ast.AST | None = where.node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = where.module.parents.get(statement)

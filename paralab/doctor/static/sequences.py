@@ -236,7 +236,7 @@ class _Walk:
     def choose(
         self, node: ast.If, rest: list[ast.stmt], scope: Scope, envs: tuple[Env, Env]
     ) -> tuple[list[Node], str, bool]:
-        """An `if`: one branch where the rank decides, a fork where it does not."""
+        """An `if`: a single branch if the rank decides it, a fork if not."""
         nodes = list(self.expression(node.test, scope, envs))
         truths = [self.script.truth(node.test, scope, rank, envs[rank]) for rank in (0, 1)]
         own, peer = truths[self.rank], truths[1 - self.rank]

@@ -143,7 +143,7 @@ def _on_every_machine(script: Script, saves: list[Call]) -> Iterator[Finding]:
 
 
 def _takes_turns(script: Script, call: Call) -> bool:
-    """Does one rank go first: a barrier that only some ranks call, or a manager named like that?"""
+    """Does one rank go first, through a barrier for the others or a context manager?"""
     if any("first" in ast.unparse(one.item) for one in call.inside(With)):
         return True
     waits = [one for one in script.calls_in(call.scope) if one.method == "barrier"]

@@ -119,7 +119,7 @@ def early_exit(rank: WatchedRank, when: str) -> Finding:
     assert left is not None
     call = f"{left.call}({left.code})"
     why = (
-        f"Rank {rank.rank} leaves the program here with {call} {when}. It prints no error; the other "
+        f"Rank {rank.rank} exits here with {call} {when}. It prints no error; the other "
         "ranks fail with a closed connection, or wait forever."
     )
     fix = (

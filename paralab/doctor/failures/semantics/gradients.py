@@ -218,7 +218,7 @@ def _also_past(apart: Apart) -> Finding | None:
     if not past:
         return None
     why = (
-        "This forward calls the module inside DDP, besides others that use the wrapper. DDP does not "
-        f"average its part of the gradients of {listed(apart.names)} at step {apart.number}."
+        "This forward calls the module inside DDP, while others call the wrapper. DDP does not average "
+        f"what this one adds to the gradients of {listed(apart.names)} at step {apart.number}."
     )
     return make_finding("S06", "error", why, past[0], apart.norms("gradients"))

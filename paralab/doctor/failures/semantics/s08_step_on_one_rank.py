@@ -63,7 +63,7 @@ def step_on_some_ranks(script: Script) -> Iterator[Finding]:
 
 
 def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:
-    """The test that keeps some ranks away from a call, here or around all calls of its function."""
+    """The condition that keeps some ranks from a call, or from every call of its function."""
     for one in call.inside(If):
         if not one.exits and script.differs(one.test, call.scope):
             return one, call.scope

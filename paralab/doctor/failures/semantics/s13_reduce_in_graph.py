@@ -42,7 +42,7 @@ _CUTS = ("detach", "item", "tolist", "numpy", "tensor")
 
 @check("S13", source="script")
 def reduced_before_backward(script: Script) -> Iterator[Finding]:
-    """Report all_reduce of a loss, followed by backward of that loss."""
+    """Report an all_reduce of a loss before its backward()."""
     for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
         given = reduce.argument(0, "tensor")
         if given is None or dotted_key(given) is None or is_without_grad(script, reduce):

@@ -51,7 +51,7 @@ _KEEP = (
 
 @check("S14", source="script")
 def sum_shown_as_mean(script: Script) -> Iterator[Finding]:
-    """Report a mean loss that all_reduce sums up, if every later use shows it undivided."""
+    """Report a mean loss that all_reduce sums, if no later use divides it."""
     for reduce in script.calls_of("torch.distributed.all_reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(1, "op")
         if not isinstance(given, ast.Name) or reduce.argument(2, "group") is not None:

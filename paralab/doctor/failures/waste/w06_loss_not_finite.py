@@ -53,7 +53,7 @@ def judge_losses(
             f"to {scales[-1]:g}"
         )
     shown = (since, skips) if bad is not None else ("The gradients are not finite", skips)
-    why = f"{shown[0]}; {skips}. Nothing is learned anymore."
+    why = f"{shown[0]}; {skips}. The model no longer learns."
     return Finding("A08", "error", why, FIX, evidence=shown if bad is not None else (skips,))
 
 
