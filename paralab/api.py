@@ -194,8 +194,7 @@ def practical(
     variant: str | None = None,
     out: str | Path | None = None,
 ) -> Document:
-    """Run a course practical (5, 6, 7, 10, or "handbook"), or one part of it, and return
-    the filled-in sheet."""
+    """Run a practical (5, 6, 7, 10, or "handbook") or a part of it. Return the filled-in sheet."""
     from paralab.course import practical as course
     from paralab.course.configurations import find
 

@@ -50,8 +50,7 @@ class Interrupted(ParalabError):
 
 
 class Paused(ParalabError):
-    """A signal stopped the run after it saved a checkpoint. The same command with --resume
-    continues the run."""
+    """A signal stopped the run after it saved a checkpoint. --resume continues the run."""
 
     exit_code = 75  # EX_TEMPFAIL in sysexits.h, which tells a job script to try again later
 

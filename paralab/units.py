@@ -38,8 +38,7 @@ def count(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format samples per second with three significant digits, because measurements are no more
-    precise than that."""
+    """Format samples per second with three digits: measurements are no more precise than that."""
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -92,8 +92,7 @@ def report(result: Comparison | TuneResult, as_json: bool) -> None:
 
 
 def _parse_configuration(text: str, common: Request) -> Request:
-    """Parse a configuration such as `ddp --replicas 2`, as written after `paralab run`, and add the
-    common options that apply to it."""
+    """Parse `ddp --replicas 2`, and add the common options that apply to it."""
     from paralab.experiment.configurations import with_common
 
     try:

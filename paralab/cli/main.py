@@ -40,8 +40,7 @@ RANK_0_SECONDS = 2.0  # so that rank 0 can print its error: torchrun kills all r
 
 
 class Commands(Group):
-    """Prints paralab's errors without a traceback: what is wrong, why, and what to write
-    instead."""
+    """Prints errors without a traceback: what is wrong, why, and what to write instead."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         make_streams_safe()

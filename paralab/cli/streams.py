@@ -34,8 +34,7 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """Return a safe version of a process stream. Return any other stream, as in a notebook,
-    unchanged."""
+    """Return a safe version of our own stream. Return others, as in a notebook, unchanged."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     try:

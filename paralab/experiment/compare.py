@@ -45,8 +45,7 @@ VERIFYING = -1  # the round number for runs that verify
 
 @dataclass(frozen=True)
 class Turn:
-    """One run, with the number of its configuration and its round. Both are `VERIFYING` for a run
-    that verifies."""
+    """One run of a configuration in a round. Both numbers are `VERIFYING` if it verifies."""
 
     training: Training
     number: int
@@ -136,8 +135,7 @@ def _combine(before: Outcome, after: Outcome) -> Outcome:
 
 
 def _plan_rounds(configurations: Sequence[Resolved], rounds: int, first: int = 0) -> list[Planned]:
-    """Return the manifest entries: names, commands, and run folders. `first` is the number of
-    rounds that have already run."""
+    """Return the manifest entries. `first` is the number of rounds that have already run."""
     entries = []
     for number, each in enumerate(item.configuration for item in configurations):
         place = f"{number:02d}_{slug(each.label)}"

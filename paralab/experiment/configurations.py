@@ -119,8 +119,7 @@ def default_configurations(base: Request) -> list[Configuration]:
 
 
 def with_common(base: Request, own: Options) -> Request:
-    """Build a configuration from its own options and the common options that apply to its
-    strategy."""
+    """Build a configuration from its options and the common options that apply to it."""
     known = [field.name for field in fields(Request)]
     for name in own:
         if name not in known:
@@ -137,8 +136,7 @@ def with_common(base: Request, own: Options) -> Request:
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return the strategy with each number of replicas: 1, 2, 4 … With `weak`, the batch grows with
-    the number of replicas."""
+    """Return one configuration per number of replicas. `weak`: the batch grows with it."""
     words = {word.strip() for word in counts.split(",")}
     numbers = sorted(int(word) for word in words if word.isdecimal() and int(word))
     if base.strategy not in APPLIES["replicas"]:

@@ -25,8 +25,7 @@ _inspect = cache(inspect_workload)
 
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
-    """Return an inspection that collects every fact about the workload that these strategies
-    need."""
+    """Return an inspection that collects what these strategies need."""
     names = set(strategies)
     return Inspection(
         check_reference(request.workload),
@@ -79,8 +78,7 @@ def resolve_here(
 
 
 def _samples_at_once(request: Request) -> int | None:
-    """Return the number of samples per micro-batch for timing the layers. None means the workload's
-    batch size."""
+    """Return the samples per micro-batch. None means the workload's batch size."""
     if request.batch_size is None:
         return None
     parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)

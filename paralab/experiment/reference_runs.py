@@ -92,8 +92,7 @@ class ReferenceRuns:
         return "save_reference" in self.trainings[number].extras
 
     def judge(self, pair: ReferencePair, failed: dict[int, RunFailed]) -> Verification:
-        """Judge whether the configuration is equal to its reference. `failed` maps a run's number
-        to its error."""
+        """Judge whether a configuration equals its reference. `failed` maps runs to errors."""
         exact = self._judge(pair.exact, failed, pair.split_problem)
         exact = replace_fields(exact, control=self.trainings[pair.exact].plan.control)
         if pair.as_asked is None:

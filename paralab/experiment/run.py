@@ -51,8 +51,7 @@ def run(
 
 
 def _read_slurm_result(outcome: Outcome, job: SlurmJob) -> Result:
-    """Return the job's own result together with Slurm's report. Raise RunFailed if the job left no
-    result."""
+    """Return the job's result with Slurm's report. Raise RunFailed if it left none."""
     path = outcome.folder.path
     if outcome.status != "completed":
         raise explain_slurm_failure(job, path)

@@ -32,8 +32,7 @@ def train_all(
     on_poll: Callable[[], None] = lambda: None,
     deadlines: Deadlines | None = None,
 ) -> dict[int, RunFailed]:
-    """Perform the runs, and return the errors by run number. The ranks write their logs to
-    `folder`."""
+    """Perform the runs, with logs in `folder`. Return the errors by run number."""
     failed: dict[int, RunFailed] = {}
     left = list(range(len(trainings)))
     limits = [training.deadline_seconds for training in trainings]

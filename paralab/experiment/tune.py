@@ -121,8 +121,7 @@ def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Reques
 
 
 def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """Combine the best values that do not look slower. Return the combination of all of them, and
-    those that omit one."""
+    """Combine the best values that do not look slower: all of them, and all but one."""
     times = _relative_times(rung)
     best: Options = {}
     for name in TUNED:
@@ -142,8 +141,7 @@ def combinations(base: Request, rung: Comparison) -> list[Request]:
 
 
 def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
-    """Return the two best configurations from all rungs, and the best one in the fastest low
-    precision."""
+    """Return the two best configurations, and the best one in the fastest low precision."""
     times = [each for rung in rungs for each in _relative_times(rung)]
     times.sort(key=lambda each: each[1])
     same = [
@@ -170,8 +168,7 @@ def _rung(
     rounds: int,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Measure the default next to the changes. The final rung, which has a `say`, also verifies
-    them."""
+    """Measure the default next to the changes. The final rung (with `say`) verifies them."""
     others = [Configuration(request, optional=True) for request in changed if request != base]
     configurations = [Configuration(base), *others]
     path = folder.path / f"rung{number}"

@@ -116,8 +116,7 @@ def verify(
 def _resolve(
     names: list[str], inspected: dict[Request, Inspected]
 ) -> tuple[list[Case], list[Skipped]]:
-    """Return the cases that can run and the skipped cases. If no case can run, raise the first
-    reason."""
+    """Return the cases that can run and the skipped ones. If none can, raise the reason."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
@@ -136,8 +135,7 @@ def _resolve(
 
 
 def _cannot_run(each: Verified) -> bool:
-    """Return whether the cause is that a schedule cannot cut the model, or that fsdp ranks take
-    different branches."""
+    """Return whether a schedule cannot cut the model, or fsdp ranks take different branches."""
     cause = each.cause or ""
     uncut = each.options.schedule is not None and WITHOUT in cause
     return uncut or (each.strategy == "fsdp" and BRANCHES in cause)
@@ -183,8 +181,7 @@ def _vary(
 
 
 def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
-    """Return the numbers of accumulation steps to check: 1, and 4 or as many as the batch has
-    samples for."""
+    """Return the numbers of accumulation steps: 1, and 4 or what the batch allows."""
     if base.accumulate:
         return [base.accumulate]
     batch = base.batch_size or summary.batch_size
@@ -214,8 +211,7 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
-    """Return two epoch sizes, in samples: one that ends with a full batch and one that ends with a
-    partial batch."""
+    """Return two epoch sizes, in samples: one ends with a full batch, one with a partial batch."""
     if base.samples or base.epochs:
         return [base.samples]
     steps = base.steps or DEFAULT_STEPS

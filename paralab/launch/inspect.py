@@ -28,8 +28,7 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> tuple[Machine, Summary]:
-    """Return what a plan needs to know about the machine and the workload, as plain numbers. Raise
-    a UsageError for a mistake in the user's file."""
+    """Return both in plain numbers. Raise a UsageError for a mistake in the user's file."""
     answer = _ask(inspection)
     try:
         summary = msgspec.convert(answer["summary"], Summary, strict=False)

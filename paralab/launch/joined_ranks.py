@@ -81,8 +81,7 @@ class Team:
 
 @dataclass(frozen=True)
 class JoinedLauncher:
-    """The launcher inside each launched process. On rank 0, `run` returns, or raises an error for
-    the user. On other ranks, it exits."""
+    """The launcher in each launched process. `run` returns on rank 0 and exits on the others."""
 
     place: LaunchedRank
 
@@ -170,8 +169,7 @@ def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> 
 
 
 def lead(team: Team, job: Job) -> Outcome:
-    """Run rank 0, which leads the others. If rank 0 raises an error, tell the ranks that are still
-    waiting for work to exit."""
+    """Run rank 0, which leads the others. After an error, tell ranks that wait for work to exit."""
     place, store = team.place, team.store
 
     def report() -> None:
@@ -246,8 +244,7 @@ class JoinedAttempts(Attempts):
         return [other if node == nodes[0] else self.team.address for node in nodes]
 
     def _require_shared_folder(self) -> None:
-        """Refuse a run folder that some nodes cannot see, because their ranks could not write
-        events."""
+        """Refuse a run folder that some nodes cannot see: their ranks could not write events."""
         blind = {
             place.node
             for rank, place in enumerate(self.places)
@@ -288,8 +285,7 @@ def ended_with(code: int | None) -> RankExits:
 
 
 def follow(team: Team) -> NoReturn:
-    """Run a rank other than 0: follow rank 0's instructions, report how the rank ended, and exit
-    with its exit code."""
+    """Run another rank: follow rank 0, report how the rank ended, and exit with its code."""
     rank, store = team.place.rank, team.store
     exits = ended_with(1)
     try:

@@ -50,8 +50,7 @@ class LaunchedRank:
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-    """Return this rank's place, or None if no launcher started this process. In that case, paralab
-    starts its own ranks."""
+    """Return this rank's place, or None if no launcher started this process."""
     if INSIDE in environment:
         return None
     if "RANK" in environment and "WORLD_SIZE" in environment:
@@ -148,8 +147,7 @@ def rendezvous_file(place: LaunchedRank) -> Path:
 
 
 def own_address() -> str:
-    """Return the address at which other nodes in a Slurm job can reach this node. Slurm's node
-    names may not resolve."""
+    """Return the address at which other nodes reach this node. Slurm's names may not resolve."""
     nodes = _number(os.environ, "SLURM_STEP_NUM_NODES") or _number(os.environ, "SLURM_NNODES")
     if nodes in (None, 1):
         return "127.0.0.1"

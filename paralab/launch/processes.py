@@ -80,8 +80,7 @@ class Template:
                 self.process = _popen(words, self.environment, pass_fds=[theirs.fileno()], **silent)
 
     def _forked_by_shared(self, theirs: socket.socket) -> bool:
-        """Ask the template at the socket SHARED, if there is one, to fork a template for this
-        command."""
+        """Ask the template at the socket SHARED, if any, to fork one for this command."""
         if not (address := os.environ.get(SHARED)):
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shared:

@@ -128,8 +128,7 @@ class Attempts:
         self.failed.append(FailedAttempt(resumed_from, self.training.steps_done, last_step))
 
     def _accept(self, outcome: Outcome) -> Outcome:
-        """Accept an attempt that failed after it saved its last step: if all other files that it
-        had to write exist, it is completed."""
+        """Accept a failure after the last step was saved, if all other files exist."""
         complete = all(Path(path).exists() for path in self.training.extras.values())
         return replace(outcome, status="completed") if complete else outcome
 

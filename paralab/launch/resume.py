@@ -30,8 +30,7 @@ LOCK = ".in-use"  # identifies the run that writes to the folder
 
 @contextmanager
 def lock_checkpoints(directory: Path | None) -> Iterator[None]:
-    """Lock the folder against other runs. The system releases the lock when this process ends, even
-    if the process is killed."""
+    """Lock the folder against other runs. The lock ends with this process, even if killed."""
     if directory is None or fcntl is None:
         yield
         return
@@ -105,8 +104,7 @@ def choose_checkpoint(
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
-    """Make room for a new checkpoint at the same step: rename a damaged checkpoint, or delete a
-    half-written checkpoint."""
+    """Make room for a new checkpoint: rename a damaged one, or delete a half-written one."""
     if checkpoint.half_written:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
         return

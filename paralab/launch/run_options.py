@@ -15,8 +15,7 @@ DEADLINE: dict[str, Any] = {"default": 600.0, "metavar": "SECONDS"}
 
 
 class Deadlines(NamedTuple):
-    """Time limits in seconds: from the start to the first step, for one step, and for the part of a
-    save that blocks training."""
+    """Seconds until the first step, for one step, and for what blocks training in a save."""
 
     start: float = 600.0
     step: float = 600.0

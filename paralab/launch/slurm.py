@@ -37,8 +37,7 @@ class Waiting(NamedTuple):
 
 
 def _table(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse a table: the first column maps to the others. A line that starts with | continues the
-    row above it."""
+    """Map the first column to the others. A line that starts with | continues the row above it."""
     lines = re.sub(r"\n +[|]", " |", text).strip().splitlines()
     rows = [line.strip().split(" | ") for line in lines]
     return {name: tuple(columns) for name, *columns in rows}
@@ -165,8 +164,7 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Return this process's environment without variables that override the script (such as
-    SBATCH_PARTITION) or describe an enclosing job."""
+    """Return our variables without those that override the script or describe an outer job."""
     ours = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     if "SLURM_JOB_ID" in os.environ:
         ours |= {name for name in os.environ if re.match(r"SLURM_(?!CONF$)", name)}
@@ -174,8 +172,7 @@ def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def query(number: int) -> SlurmJob | None:
-    """Return the job's state, or None if Slurm no longer knows the job. Raise a ParalabError if the
-    controller does not answer."""
+    """Return the job, or None if Slurm forgot it. Raise a ParalabError if Slurm does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done.returncode:
         if "Invalid job id" in done.stderr + done.stdout:
@@ -206,8 +203,7 @@ def cancel(number: int) -> None:
 
 
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
-    """Return the error for a job that sbatch refused, with sbatch's message and the fix. Include
-    sinfo's table if the fix refers to its columns."""
+    """Return sbatch's message with a fix, and with sinfo's table if the fix refers to it."""
     message = _message(stderr)
     known = (fix for pattern, [fix] in REFUSALS.items() if re.search(pattern, message, re.I))
     fix = next(known)

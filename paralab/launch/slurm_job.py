@@ -40,8 +40,7 @@ VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET
 
 @dataclass(frozen=True)
 class SlurmLauncher:
-    """Submits and follows a Slurm job. `sbatch` contains the sbatch options, as in `--slurm
-    partition=gpu,time=10:00`."""
+    """Submits and follows a job. `sbatch` has its options: `partition=gpu,time=10:00`."""
 
     sbatch: str
     nodes: int | None = None
@@ -83,8 +82,7 @@ class SlurmLauncher:
         return Outcome(RunFolder(follower.run), "completed" if done else "failed", slurm=state)
 
     def _allocate(self, request: Request) -> Allocation:
-        """Return the resources to request from Slurm. Raise an error for mistakes that would fail
-        on any machine."""
+        """Return what to request. Refuse mistakes that would fail on any machine."""
         refuse_inside()
         check(request)
         check_reference(request.workload)
@@ -133,8 +131,7 @@ def _stop_following(by: int, number: int | None, script: Path) -> Interrupted:
 
 
 class JobFollower:
-    """Follows a job from submission to its end. Prints each change of state once, and shows
-    progress while the job runs."""
+    """Follows a job to its end. Prints each change of state once, and shows progress."""
 
     def __init__(
         self, number: int, folder: RunFolder, wait_seconds: float | None, say: Print, watch: Watch
@@ -192,8 +189,7 @@ class JobFollower:
             self.waiting_since = self.answered
 
     def _read_ending(self) -> slurm.SlurmJob:
-        """Read how the job ended from its files, because Slurm forgets a job a few minutes after it
-        ends (MinJobAge)."""
+        """Read the job's files: Slurm forgets a job minutes after it ends (MinJobAge)."""
         done = (self.run / "result.json").exists()
         return replace(self.job, state="COMPLETED" if done else "FAILED", reason="None")
 

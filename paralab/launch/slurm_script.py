@@ -270,8 +270,7 @@ def run_name(job: int, restarts: int) -> str:
 
 
 def _directive(name: str, value: str | None) -> str:
-    """Return the #SBATCH line for an option. Quote the value if needed, because sbatch splits lines
-    at spaces."""
+    """Return an #SBATCH line. sbatch splits lines at spaces, so such values need quotes."""
     if value is None:
         return f"#SBATCH --{name}"
     plain = re.fullmatch(r"[\w.,:/@%+=*&|()\[\]-]+", value)

@@ -24,8 +24,7 @@ class StopRequest:
         return self.signal is not None
 
     def announce(self) -> None:
-        """Tell the user once. The signal handler does not call this, because it may interrupt a
-        line that is being printed."""
+        """Tell the user once, outside the signal handler, which may interrupt a print."""
         if self.signal is not None and not self.announced:
             self.announced = True
             again = " again" if self.signal == signal.SIGINT else ""

@@ -26,8 +26,7 @@ class StopTogether:
         self.failed_at: float | None = None  # when we noticed that another rank has failed
 
     def poll(self, board: StatusBoard) -> None:
-        """Check for signals and failures. Raise OtherFailed a few seconds after another rank
-        fails."""
+        """Check for signals and failures. Raise OtherFailed soon after another rank fails."""
         self.request.announce()
         now = time.monotonic()
         if self.failed_at is not None and now - self.failed_at > GRACE_SECONDS:

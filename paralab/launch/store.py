@@ -59,8 +59,7 @@ class Store:
                 return channel
 
     def open(self, address: str, port: int, prefix: str, serve: bool = False) -> int:
-        """Connect to the store at an address, or serve it there (port 0 means any free port).
-        Return the port."""
+        """Connect to the store, or serve it (port 0: any free port). Return the port."""
         return int(self._ask("open", address=address, port=port, prefix=prefix, serve=serve))
 
     def put(self, name: str, note: Any) -> None:

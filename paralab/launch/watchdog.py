@@ -54,8 +54,7 @@ class Watchdog:
         return late
 
     def dump_stacks(self, ranks: list[Child]) -> None:
-        """Ask each rank for its stacks. Also record its process state, because a stopped process
-        does not answer."""
+        """Ask each rank for its stacks, and record its state: a stopped process cannot answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.dumps.mkdir(parents=True, exist_ok=True)

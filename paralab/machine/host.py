@@ -42,14 +42,12 @@ class Machine:
 
 
 def core_numbers() -> list[int]:
-    """Return the cores that this process is bound to. The list is empty if the system has no core
-    affinity (macOS)."""
+    """Return the cores that this process is bound to; none without core affinity (macOS)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, according to its affinity mask and the
-    container's CPU quota."""
+    """Return how many cores the affinity mask and the container's CPU quota allow."""
     cores = len(core_numbers()) or os.cpu_count() or 1
     # "200000 100000" means two cores, and "max 100000" means no limit.
     quota_file = Path("/sys/fs/cgroup/cpu.max")
@@ -126,15 +124,13 @@ def host_mark() -> str:
 
 
 def clock_mark() -> str:
-    """Return an ID of this process's monotonic clock. All processes on a machine share one clock,
-    unless a time namespace shifts it."""
+    """Return an ID of the monotonic clock: one per machine, unless a time namespace shifts it."""
     namespace = Path("/proc/self/ns/time")
     return f"{host_mark()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
 def address_towards(address: str) -> str | None:
-    """Return the address that this machine uses to reach `address`. Connecting a UDP socket only
-    looks up the route and does not send data."""
+    """Return our address towards another. Connecting a UDP socket sends no data."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))

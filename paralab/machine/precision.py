@@ -28,8 +28,7 @@ assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "not finit
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of the trial: whether a precision works, what happened, and which environment
-    variables it needs."""
+    """Whether a precision works, what happened, and which environment variables it needs."""
 
     works: bool
     seen: str
@@ -37,8 +36,7 @@ class Probe:
 
 
 def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
-    """Train a tiny network in this precision in a child process. If that fails, try again with a
-    smaller instruction set."""
+    """Train a tiny network in a child process, if necessary with a smaller instruction set."""
     seen = _trial(precision, {}, deadline_seconds)
     if seen is None:
         return Probe(True, f"{precision} trained in a trial process")

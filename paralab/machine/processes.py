@@ -33,8 +33,7 @@ def _read(pid: int, read: Callable[[psutil.Process], T], otherwise: T) -> T:
 
 
 def state_of(pid: int) -> str | None:
-    """Return the process state as a letter, such as R (running), S (sleeping), T (stopped), or D
-    (waiting for a disk). Return None if unknown."""
+    """Return the letter that `ps` shows (R, S, T, D, …), or None if unknown."""
     return _read(pid, lambda process: LETTERS.get(process.status()), None)
 
 
@@ -56,8 +55,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return the process's children, grandchildren, and so on, with parents before their
-    children."""
+    """Return its children, grandchildren, and so on, with parents before their children."""
     return _read(pid, lambda process: [each.pid for each in process.children(recursive=True)], [])
 
 

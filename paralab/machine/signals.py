@@ -44,8 +44,7 @@ def name_of(number: int) -> str:
 
 
 def exit_code_of(number: int) -> int:
-    """Return the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP,
-    and 131 for SIGQUIT."""
+    """Return the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + number
 
 

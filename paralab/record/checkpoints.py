@@ -79,8 +79,7 @@ def step_folder(directory: Path, step: int) -> Path:
 
 
 def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
-    """List the checkpoints in a directory, oldest first. With `check`, also read every byte and
-    check the checksums."""
+    """List a directory's checkpoints, oldest first. With `check`, also check every checksum."""
     # Do not use glob, which treats a folder without read permission as empty.
     entries = directory.iterdir() if directory.is_dir() else ()
     folders = sorted(
@@ -92,8 +91,7 @@ def checkpoints(directory: Path, check: bool = False) -> list[Checkpoint]:
 
 
 def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """Return the newest intact checkpoint, and all newer checkpoints that cannot be used. This
-    checks every byte."""
+    """Return the newest intact checkpoint and the unusable ones after it. Check every byte."""
     bad: list[Checkpoint] = []
     for checkpoint in reversed(checkpoints(directory)):
         checked = checkpoint if checkpoint.problem else _inspect(checkpoint.path, check=True)
@@ -104,8 +102,7 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 
 def write_manifest(folder: Path, **about: Any) -> None:
-    """Complete a checkpoint whose files are already on disk: write the manifest under a temporary
-    name, then rename it."""
+    """Complete a checkpoint: write the manifest under a temporary name, then rename it."""
     paths = sorted(folder.iterdir())
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(_digest, paths))
@@ -130,8 +127,7 @@ def write_manifest(folder: Path, **about: Any) -> None:
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete everything older than the newest `keep` intact checkpoints. If there are fewer intact
-    checkpoints, delete nothing."""
+    """Delete what is older than the newest `keep` intact checkpoints, if there are that many."""
     existing = checkpoints(directory)
     intact = [checkpoint for checkpoint in existing if not checkpoint.problem]
     if len(intact) <= keep:
@@ -182,8 +178,7 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
 
 
 def _malformed(manifest: Any, step: int) -> str | None:
-    """Return a problem with the fields that other code relies on, or None. A manifest is JSON from
-    a file, so it can contain anything."""
+    """Return a problem with the fields, or None. A manifest is a file: it can contain anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}

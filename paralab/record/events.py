@@ -83,8 +83,7 @@ class Start(Moment, frozen=True, kw_only=True):
 
 
 class Memory(Moment, frozen=True, kw_only=True):
-    """Peak device memory. `how` says how it was measured: by CUDA's allocator, or by counting
-    tensors."""
+    """Peak device memory. `how` is how we measured: CUDA's allocator, or counted tensors."""
 
     device: str
     bytes: int

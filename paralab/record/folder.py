@@ -61,8 +61,7 @@ class RunFolder:
         return folder
 
     def write_manifest(self, **parts: Any) -> None:
-        """Write the manifest. This happens before the ranks start, so even a failed run is
-        reproducible."""
+        """Write the manifest before the ranks start, so a failed run is reproducible too."""
         manifest = {
             "schema": SCHEMA_VERSION,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

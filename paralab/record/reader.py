@@ -128,8 +128,7 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def parse(line: bytes) -> Event | None:
-    """Parse a line. Return None if it is not an event, lacks a field, or has a field of the wrong
-    type."""
+    """Parse a line. Return None if it is not an event, or if a field is missing or wrong."""
     event = parse_object(line)
     if not isinstance(event.get("event"), str):
         return None

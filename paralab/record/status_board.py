@@ -65,8 +65,7 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """Do the launcher's part of stopping together. Call this repeatedly until all ranks have
-        ended."""
+        """Do the launcher's part of stopping together, at each poll until all have ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
             self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))

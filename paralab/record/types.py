@@ -57,8 +57,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def read_manifest(folder: Path) -> JsonObject:
-    """Read the manifest of a run or an experiment. Raise a UsageError if this paralab version
-    cannot read the folder."""
+    """Read a folder's manifest. Raise a UsageError if this version cannot read the folder."""
     manifest = read_object(folder / "manifest.json")
     version = manifest.get("schema")
     if version != SCHEMA_VERSION:
@@ -72,8 +71,7 @@ def read_manifest(folder: Path) -> JsonObject:
 
 
 def convert(value: object, to: type[T], where: Path) -> T:
-    """Convert parsed JSON to a type. If a field does not match, raise a UsageError that names
-    it."""
+    """Convert parsed JSON to a type. Raise a UsageError that names a field that does not match."""
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError as error:

@@ -28,15 +28,13 @@ class EventWriter:
         self._thread.start()
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Queue events and return immediately. If earlier events could not be written (because of a
-        full disk, for example), raise that error."""
+        """Queue events and return. Raise the error if earlier events could not be written."""
         if self._error:
             raise self._error
         self._queue.put(events)
 
     def close(self) -> None:
-        """Write the remaining events and close the file. If events could not be written, raise that
-        error."""
+        """Write the remaining events and close the file. Raise the error if that failed."""
         self._queue.put(None)
         self._closing.set()
         self._thread.join()
