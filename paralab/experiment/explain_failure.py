@@ -15,7 +15,6 @@ from paralab.machine.host import FULL_BYTES
 from paralab.record.events import Error
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.record.status_board import Post
 
 
 def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunFailed:
@@ -38,16 +37,14 @@ def _explain_exit(
     folder = training.folder.path
     cause = root_cause(folder, exits.codes, launched.logs, attempt, exits.unknown, exits.errors)
     full = "" if os.strerror(errno.ENOSPC) in cause.what else _full_disk(training)
+    post = exits.posts[cause.rank]
+    phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
+    when = phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at the end")
     return RunFailed(
-        f"Rank {cause.rank} failed {_phase(exits.posts[cause.rank])}: {cause.what}{full}",
+        f"Rank {cause.rank} failed {when}: {cause.what}{full}",
         detail=cause.detail,
         fix=f"read {cause.log} (the run folder is {folder})",
     )
-
-
-def _phase(post: Post) -> str:
-    phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
-    return phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at the end")
 
 
 def _full_disk(training: Training) -> str:

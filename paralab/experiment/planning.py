@@ -59,7 +59,13 @@ def make_plan(
         refuse_inside()
     check(request)
     request = replace(request, workload=check_reference(request.workload))
-    samples, threads = _samples_at_once(request), _one_device_threads(request)
+    samples = None  # per micro-batch, to time the layers; None: the workload's batch size
+    if request.batch_size is not None:
+        parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
+        samples = max(1, request.batch_size // parts)
+    replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
+    cores = max(1, usable_cores() // (replicas * (request.stages or 2)))
+    threads = request.threads_per_device or threads_asked() or cores  # of one device
     machine, summary = inspect_workload(
         inspection_for(request, [request.strategy], samples=samples, threads=threads)
     )
@@ -75,20 +81,6 @@ def resolve_here(
 ) -> Plan:
     """Resolve a configuration in this process's environment."""
     return resolve(request, machine, summary, _probe_once, threads_asked(), places, cuts)
-
-
-def _samples_at_once(request: Request) -> int | None:
-    """Return the samples per micro-batch. None means the workload's batch size."""
-    if request.batch_size is None:
-        return None
-    parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
-    return max(1, request.batch_size // parts)
-
-
-def _one_device_threads(request: Request) -> int:
-    replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
-    devices = replicas * (request.stages or 2)
-    return request.threads_per_device or threads_asked() or max(1, usable_cores() // devices)
 
 
 def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summary) -> None:

@@ -85,7 +85,9 @@ def run_ranks(
     Each spec comes from `Training.to_spec`. `on_poll` gets the status board, on which it can ask
     the ranks to stop together. On KeyboardInterrupt, end all ranks and raise it again.
     """
-    plan = _widest([Plan.from_json(spec["plan"]) for spec in specs])
+    plans = [Plan.from_json(spec["plan"]) for spec in specs]
+    variables = {name: value for plan in plans for name, value in plan.environment.items()}
+    plan = replace(max(plans, key=lambda plan: plan.world_size), environment=variables)
     here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
     numbers = [rank.rank for rank in here]
     interface = seat.interface if seat else loopback()
@@ -115,13 +117,6 @@ def run_ranks(
             return replace(exits, errors=read_errors(private, numbers))
         finally:
             _end(ranks)
-
-
-def _widest(plans: list[Plan]) -> Plan:
-    """Return the plan with the most ranks, with the environment variables of all plans."""
-    widest = max(plans, key=lambda plan: plan.world_size)
-    environment = {name: value for plan in plans for name, value in plan.environment.items()}
-    return replace(widest, environment=environment)
 
 
 def _start(

@@ -64,7 +64,12 @@ class Watchdog:
                 assert rank.stdin
                 rank.stdin.write(QUESTION)
                 rank.stdin.flush()
-        self._wait_for_answers(ranks)
+        able = [_state(rank) not in ("T", "ended") for rank in ranks]
+        numbers = itertools.compress(self.numbers, able)
+        answers = [self.answers / f"rank{number}.json" for number in numbers]
+        until = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < until and not all(answer.exists() for answer in answers):
+            time.sleep(0.05)
 
         # Send this signal last, because it ends a rank that does not handle it yet.
         for rank in ranks:
@@ -75,14 +80,6 @@ class Watchdog:
         for number, suffix in itertools.product(self.numbers, (".json", ".txt")):
             with suppress(OSError):  # a rank that is stopped or holds the GIL does not answer
                 shutil.copy(self.answers / f"rank{number}{suffix}", self.dumps)
-
-    def _wait_for_answers(self, ranks: list[Child]) -> None:
-        until = time.monotonic() + ANSWER_SECONDS
-        able = [_state(rank) not in ("T", "ended") for rank in ranks]
-        numbers = itertools.compress(self.numbers, able)
-        answers = [self.answers / f"rank{number}.json" for number in numbers]
-        while time.monotonic() < until and not all(answer.exists() for answer in answers):
-            time.sleep(0.05)
 
 
 def _state(rank: Child) -> str | None:
