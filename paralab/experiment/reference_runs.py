@@ -21,14 +21,10 @@ from paralab.workload.summary import Summary
 
 @dataclass(frozen=True)
 class ReferencePair:
-    """The numbers of the runs that verify one configuration.
+    """The numbers of the runs that verify one configuration."""
 
-    exact      the run that must be equal to its reference
-    as_asked   the run as requested, if it may differ for a known reason
-    """
-
-    exact: int
-    as_asked: int | None
+    exact: int  # the run that must be equal to its reference
+    as_asked: int | None  # the run as requested, if it may differ for a known reason
     split_problem: str | None
 
     @property

@@ -33,20 +33,14 @@ Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns a function to
 
 @dataclass(frozen=True)
 class Training:
-    """One planned run and its run folder.
-
-    extras            other files to write, in addition to the events: name -> path
-    case              if one run in a case fails, paralab skips the other runs in that case
-    deadline_seconds  seconds after the launch; the run does not start later than this
-    checkpoints       which checkpoints to write, and which checkpoint to start from
-    """
+    """One planned run and its run folder."""
 
     plan: Plan
     folder: RunFolder
-    extras: dict[str, str] = field(default_factory=dict)
-    case: str = ""
-    deadline_seconds: float | None = None
-    checkpoints: CheckpointPolicy | None = None
+    extras: dict[str, str] = field(default_factory=dict)  # other files to write: name -> path
+    case: str = ""  # if one run in a case fails, paralab skips the other runs in that case
+    deadline_seconds: float | None = None  # after the launch; the run does not start later
+    checkpoints: CheckpointPolicy | None = None  # what to write, and where to start
 
     @property
     def steps_done(self) -> int:
@@ -67,24 +61,17 @@ class Training:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    training      the run; None for a Slurm job, which plans on its own nodes
-    exits         how the ranks ended in the last attempt
-    signal        the signal that interrupted the run
-    stuck_after   if two attempts failed after the same step without a new checkpoint, that step
-    slurm         Slurm's report on the job
-    """
+    """How a run ended."""
 
     folder: RunFolder
     status: RunStatus
-    training: Training | None = None
-    exits: RankExits | None = None
+    training: Training | None = None  # None for a Slurm job, which plans on its own nodes
+    exits: RankExits | None = None  # of the last attempt
     attempt: int = 0
     wall_seconds: float = 0.0
-    signal: int | None = None
-    stuck_after: int | None = None
-    slurm: SlurmJob | None = None
+    signal: int | None = None  # the signal that interrupted the run
+    stuck_after: int | None = None  # the step after which two attempts failed without progress
+    slurm: SlurmJob | None = None  # Slurm's report on the job
 
 
 def conclude(training: Training, exits: RankExits, attempt: int = 0) -> Outcome:
@@ -107,19 +94,14 @@ def wait_for_file(path: Path, seconds: float) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """A launcher's input.
-
-    prepare  creates a plan and a run folder for these places, or for this machine if there are none
-    explain  says in one sentence why an attempt failed
-    watch    shows progress to the user
-    say      prints a line for the user
-    """
+    """A launcher's input. `prepare` creates a plan and a run folder for these places, or for this
+    machine if there are none. `explain` says in one sentence why an attempt failed."""
 
     request: Request
     options: RunOptions
     prepare: Callable[["Job", Sequence[Place]], Training]
     explain: Callable[[Outcome], str]
-    watch: Watch
+    watch: Watch  # shows progress to the user
     say: Print
 
 

@@ -46,13 +46,12 @@ STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 @dataclass(frozen=True)
 class Team:
-    """One launched process's connection to the other processes: its place, the store, the store's
-    address, and where the ranks rendezvous (`group`)."""
+    """One launched process's connection to the other processes."""
 
     place: LaunchedRank
     store: Store
-    address: str
-    group: str
+    address: str  # of the store
+    group: str  # where the ranks rendezvous
 
     def run_rank(
         self,

@@ -28,25 +28,18 @@ BY_PREFIX = ("TORCHELASTIC_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID")
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """This process's place in a job that torchrun, srun, or another launcher started.
-
-    node      the node number, or None if unknown
-    address   where the ranks rendezvous, with `port`; None if they must agree on an address first
-    served    whether the launcher itself serves a store at that address
-    restarts  how often the launcher has restarted the job
-    attempt   distinguishes this rendezvous from other jobs and earlier restarts
-    """
+    """This process's place in a job that torchrun, srun, or another launcher started."""
 
     launcher: str
     rank: int
     world_size: int
     local_rank: int | None
-    node: int | None
-    attempt: str
-    restarts: int = 0
-    address: str | None = None
+    node: int | None  # the node number, or None if unknown
+    attempt: str  # distinguishes this rendezvous from other jobs and earlier restarts
+    restarts: int = 0  # how often the launcher has restarted the job
+    address: str | None = None  # where the ranks rendezvous; None if they must agree first
     port: int | None = None
-    served: bool = False
+    served: bool = False  # whether the launcher itself serves a store at that address
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:

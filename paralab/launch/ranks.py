@@ -39,22 +39,14 @@ OnPoll = Callable[[StatusBoard], None]
 
 @dataclass(frozen=True)
 class RankExits:
-    """How the ranks in a launch ended.
+    """How the ranks in a launch ended."""
 
-    codes    exit codes; None if we ended the rank because another rank failed or hung
-    posts    each rank's last phase and step
-    late     ranks past their deadline; if there are any, the run folder has all ranks' stack dumps
-    noticed  when we noticed the first failure or the hang, as Unix time; 0 if there was none
-    errors   rank -> its error, stored outside the run folder because that disk may be full
-    unknown  ranks on other nodes that never reported their exit
-    """
-
-    codes: list[int | None]
-    posts: list[Post]
-    late: list[LateRank] = field(default_factory=list)
-    noticed: float = 0.0
-    errors: dict[int, str] = field(default_factory=dict)
-    unknown: tuple[int, ...] = ()
+    codes: list[int | None]  # None if we ended the rank because another rank failed or hung
+    posts: list[Post]  # each rank's last phase and step
+    late: list[LateRank] = field(default_factory=list)  # then all ranks have dumped their stacks
+    noticed: float = 0.0  # when we noticed the first failure or the hang, as Unix time
+    errors: dict[int, str] = field(default_factory=dict)  # by rank, even if its disk is full
+    unknown: tuple[int, ...] = ()  # ranks on other nodes that never reported their exit
 
     @property
     def failed(self) -> bool:
@@ -63,12 +55,11 @@ class RankExits:
 
 @dataclass(frozen=True)
 class Seat:
-    """The one rank to start in this process of a torchrun or srun job, where it finds the other
-    ranks, and which network interface it uses."""
+    """The one rank to start in this process of a torchrun or srun job."""
 
     rank: int
-    rendezvous: str
-    interface: str | None
+    rendezvous: str  # where it finds the other ranks
+    interface: str | None  # the network interface that it uses
 
 
 def run_ranks(

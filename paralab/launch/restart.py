@@ -20,16 +20,11 @@ from paralab.record.status_board import StatusBoard
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """How far an attempt got before it failed.
+    """How far an attempt got before it failed."""
 
-    resumed_from  the number of steps in the checkpoint that it started from
-    saved         the number of steps in the newest good checkpoint after it failed
-    last_step     its last finished step, or -1 if none
-    """
-
-    resumed_from: int
-    saved: int
-    last_step: int
+    resumed_from: int  # the number of steps in the checkpoint that it started from
+    saved: int  # the number of steps in the newest good checkpoint after it failed
+    last_step: int  # its last finished step, or -1 if none
 
 
 def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
@@ -48,12 +43,9 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 
 
 class Attempts:
-    """All attempts at one run.
+    """All attempts at one run."""
 
-    together_seconds  treat stop signals within this time as one
-    """
-
-    together_seconds = 0.0
+    together_seconds = 0.0  # treat stop signals within this time as one
 
     def __init__(self, job: Job, places: Sequence[Place]) -> None:
         self.job = job

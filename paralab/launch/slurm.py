@@ -86,19 +86,21 @@ REASONS = _table(f"""
 ENDINGS = _table("""
     CANCELLED | was canceled with scancel or by an administrator | submit it again: {again}
     TIMEOUT | reached its time limit of {limit} | a longer --slurm time=, or fewer --steps
-    NODE_FAIL | lost one of its nodes, {nodes} | submit it again with --slurm exclude=NODE (sinfo -R names it)
+    NODE_FAIL | lost one of its nodes, {nodes}
+        | submit it again with --slurm exclude=NODE (sinfo -R names it)
     OUT_OF_MEMORY | used more CPU memory than Slurm allocated
         | more --slurm mem=, a smaller --batch-size, or more ranks
     PREEMPTED | was preempted by a job with higher priority
         | another partition or qos, or submit it again: {again}
-    BOOT_FAIL | got a node that did not boot, one of {nodes} | submit it again with --slurm exclude=NODE (sinfo -R names it)
+    BOOT_FAIL | got a node that did not boot, one of {nodes}
+        | submit it again with --slurm exclude=NODE (sinfo -R names it)
     DEADLINE | did not finish before its deadline | leave out deadline=
     FAILED | ended with exit code {code} | read {prints}
 """)
 
 # A pattern in sbatch's refusal of a job, and the fix. Use the first match.
 REFUSALS = _table(r"""
-    invalid partition|partition name | --slurm partition=NAME, one of: {partitions} (* is the default)
+    invalid partition|partition name | --slurm partition=NAME: {partitions} (* is the default)
     time limit|--time | --slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most TIMELIMIT
     account|qos | --slurm account=NAME,qos=NAME; `sacctmgr show assoc user=$USER` lists yours
     node (configuration|count|name)|CPU count|(memory|feature) spec|generic resource|processors

@@ -80,13 +80,12 @@ def parse_options(text: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources to request from Slurm: `tasks` tasks (one per rank), at most `per_node` of them
-    on each node, and all other sbatch options."""
+    """The resources to request from Slurm."""
 
     nodes: int
-    tasks: int
-    per_node: int
-    options: Options
+    tasks: int  # one per rank
+    per_node: int  # at most this many of them on each node
+    options: Options  # all other sbatch options
 
 
 def allocate(request: Request, nodes: int | None, options: Options) -> Allocation:
@@ -183,24 +182,17 @@ def limit_seconds(time: str | None) -> int | None:
 @dataclass(frozen=True)
 class JobScript:
     """Everything that determines a job script. Each start of the job writes to a new folder in
-    `runs` and appends its output to a file in `prints`.
-
-    words        `paralab run` options that are not part of the configuration (--save-weights)
-    where        the command's working directory
-    paralab      the command that starts paralab
-    environment  variables that the script sets, so that it also works from another shell
-    command      the user's command line, which the script shows as a comment
-    """
+    `runs` and appends its output to a file in `prints`."""
 
     request: Request
     asked: Allocation
-    words: Sequence[str]
+    words: Sequence[str]  # `paralab run` options that are not part of the configuration
     runs: Path
     prints: Path
-    where: Path
-    paralab: Sequence[str]
-    environment: Mapping[str, str]
-    command: Sequence[str]
+    where: Path  # the command's working directory
+    paralab: Sequence[str]  # the command that starts paralab
+    environment: Mapping[str, str]  # the script sets these, so it also works from another shell
+    command: Sequence[str]  # the user's command line, which the script shows as a comment
 
     def text(self) -> str:
         restart = "${SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}"

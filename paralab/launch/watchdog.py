@@ -30,14 +30,13 @@ class LateRank(NamedTuple):
 
 @dataclass(frozen=True)
 class Watchdog:
-    """Watches the ranks in `numbers` on the status board. Ranks write their stack dumps to
-    `answers`, a temporary folder. The watchdog copies the dumps to `dumps` in the run folder."""
+    """Watches the ranks in `numbers` on the status board."""
 
     board: StatusBoard
     numbers: list[int]
     deadlines: Deadlines
-    answers: Path
-    dumps: Path
+    answers: Path  # a temporary folder, to which ranks write their stack dumps
+    dumps: Path  # in the run folder; the watchdog copies the dumps there
 
     @property
     def posts(self) -> list[Post]:

@@ -55,23 +55,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What a run saves, and where it starts.
-
-    every          save every N steps; None to save only when the run ends or is stopped
-    keep           how many checkpoints to keep
-    resume         the checked checkpoint to start from; None to start from the beginning
-    done           the number of steps in that checkpoint
-    samples        the number of samples in those steps
-    same_topology  whether its strategy and ranks match this run, so random streams can be restored
-    """
+    """What a run saves, and where it starts."""
 
     directory: str
-    every: int | None = None
-    keep: int = KEPT
-    resume: str | None = None
-    done: int = 0
-    samples: int = 0
-    same_topology: bool = False
+    every: int | None = None  # save every N steps; None: only when the run ends or is stopped
+    keep: int = KEPT  # how many checkpoints to keep
+    resume: str | None = None  # the checked checkpoint to start from; None: from the beginning
+    done: int = 0  # the number of steps in that checkpoint
+    samples: int = 0  # the number of samples in those steps
+    same_topology: bool = False  # as in this run, so random streams can be restored
 
 
 def step_folder(directory: Path, step: int) -> Path:
