@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import asdict as asdict_fields
 from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.compare import Comparison, Measured, Outcome, comparison_of
@@ -29,7 +30,7 @@ from paralab.experiment.planning import record_plan, slug
 from paralab.experiment.reference_runs import ReferencePair, ReferenceRuns
 from paralab.experiment.run import finish
 from paralab.experiment.shared_launch import has_started, is_complete, train_all
-from paralab.launch.job import Training
+from paralab.launch.job import Print, Training
 from paralab.machine.signals import interrupted, number_of
 from paralab.plan.plan import label
 from paralab.plan.request import Request, in_fp64
@@ -61,7 +62,7 @@ def compare(
     steps: int | None = None,
     verify: bool = True,
     out: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Print = lambda line: None,
     more: Callable[[Comparison, float], bool] = lambda result, seconds: False,
 ) -> Comparison:
     """Measure the configurations and compute the comparison from the run folders. `more` gets the
@@ -150,7 +151,7 @@ def _measure(
     configurations: Sequence[Resolved],
     entries: Sequence[Planned],
     verify: bool,
-    say: Callable[[str], None],
+    say: Print,
     budget_seconds: float | None = None,
 ) -> Outcome:
     """Train each configuration in each planned round, in a new random order each time."""
@@ -213,7 +214,7 @@ def _conclude(
     errors: dict[int, str],
     verified: dict[int, Verification],
     stopped_by: int | None,
-    say: Callable[[str], None],
+    say: Print,
 ) -> Outcome:
     """Compare only the rounds that every configuration finished, ignoring failed configurations."""
     rounds = len(entries[0].runs)
@@ -237,29 +238,22 @@ def _conclude(
     stopped = None if done else "it was stopped before its first round was complete"
     configurations = [
         Measured(
-            name=entry.name,
-            command=entry.command,
-            request=entry.request,
-            runs=runs[number],
+            **asdict_fields(replace_fields(entry, runs=runs[number])),
             error=errors.get(number, stopped),
             verify=verified.get(number),
         )
         for number, entry in enumerate(entries)
     ]
+    was_stopped = stopped_by is not None
     return Outcome(
-        configurations=configurations,
-        rounds=done,
-        interrupted=stopped_by is not None,
-        signal=stopped_by,
+        configurations=configurations, rounds=done, interrupted=was_stopped, signal=stopped_by
     )
 
 
 class Progress:
     """Prints a line when the event files show that a round has begun."""
 
-    def __init__(
-        self, turns: Sequence[Turn], runs: Sequence[str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, turns: Sequence[Turn], runs: Sequence[str], say: Print) -> None:
         self.turns, self.say = turns, say
         self.first, self.last = (int(runs[end].rpartition("round")[2]) for end in (0, -1))
         self.next = 0

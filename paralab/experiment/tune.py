@@ -14,7 +14,6 @@ changes the last digits of the results.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
 from paralab.experiment.configurations import Configuration
 from paralab.experiment.planning import look_once, slug
+from paralab.launch.job import Print
 from paralab.machine.host import Machine
 from paralab.plan.check import check
 from paralab.plan.plan import label
@@ -48,7 +48,7 @@ def tune(
     trials: int | None = None,
     budget_seconds: float | None = None,
     out: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Print = lambda line: None,
 ) -> TuneResult:
     """Run the search, and compute the choice from the run folders of the rungs."""
     check(base)
@@ -166,19 +166,14 @@ def _rung(
     base: Request,
     changed: list[Request],
     rounds: int,
-    say: Callable[[str], None] | None = None,
+    say: Print | None = None,
 ) -> Comparison:
     """Measure the default next to the changes. The final rung (with `say`) verifies them."""
     others = [Configuration(request, optional=True) for request in changed if request != base]
     configurations = [Configuration(base), *others]
     path = folder.path / f"rung{number}"
-    rung = compare(
-        configurations,
-        rounds=rounds,
-        verify=say is not None,
-        out=path,
-        say=say or (lambda line: None),
-    )
+    tell = say or (lambda line: None)
+    rung = compare(configurations, rounds=rounds, verify=say is not None, out=path, say=tell)
     for failed in rung.failed:
         if failed.name == configurations[0].label:
             raise RunFailed(f"The default fails: {failed.error}", fix=f"read the logs in {path}")

@@ -8,7 +8,7 @@ its effect separately. All configurations share one launch.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,6 +22,7 @@ from paralab.experiment.planning import inspection_for, resolve_here
 from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
 from paralab.launch.inspect import inspect_workload
+from paralab.launch.job import Print
 from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.machine.host import Machine
@@ -57,7 +58,7 @@ def verify(
     strategy: str,
     workloads: Sequence[str],
     out: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Print = lambda line: None,
     step_deadline: float = STEP_DEADLINE,
     **options: Any,
 ) -> VerifyResult:
@@ -224,10 +225,7 @@ def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
 
 
 def _train(
-    folder: RunFolder,
-    cases: list[Case],
-    say: Callable[[str], None],
-    deadlines: Deadlines,
+    folder: RunFolder, cases: list[Case], say: Print, deadlines: Deadlines
 ) -> list[Verified]:
     """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
