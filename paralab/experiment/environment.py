@@ -7,8 +7,6 @@ from paralab.plan.precision import too_old
 from paralab.record.folder import PACKAGES, version
 from paralab.show.facts import Environment
 
-NOT_BUILT = "not in this torch"
-
 
 def environment() -> Environment:
     """Inspect the machine, and try out low precisions if necessary."""
@@ -24,15 +22,10 @@ def environment() -> Environment:
     for name, devices in precisions.items():
         devices["cuda"] = _usable_on_gpus(name, machine)
 
-    gloo = "gloo" in machine.backends
-    backends = {
-        "gloo": "usable: CPU ranks, and ranks that share a GPU" if gloo else NOT_BUILT,
-        "nccl": "usable",
-    }
-    if "nccl" not in machine.backends:
-        backends["nccl"] = f"not usable: {NOT_BUILT}"
-    elif len(machine.gpus) < 2:
-        backends["nccl"] = "not usable: needs a GPU per rank"
+    nccl = "usable" if len(machine.gpus) > 1 else "not usable: needs a GPU per rank"
+    backends = {"gloo": "usable: CPU ranks, and ranks that share a GPU", "nccl": nccl}
+    for name in backends.keys() - set(machine.backends):
+        backends[name] = "not usable: not in this torch"
     packages = {name: version(name) for name in PACKAGES}
     return Environment(machine=machine, precisions=precisions, backends=backends, packages=packages)
 

@@ -4,12 +4,13 @@ and passes an intact folder to the ranks."""
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from paralab.errors import UsageError, naming, refusing
+from paralab.launch.job import Print
 from paralab.launch.run_options import RunOptions
 from paralab.plan.plan import Plan
 from paralab.record.checkpoints import (
@@ -56,17 +57,14 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
         yield
 
 
-def choose_checkpoint(
-    options: RunOptions, plan: Plan, say: Callable[[str], None]
-) -> CheckpointPolicy | None:
+def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> CheckpointPolicy | None:
     """Return the checkpoint policy. If the run resumes, it contains the newest intact checkpoint.
     Report damaged checkpoints and rename them."""
     directory = options.checkpoint
     if directory is None:
         return None
-    fresh = CheckpointPolicy(
-        str(directory.resolve()), options.checkpoint_every, options.keep_checkpoints
-    )
+    every, keep = options.checkpoint_every, options.keep_checkpoints
+    fresh = CheckpointPolicy(str(directory.resolve()), every, keep)
     if not options.resume:
         return fresh
 
