@@ -151,8 +151,6 @@ def count_threads(
         devices = -(-devices // len(layout.places))
         because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
 
-    if layout.device == "cuda":
-        return max(1, asked or int(cores / max(1, devices)))
     threads = request.threads_per_device or asked or max(1, int(cores / devices))
     if asked:
         because = "OMP_NUM_THREADS"

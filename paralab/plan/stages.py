@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from paralab.errors import UsageError
-from paralab.plan.batches import widest
+from paralab.plan.batches import Span, widest
 from paralab.plan.plan import Plan, Reasons, Stage
 from paralab.plan.request import STAGED, Request
 from paralab.plan.schedules import Action, order
@@ -29,37 +29,32 @@ CLEARLY = 0.8  # another cut is clearly better if its slowest stage takes less t
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
 
-def balance(
-    layers: Sequence[Layer], stages: int, samples: int
-) -> tuple[list[tuple[int, int]], str]:
+def balance(layers: Sequence[Layer], stages: int, samples: int) -> tuple[list[Span], str]:
     """Return the layer numbers at which each stage starts and stops, and what the cut balances."""
     measured = [layer.seconds for layer in layers]
     by_time = split_by_time(measured, stages)
     if any(layer.flops is None or layer.activation_bytes_per_sample is None for layer in layers):
         return by_time, "measured time"
-    counted = [
-        (layer.flops or 0.0) / FLOPS_PER_SECOND
-        + 3
-        * ((layer.activation_bytes_per_sample or 0.0) * samples + layer.parameter_bytes)
-        / BYTES_PER_SECOND
-        for layer in layers
-    ]
-    by_count = split_by_time(counted, stages)
+    by_count = split_by_time([_count_seconds(layer, samples) for layer in layers], stages)
     if slowest(by_time, measured) < CLEARLY * slowest(by_count, measured):
         return by_time, "measured time"
     return by_count, "operations and bytes"
 
 
-def slowest(parts: list[tuple[int, int]], costs: Sequence[float]) -> float:
+def _count_seconds(layer: Layer, samples: int) -> float:
+    """Estimate a layer's time from its operations, and from the bytes that three passes move."""
+    moved = (layer.activation_bytes_per_sample or 0.0) * samples + layer.parameter_bytes
+    return (layer.flops or 0.0) / FLOPS_PER_SECOND + 3 * moved / BYTES_PER_SECOND
+
+
+def slowest(parts: list[Span], costs: Sequence[float]) -> float:
     return max(sum(costs[first:stop]) for first, stop in parts)
 
 
-def split_by_time(costs: Sequence[float], stages: int) -> list[tuple[int, int]]:
+def split_by_time(costs: Sequence[float], stages: int) -> list[Span]:
     """Return where each stage starts and stops. Each stage gets at least one layer."""
     assert 1 <= stages <= len(costs)
-    total = [0.0]
-    for value in costs:
-        total.append(total[-1] + value)
+    total = list(accumulate(costs, initial=0.0))
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:

@@ -54,14 +54,12 @@ class Saver:
         """Allocate memory for the copies during a warm-up step, because pinning a gigabyte takes
         half a second. Also check now that a checkpoint of this state could be loaded."""
         tensors = self.state.tensors()
-        for name, tensor in tensors.items():
-            if name.startswith(PICKLED):
-                try:
+        try:
+            for name, tensor in tensors.items():
+                if name.startswith(PICKLED):
                     unpickle(tensor)
-                except Exception as error:
-                    raise ParalabError(
-                        f"A checkpoint of this run could not be loaded: {error}"
-                    ) from error
+        except Exception as error:
+            raise ParalabError(f"A checkpoint of this run could not be loaded: {error}") from error
         self._allocate(tensors)
 
     def begin(self, step: int, samples: int, epoch: int) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.worker.shards import local
+from paralab.workload.batch import tensors
+
 
 class ActivationMeter:
     """Counts the bytes that autograd saves on each device. This is slow: do it in one step."""
@@ -54,6 +57,11 @@ class ActivationMeter:
 
 def addresses(parameters: Iterable[nn.Parameter]) -> set[int]:
     return {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+
+def num_bytes(tree: Any) -> int:
+    """Count the bytes of all tensors in the tree on this rank."""
+    return sum(stored_bytes(local(tensor)) for tensor in tensors(tree))
 
 
 def stored_bytes(value: torch.Tensor) -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paralab.machine.host import peak_resident_bytes
 from paralab.worker.groups import group_of
-from paralab.worker.memory import stored_bytes
+from paralab.worker.memory import num_bytes
 from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.shards import local
-from paralab.workload.batch import tensors
 
 
 @torch.no_grad()
@@ -47,9 +44,9 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
     for number, (name, device) in enumerate(devices.items()):
         parameters = strategy.device_parameters(name)
         parts = {
-            "parameters": _num_bytes(parameters),
-            "gradients": _num_bytes([parameter.grad for parameter in parameters]),
-            "optimizer": _num_bytes([optimizer.state.get(p, {}) for p in parameters]),
+            "parameters": num_bytes(parameters),
+            "gradients": num_bytes([parameter.grad for parameter in parameters]),
+            "optimizer": num_bytes([optimizer.state.get(p, {}) for p in parameters]),
             "activations": context.meter.peak.get(name),
         }
         if context.plan.strategy == "dp" and number:
@@ -62,7 +59,3 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
             how, total = "counted", sum(value or 0 for value in parts.values())
         fields = {"bytes": total, "how": how, **parts, "process_bytes": peak_resident_bytes()}
         context.probe.emit("memory", device=name, **fields)
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(stored_bytes(local(tensor)) for tensor in tensors(tree))

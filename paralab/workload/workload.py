@@ -74,9 +74,8 @@ def as_workload(value: object, name: str) -> Workload:
             f"The workload {name} returned {type(value).__name__}, not a workload.",
             fix="return paralab.Workload(model=..., data=..., loss=...) or a dict with these keys",
         )
-    if not callable(value.model) or (
-        hasattr(value.model, "parameters") and not isinstance(value.model, type)
-    ):
+    is_module = hasattr(value.model, "parameters") and not isinstance(value.model, type)
+    if is_module or not callable(value.model):
         raise UsageError(
             f"The model of workload {name} is a {type(value.model).__name__}, but each rank must "
             "build its own model.",

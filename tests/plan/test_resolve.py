@@ -150,6 +150,9 @@ def test_a_cpu_device_is_a_fixed_share_of_the_cores():
     assert plan("ddp", replicas=2).threads_per_device == 2
     assert plan("hybrid").threads_per_device == 1
     assert plan("single", threads_per_device=1).threads_per_device == 1
+    # Once, a run on GPUs ignored the option.
+    assert plan("single", on=machine(GPU), threads_per_device=3).threads_per_device == 3
+    assert plan("ddp", on=machine(GPU, GPU)).threads_per_device == 8
     crowded = plan("ddp", replicas=8)
     assert crowded.threads_per_device == 1
     assert any(

@@ -19,7 +19,7 @@ from torch import nn
 
 from paralab.errors import UsageError
 from paralab.plan.batches import chunk_sizes, spans
-from paralab.worker.memory import addresses
+from paralab.worker.memory import addresses, num_bytes
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors
 
@@ -85,14 +85,14 @@ class VirtualDataParallel(nn.Module):
         self.replicas = [module, *(copy.deepcopy(module) for _ in self.names[1:])]
         for replica in self.replicas[1:]:
             context.meter.ignored |= addresses(replica.parameters())
-        module_bytes = sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
-        self.copied_bytes = module_bytes * (len(self.names) - 1)  # per step
+        copied = num_bytes([*module.parameters(), *module.buffers()])
+        self.copied_bytes = copied * (len(self.names) - 1)  # per step
         self.threads = ThreadPoolExecutor(len(self.names), thread_name_prefix="paralab-replica")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         span = self.context.probe.span
         inputs = kwargs or (args if len(args) > 1 else args[0])
-        with span("scatter", bytes=_num_bytes(inputs)):
+        with span("scatter", bytes=num_bytes(inputs)):
             sizes = chunk_sizes(num_samples(inputs), len(self.names))
             parts = [take(inputs, *piece) for piece in spans(sizes)]
 
@@ -100,7 +100,7 @@ class VirtualDataParallel(nn.Module):
             self._replicate()
 
         outputs = list(self.threads.map(self.forward_replica, range(len(parts)), parts))
-        with span("gather", bytes=_num_bytes(outputs)):
+        with span("gather", bytes=num_bytes(outputs)):
             return self._gather(outputs)
 
     @torch.no_grad()
@@ -161,10 +161,6 @@ class VirtualDataParallel(nn.Module):
                     else:
                         to.grad.add_(origin.grad)
                     origin.grad = None
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors(tree))
 
 
 class _Gather(torch.autograd.Function):
