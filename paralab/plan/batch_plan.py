@@ -116,9 +116,6 @@ def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
     if owners:
         each = f", each in {' × '.join(cuts)}" if cuts else ""
         return f"{batch.batch_size} = {' + '.join(map(str, parts))} samples on {owners[0]}{each}"
-    sizes = [
-        stop - start
-        for row in pieces(batch.batch_size, batch.accumulate, batch.micro_batches)
-        for start, stop in row
-    ]
+    rows = pieces(batch.batch_size, batch.accumulate, batch.micro_batches)
+    sizes = [stop - start for row in rows for start, stop in row]
     return f"{batch.batch_size} = {' + '.join(map(str, sizes))} samples in {' × '.join(cuts)}"

@@ -85,11 +85,8 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
     """Require a matching number of launched ranks, and a GPU for each if the run uses GPUs."""
     launched = len(places)
     if needed != launched:
-        options = "".join(
-            f" --{name} {number}"
-            for name in ("replicas", "stages")
-            if (number := getattr(request, name)) is not None
-        )
+        given = {"replicas": request.replicas, "stages": request.stages}
+        options = "".join(f" --{name} {number}" for name, number in given.items() if number)
         commands = f"torchrun --nproc_per_node={needed}, srun -n {needed}"
         fix = f"launch {plural(needed, 'rank')} ({commands})"
         if request.strategy in PROCESS_PER_REPLICA:
@@ -114,11 +111,8 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
 
 def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[RankPlan, ...]:
     """Return each rank's samples and devices."""
-    per_replica = (
-        shares(batch.batch_size, batch.replicas)
-        if request.strategy in PROCESS_PER_REPLICA
-        else (batch.batch_size,)
-    )
+    processes = batch.replicas if request.strategy in PROCESS_PER_REPLICA else 1
+    per_replica = shares(batch.batch_size, processes)
     stages: list[int | None] = list(range(batch.stages)) if request.schedule else [None]
     owners = [(replica, stage) for replica in range(len(per_replica)) for stage in stages]
 

@@ -66,11 +66,8 @@ def differences_of(
     on_several_gpus = layout.device == "cuda" and len(layout.devices) > 1
 
     if summary.batch_norms and is_split:
-        padded = (
-            " (including copies that pad micro-batches to the same size)"
-            if ranks[0].stage is not None
-            else ""
-        )
+        copies = " (including copies that pad micro-batches to the same size)"
+        padded = "" if ranks[0].stage is None else copies
         differences.append(
             f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalizes over the samples in "
             f"one forward pass{padded}, not over the entire batch"

@@ -97,11 +97,8 @@ class Saver:
             self.probe.emit("save", **saving.result())
 
     def _allocate(self, tensors: State) -> None:
-        changed = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if name not in self._copy or self._copy[name].shape != tensor.shape
-        }
+        shapes = {name: copy.shape for name, copy in self._copy.items()}
+        changed = {name: t for name, t in tensors.items() if shapes.get(name) != t.shape}
         new = _create_cpu_state_dict(changed, pin_memory=self.state.plan.device == "cuda")
         self._copy = {name: new[name] if name in new else self._copy[name] for name in tensors}
 
@@ -146,10 +143,8 @@ class Saver:
             if not name.startswith("model.") or not values.is_floating_point():
                 continue
             if not bool(torch.isfinite(values).all()):
-                raise ParalabError(
-                    f"{name.removeprefix('model.')} is not finite after {step} steps.",
-                    fix="a lower learning rate",
-                )
+                problem = f"{name.removeprefix('model.')} is not finite after {step} steps."
+                raise ParalabError(problem, fix="a lower learning rate")
 
 
 def _require_files(folder: Path) -> None:

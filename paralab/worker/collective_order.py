@@ -78,10 +78,8 @@ class CollectiveOrder:
 
         if all(torch.equal(mine, other) for other in every):
             return
-        actions = [
-            bytes(other.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ")[2]
-            for other in every
-        ]
+        texts = [bytes(other.tolist()).rstrip(b"\0").decode(errors="replace") for other in every]
+        actions = [text.partition(" ")[2] for text in texts]
         other = next(rank for rank, each in enumerate(actions) if each != actions[0])
         theirs = f"rank {other} is about to {actions[other]}"
         raise self._error(f"rank 0 is about to {actions[0]}, but {theirs}")

@@ -147,10 +147,8 @@ class Probe:
         self.writer.write(events)
         loss, skipped = events[-1]["loss"], events[-1].get("skipped")  # the last note is the step
         if self.only_finite and not skipped and not math.isfinite(loss):
-            raise ParalabError(
-                f"The loss is {loss} in step {step}.",
-                fix="a lower learning rate; older checkpoints are still usable",
-            )
+            fix = "a lower learning rate; older checkpoints are still usable"
+            raise ParalabError(f"The loss is {loss} in step {step}.", fix=fix)
 
     def _to_host(self, value: Any) -> Any:
         """Start copying a number to the CPU. `item()` would wait for all queued work."""

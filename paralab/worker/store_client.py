@@ -61,13 +61,8 @@ class StoreClient:
             uuids = torch.cuda._raw_device_uuid_nvml() or []
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
         words = [word.strip() for word in visible.split(",")]
-        names = [
-            uuids[int(word)]
-            if word.isdigit() and int(word) < len(uuids)
-            else f"{host_mark()} {word}"
-            for word in words
-        ]
-        return names[:number]
+        known = {str(index): uuid for index, uuid in enumerate(uuids)}
+        return [known.get(word, f"{host_mark()} {word}") for word in words[:number]]
 
 
 def answer(client: StoreClient, request: dict[str, Any]) -> dict[str, Any]:

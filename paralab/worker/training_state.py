@@ -141,15 +141,11 @@ class TrainingState:
         return state | {key: _empty(saved[key]) for key in whole}
 
     def _shared(self) -> dict[str, Any]:
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
-        return {
-            "groups": groups,
-            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-            "scaler": self.scaler.state_dict(),
-        }
+        groups = [dict(group) for group in self.optimizer.param_groups]
+        for group in groups:
+            del group["params"]
+        scheduler = self.scheduler.state_dict() if self.scheduler else None
+        return {"groups": groups, "scheduler": scheduler, "scaler": self.scaler.state_dict()}
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
         """Restore the optimizer, whose state_dict numbers its parameters, and the rest."""
@@ -170,10 +166,8 @@ class TrainingState:
                 values[number] = own
 
         numbered = self.optimizer.state_dict()["param_groups"]
-        groups = [
-            {**saved, "params": group["params"]}
-            for group, saved in zip(numbered, shared["groups"], strict=True)
-        ]
+        both = zip(numbered, shared["groups"], strict=True)
+        groups = [{**saved, "params": group["params"]} for group, saved in both]
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
         if self.scheduler:
             self.scheduler.load_state_dict(shared["scheduler"])

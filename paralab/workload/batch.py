@@ -90,12 +90,9 @@ def _per_sample(samples: int) -> Callable[[Any], bool]:
     """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
 
     def is_leaf(item: Any) -> bool:
-        plain_list = (
-            isinstance(item, list | tuple)
-            and len(item) == samples
-            and not any(True for _ in tensors(item))
-        )
-        return isinstance(item, torch.Tensor) or plain_list
+        if not isinstance(item, list | tuple):
+            return isinstance(item, torch.Tensor)
+        return len(item) == samples and next(tensors(item), None) is None
 
     return is_leaf
 

@@ -140,10 +140,8 @@ def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str 
         for number, tensor in enumerate(outputs):
             pieces = [part[number] for part in same_calls]
             per_sample = tensor.ndim and len(tensor) == sum(sizes) and tensor.numel()
-            if not per_sample or any(
-                piece.shape != (size, *tensor.shape[1:])
-                for piece, size in zip(pieces, sizes, strict=True)
-            ):
+            shapes = [(size, *tensor.shape[1:]) for size in sizes]
+            if not per_sample or [tuple(piece.shape) for piece in pieces] != shapes:
                 continue
             worst = float((torch.cat(pieces) - tensor).abs().max())
             if worst > 1e-9 * max(float(tensor.abs().max()), 1e-30):

@@ -62,11 +62,8 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 def built_in_names() -> list[str]:
     """Return all built-in names: `mlp`, `mlp:base`, `mlp:tiny`, …"""
-    return [
-        name
-        for family, entry in BUILT_IN.items()
-        for name in (family, *(f"{family}:{s}" for s in entry.sizes))
-    ]
+    families = [[name, *(f"{name}:{size}" for size in BUILT_IN[name].sizes)] for name in BUILT_IN]
+    return [name for names in families for name in names]
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:

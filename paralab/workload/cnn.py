@@ -25,14 +25,10 @@ def build(
         return nn.Sequential(convolution, nn.BatchNorm2d(channels_out), nn.ReLU())
 
     def model() -> nn.Module:
+        # The order in which modules are created determines their initial weights.
         body = [block(width, width) for _ in range(blocks - 1)]
-        return nn.Sequential(
-            block(3, width),
-            *body,
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(width * 4, CLASSES),
-        )
+        first, pool = block(3, width), nn.AdaptiveAvgPool2d(2)
+        return nn.Sequential(first, *body, pool, nn.Flatten(), nn.Linear(width * 4, CLASSES))
 
     return Workload(
         model=model,

@@ -102,8 +102,10 @@ def build(
     name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int
 ) -> Workload:
     def model() -> nn.Module:
-        body = [Embedding(dim, context), *(Block(dim, heads) for _ in range(layers))]
-        model = nn.Sequential(*body, nn.LayerNorm(dim), nn.Linear(dim, PAD))
+        # The order in which modules are created determines their initial weights.
+        blocks = [Block(dim, heads) for _ in range(layers)]
+        embedding, norm = Embedding(dim, context), nn.LayerNorm(dim)
+        model = nn.Sequential(embedding, *blocks, norm, nn.Linear(dim, PAD))
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)

@@ -97,8 +97,5 @@ def _is_under(filename: str, folder: Path) -> bool:
     if filename.startswith("<"):  # <frozen importlib>, <string>
         return False
     path, package = Path(filename).resolve(), Path(__file__).resolve().parent.parent
-    return (
-        path.is_relative_to(folder.resolve())
-        and not path.is_relative_to(package)
-        and "site-packages" not in path.parts
-    )
+    is_ours = path.is_relative_to(package) or "site-packages" in path.parts
+    return path.is_relative_to(folder.resolve()) and not is_ours

@@ -77,10 +77,8 @@ def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
     modules = dict(model.named_modules())
 
     def search(parent: str) -> Iterator[Unit]:
-        children = [
-            (f"{parent}.{name}" if parent else name, child)
-            for name, child in modules[parent].named_children()
-        ]
+        prefix = f"{parent}." if parent else ""
+        children = [(prefix + name, child) for name, child in modules[parent].named_children()]
         largest = max((_num_bytes(child) for _, child in children), default=0)
         for name, child in children:
             size = _num_bytes(child)

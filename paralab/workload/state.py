@@ -106,11 +106,8 @@ def _copy(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (
-            one.shape == other.shape
-            and one.dtype == other.dtype
-            and torch.equal(one.nan_to_num(), other.nan_to_num())
-        )
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and torch.equal(one.nan_to_num(), other.nan_to_num())
     if type(one) is not type(other):
         return False
     if isinstance(one, _GeneratorState):

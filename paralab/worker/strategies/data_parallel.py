@@ -142,10 +142,8 @@ class VirtualDataParallel(nn.Module):
         self, number: int, outputs: list[torch.Tensor], grads: tuple[torch.Tensor, ...]
     ) -> None:
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        with (
-            self.context.probe.span("replica_backward", device=self.names[number], replica=number),
-            self.context.drawing(lambda: number),
-        ):
+        device, span = self.names[number], self.context.probe.span
+        with span("replica_backward", device, replica=number), self.context.drawing(lambda: number):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
     def reduce(self, used: int) -> None:
@@ -166,10 +164,7 @@ class VirtualDataParallel(nn.Module):
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        parallel: VirtualDataParallel,
-        flat: list[list[torch.Tensor]],
-        connected: torch.Tensor,
+        ctx: Any, parallel: VirtualDataParallel, flat: list[list[torch.Tensor]], connected: Any
     ) -> Any:
         ctx.parallel, ctx.flat = parallel, flat
         columns = zip(*flat, strict=True)

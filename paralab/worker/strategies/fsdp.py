@@ -53,10 +53,8 @@ class Fsdp(Strategy):
                 dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
 
         full = addresses(model.parameters())
-        self.units = [
-            Unit(name, module, *_unit_bytes(context, module))
-            for name, module in _shard(context, model)
-        ]
+        sharded = _shard(context, model)
+        self.units = [Unit(name, unit, *_unit_bytes(context, unit)) for name, unit in sharded]
         context.meter.ignored -= full  # the full parameters are freed
 
         self.order = CollectiveOrder(group_of(plan, "order"), context.rank.rank)
@@ -124,10 +122,8 @@ class Fsdp(Strategy):
         pairs = pairs or [unit.parameter_bytes for unit in units]
         gradients = [unit.gradient_bytes for unit in self.units]
         together = plan.accumulate > 1 and not plan.sync_every_pass
-        return {
-            "gathered": rest.parameter_bytes + max(pairs, default=0),
-            "unreduced": sum(gradients) if together else max(gradients),
-        }
+        gathered = rest.parameter_bytes + max(pairs, default=0)
+        return {"gathered": gathered, "unreduced": (sum if together else max)(gradients)}
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,8 @@ class PipelineProcesses(Strategy):
 
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
         free_other_stages(model, plan.stage_parts, set(owned))
-        self.modules = [
-            StageModule(model, number, plan.stage_parts, self.device, self.wire, self._finish)
-            for number in owned
-        ]
+        places = self.device, self.wire, self._finish
+        self.modules = [StageModule(model, each, plan.stage_parts, *places) for each in owned]
         for module in self.modules:
             module.on_entry = partial(context.note_split, rank.devices[0].name)
             module.autocast = context.precision.autocast
@@ -183,11 +181,7 @@ class _TimedStage(PipelineStage):
     """A stage that records its forward and backward passes."""
 
     def __init__(
-        self,
-        context: RankContext,
-        module: StageModule,
-        device: torch.device,
-        group: dist.ProcessGroup,
+        self, context: RankContext, module: StageModule, device: torch.device, group: Any
     ) -> None:
         parts = len(context.plan.stage_parts)
         super().__init__(module, module.number, parts, device, group=group)
@@ -202,10 +196,8 @@ class _TimedStage(PipelineStage):
         module, meter = self.module, self.context.meter
         module.micro_number, module.live = fwd_chunk_id, True
         try:
-            with (
-                self._span("forward", fwd_chunk_id),
-                meter.counting(self.name, piece=(module.number, fwd_chunk_id)),
-            ):
+            counting = meter.counting(self.name, piece=(module.number, fwd_chunk_id))
+            with self._span("forward", fwd_chunk_id), counting:
                 return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         except RuntimeError as error:
             raise error.__cause__ or error from None  # torch wraps the model's exception
@@ -221,19 +213,15 @@ class _TimedStage(PipelineStage):
     ) -> Any:
         # For the first stage, torch runs the entire backward in the weight pass.
         noted = full_backward or not self.is_first
-        with (
-            self._span("backward", bwd_chunk_id) if noted else nullcontext(),
-            self.module.returning(bwd_chunk_id, last=full_backward),
-        ):
+        span = self._span("backward", bwd_chunk_id) if noted else nullcontext()
+        with span, self.module.returning(bwd_chunk_id, last=full_backward):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self.context.meter.backward_done((self.module.number, bwd_chunk_id))
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        with (
-            self._span("backward", bwd_chunk_id, weights=True),
-            self.module.returning(bwd_chunk_id, last=True),
-        ):
+        span = self._span("backward", bwd_chunk_id, weights=True)
+        with span, self.module.returning(bwd_chunk_id, last=True):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         self.context.meter.backward_done((self.module.number, bwd_chunk_id))
 

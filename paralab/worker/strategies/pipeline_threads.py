@@ -95,11 +95,8 @@ class PipelineThreads(Strategy):
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         losses = []
         for number, micros in enumerate(accumulation_steps):
-            final = number == len(accumulation_steps) - 1
-            passages = [
-                Passage(self, micro, j, number, final and j == len(micros) - 1)
-                for j, micro in enumerate(micros)
-            ]
+            passages = [Passage(self, micro, j, number) for j, micro in enumerate(micros)]
+            passages[-1].last = number == len(accumulation_steps) - 1
             self._sweep(passages, Passage.forward)
             self._sweep(passages, Passage.backward)
             self.context.meter.backward_done()
@@ -148,10 +145,11 @@ class Passage:
     """One micro-batch's way through the stages, forward and backward."""
 
     def __init__(
-        self, pipeline: PipelineThreads, micro: MicroBatch, number: int, step: int, last: bool
+        self, pipeline: PipelineThreads, micro: MicroBatch, number: int, accumulation: int
     ) -> None:
         self.pipeline, self.context, self.micro = pipeline, pipeline.context, micro
-        self.number, self.accumulation, self.last = number, step, last
+        self.number, self.accumulation = number, accumulation
+        self.last = False  # of this optimizer step
         self.order: StageOrder | None = None
         self.returning = False
         self.loss: torch.Tensor
