@@ -79,7 +79,8 @@ def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
         first = min((item.completed or 0) + 1 for item in pending)
         why += f"{named(item.rank for item in pending)} did not finish collective {first}. "
         rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
-        why += f"{named(rest)} reports none: look there first. " if rest else ""
+        report = "reports" if len(rest) == 1 else "report"
+        why += f"{named(rest)} {report} none: look there first. " if rest else ""
     why += "The logs of all ranks make it certain."
     return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
 
