@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from paralab.analyse.blocks import Finding
 from paralab.analyse.confidence import speed_up
-from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, read_experiment
+from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, manifest_of
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import RULE
 from paralab.analyse.recording import Recording
@@ -109,7 +109,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 def comparison_of(folder: Path) -> Comparison:
     """Return the comparison that `compare --json` prints."""
-    manifest = read_experiment(folder)
+    manifest = manifest_of(folder, ExperimentManifest)
     path = folder / "outcome.json"
     if not path.exists():
         return _compare(folder, manifest, _salvage(folder, manifest.configurations))

@@ -93,11 +93,8 @@ def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[
 
 def _span(event: SpanEvent, lane: int) -> Span:
     kind = KINDS.get(event.event, event.event)
-    label = event.unit or kind
-    if event.unit is None and kind == "all_reduce":
-        label = f"bucket {event.bucket}"
-    elif event.unit is None and event.micro is not None:
-        label = f"{kind} {event.micro}"
+    numbered = kind if event.micro is None else f"{kind} {event.micro}"
+    label = event.unit or (f"bucket {event.bucket}" if kind == "all_reduce" else numbered)
     hidden = ("event", "start", "end", "device")
     details = {name: value for name, value in event.known.items() if name not in hidden}
     return Span(lane, kind, label, event.start, event.end, details=details)

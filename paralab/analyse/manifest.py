@@ -1,12 +1,15 @@
 """Read run and experiment manifests: what the command was asked to do."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.types import Record, convert, read_manifest
 from paralab.workload.summary import Summary
+
+M = TypeVar("M", bound="Manifest")
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -69,9 +72,5 @@ def about_of(folder: Path) -> About:
     return convert(read_manifest(folder).get("about") or {}, About, folder / "manifest.json")
 
 
-def read_experiment(folder: Path) -> ExperimentManifest:
-    return convert(read_manifest(folder), ExperimentManifest, folder / "manifest.json")
-
-
-def read_tune(folder: Path) -> TuneManifest:
-    return convert(read_manifest(folder), TuneManifest, folder / "manifest.json")
+def manifest_of(folder: Path, kind: type[M]) -> M:
+    return convert(read_manifest(folder), kind, folder / "manifest.json")

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
 
-from paralab.analyse.manifest import RunManifest
+from paralab.analyse.manifest import RunManifest, manifest_of
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
-from paralab.record.types import convert, read_manifest
+from paralab.record.types import read_manifest
 
 # Exclude this many steps at the start from timings if enough others remain, because they allocate
 # memory and rebuild DDP's buckets.
@@ -50,20 +50,14 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        manifest = read_manifest(folder)
-        if "plan" not in manifest:
+        if "plan" not in read_manifest(folder):
             raise UsageError(
                 f"{folder} contains several runs; it is not a run itself.",
                 fix="paralab show FOLDER, or pass one of the runs in it",
             )
         damaged: Counter[int] = Counter()
         events = read_events(folder, damaged=damaged)
-        return cls(
-            folder,
-            convert(manifest, RunManifest, folder / "manifest.json"),
-            events,
-            {rank: lines for rank, lines in damaged.items() if lines},
-        )
+        return cls(folder, manifest_of(folder, RunManifest), events, dict(+damaged))
 
     @property
     def plan(self) -> Plan:

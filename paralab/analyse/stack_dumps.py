@@ -1,6 +1,5 @@
 """Read the stack and the flight recorder that a rank dumped when the launcher's deadline passed."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -9,6 +8,7 @@ import msgspec
 
 from paralab.analyse import collective_matching as matching
 from paralab.analyse.collective_matching import LIBRARIES, CollectiveCall
+from paralab.record.reader import parse_object
 from paralab.record.types import JsonObject, Record
 
 OURS = ("paralab/worker/", "paralab\\worker\\", "paralab/machine/child.py")
@@ -119,11 +119,7 @@ def _faulted_at(fault: str) -> str | None:
 
 def _read_object(path: Path) -> JsonObject:
     """Read a JSON object, or `{}`: the rank may have died while writing it."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return parse_object(path.read_bytes()) if path.exists() else {}
 
 
 def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from paralab.analyse.blocks import Cell, Document, Evidence, Finding, Line, Lines, Section
 from paralab.analyse.compare import Row, SpeedUp, comparison_of
-from paralab.analyse.manifest import read_tune
+from paralab.analyse.manifest import TuneManifest, manifest_of
 from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
 from paralab.analyse.table_cells import Cells, number, table
@@ -64,7 +64,7 @@ class TuneResult(Record, frozen=True, kw_only=True):
 
 
 def choice_of(folder: Path) -> TuneResult:
-    manifest = read_tune(folder)
+    manifest = manifest_of(folder, TuneManifest)
     rungs = rungs_of(folder)
     final = comparison_of(rungs[-1])
     default = next((row for row in final.rows if row.name == manifest.default), None)
@@ -127,7 +127,7 @@ def _megabytes(point: CurvePoint) -> float:
 
 
 def document(folder: Path) -> Document:
-    manifest, choice = read_tune(folder), choice_of(folder)
+    manifest, choice = manifest_of(folder, TuneManifest), choice_of(folder)
     final = rungs_of(folder)[-1]
     rest = report(comparison_of(final), final, _sections(choice))
     kept = tuple(finding for finding in rest.findings if finding.kind in ("same", "warning"))

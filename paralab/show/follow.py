@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paralab.analyse.manifest import RunManifest
+from paralab.analyse.manifest import RunManifest, manifest_of
 from paralab.analyse.recording import mean, median
 from paralab.analyse.time_intervals import length
 from paralab.machine.host import Machine
@@ -17,7 +17,6 @@ from paralab.plan.plan import Plan, RankPlan
 from paralab.record.events import COLLECTIVES, DeviceLoad, Event, Load, Memory, Span, Start, Step
 from paralab.record.folder import RunFolder
 from paralab.record.reader import Tail
-from paralab.record.types import convert, read_manifest
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
@@ -165,8 +164,7 @@ class Follower:
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
-        manifest = convert(read_manifest(folder.path), RunManifest, folder.manifest_path)
-        self.machine = manifest.machine
+        self.machine = manifest_of(folder.path, RunManifest).machine
         self.ranks = [
             RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
         ]
