@@ -1,4 +1,4 @@
-"""How far each rank got in each pass over a DataLoader, and its last collective in it."""
+"""How far each rank got in each pass over a DataLoader, and the collectives it called in it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from paralab.doctor.source_context import is_outside
 
 @dataclass
 class Pass:
-    """One pass.
+    """One pass over a loader.
 
-    batches    how many it read
-    met_in     the last batch in which it was in a collective
-    exhausted  the loader ended
-    over       the rank went on to something else, because the loader ended or it left early
+    batches     how many it read
+    reached     the last batch in which it was in a collective
+    exhausted   the loader ended
+    over        the rank went on to something else, because the loader ended or it left early
     """
 
     loader: Loader
     batches: int = 0
-    met_in: int = 0
-    last_meeting: Numbered | None = None
+    reached: int = 0
+    collectives: list[Numbered] = field(default_factory=list)
     exhausted: Epoch | None = None
     over: bool = False
-    meetings: list[Numbered] = field(default_factory=list)
+
+    @property
+    def last_collective(self) -> Numbered | None:
+        return self.collectives[-1] if self.collectives else None
 
 
 def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
@@ -45,28 +48,27 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
             ended.exhausted, ended.over = event, True
         elif current is None or current.over:
             continue
-        elif isinstance(event, Numbered) and _meets(event):
+        elif isinstance(event, Numbered) and _needs_ranks(event):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
                 continue  # an open operation may end in the next moment
-            current.met_in, current.last_meeting = current.batches, event
-            current.meetings.append(event)
-    if rank.reached_end:
-        for each in found.values():
-            each.over = True
+            current.reached = current.batches
+            current.collectives.append(event)
+    for each in found.values() if rank.reached_end else ():
+        each.over = True
     return found
 
 
 def _is_left(current: Pass, event: Numbered) -> bool:
     """The first collective was inside the loop over the loader, and this one is outside."""
     loop = current.loader.site
-    inside = current.meetings[0].site if current.meetings else None
+    inside = current.collectives[0].site if current.collectives else None
     if loop is None or inside is None or event.site is None or event.site is inside:
         return False
     return is_outside(event.site, loop) and not is_outside(inside, loop)
 
 
-def _meets(event: Numbered) -> bool:
+def _needs_ranks(event: Numbered) -> bool:
     """It made collectives, is inside one, or failed there."""
     if not isinstance(event, (Backward, Forward, Collective)) or not event.seq:
         return False

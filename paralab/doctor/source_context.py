@@ -1,5 +1,5 @@
 """The source around a line that a watched rank reported: the conditions around it, and the statements
-that leave a loop or a function early. It names the line of what was observed and never finds it."""
+that leave a loop or a function early. Checks use it to name a line, never to find a failure."""
 
 from __future__ import annotations
 

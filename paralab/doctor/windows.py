@@ -1,8 +1,8 @@
 """What one rank did between two optimizer steps: the passes whose gradients one step applies
 together.
 
-Optimizers may take turns (a GAN's two): every step ends a window, and passes whose gradients were
-cleared before the step do not belong to it. A step that the scaler left out ends a window as well.
+Optimizers may take turns (a GAN has two): every step ends a window, and passes whose gradients were
+cleared before the step do not belong to it. A step that the scaler skipped also ends a window.
 """
 
 from __future__ import annotations

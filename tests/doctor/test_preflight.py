@@ -15,7 +15,7 @@ from paralab.doctor.catalog import apply
 from paralab.doctor.environment import Address, Disk, Interface, Memory, Port, launch_of
 from paralab.doctor.preflight import Facts, Limits, look, table
 from paralab.doctor.probes import Gpu, Link, Pair, Torch
-from paralab.doctor.show.preflight import print_looked
+from paralab.doctor.show.findings import print_looked
 from paralab.machine.precision import Probe
 
 GIB = 2**30

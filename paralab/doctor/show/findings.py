@@ -9,13 +9,12 @@ from pathlib import Path
 from rich.text import Text
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import Finding, Looked
 from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.lines import shown_findings
-from paralab.doctor.show.preflight import print_looked
 from paralab.doctor.sources import Sources
-from paralab.show.console import console, errors, fact_table, show_table
+from paralab.show.console import console, errors, fact_table, plain_table, show_table
 from paralab.units import plural
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
@@ -37,6 +36,17 @@ def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
     _print(Text(first, style="bold green" if healthy else "bold"))
     for line in rest:
         _print(Text(line, style="dim"))
+
+
+def print_looked(rows: Sequence[Looked]) -> None:
+    """Print what was checked on this machine, with the verdicts."""
+    if not rows:
+        return
+    table = plain_table("what", "value", "verdict")
+    for row in rows:
+        style = {**STYLES, "good": "green"}.get(row.verdict.split()[0], "dim")
+        table.add_row(row.name, Text(row.value or ""), Text(row.verdict, style))
+    show_table(table)
 
 
 def _print(text: Text) -> None:

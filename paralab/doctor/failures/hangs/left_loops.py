@@ -27,7 +27,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
             others = all_passes[more.rank]
             for key, mine in own.items():
                 its = others.get(key)
-                if its is not None and mine.over and its.met_in > mine.batches > 0:
+                if its is not None and mine.over and its.reached > mine.batches > 0:
                     report = _uneven if mine.exhausted else _left
                     return report(fewer, mine, more, its)
             # Ranks that we ended may raise, and end their programs, because of it.
@@ -40,7 +40,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
 
 def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     length = its.loader.batches
-    went = f"went on to batch {its.met_in}" if length is None else f"has {length}"
+    went = f"went on to batch {its.reached}" if length is None else f"has {length}"
     why = (
         f"Rank {fewer.rank} has {mine.batches} batches in pass {mine.loader.epoch} over this loader, "
         f"and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits for the "
@@ -48,16 +48,16 @@ def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Fin
     )
     evidence = (
         f"rank {fewer.rank}: len(loader) = {mine.loader.batches}, read {mine.batches} batches",
-        f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.met_in}",
+        f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.reached}",
     )
     return make_finding("H01", "error", why, mine.loader, evidence, fewer.rank)
 
 
 def _left(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
-    went = f"rank {more.rank} went on to batch {its.met_in}"
+    went = f"rank {more.rank} went on to batch {its.reached}"
     line = mine.loader.site.line if mine.loader.site else None
-    return leaving(fewer, more, mine.last_meeting, after, went, line)
+    return leaving(fewer, more, mine.last_collective, after, went, line)
 
 
 def _fewer_passes(
@@ -68,13 +68,13 @@ def _fewer_passes(
         return None
     for (loader, epoch), extra in its.items():
         last = mine.get((loader, epoch - 1))
-        if not extra.met_in or (loader, epoch) in mine or last is None or not last.last_meeting:
+        if not extra.reached or (loader, epoch) in mine or last is None or not last.last_collective:
             continue
         line = last.loader.site.line if last.loader.site else None
         after = f"after pass {epoch - 1} over the data"
         went = f"rank {more.rank} began pass {epoch}"
         whole = last.exhausted is not None
-        return leaving(fewer, more, last.last_meeting, after, went, line, whole)
+        return leaving(fewer, more, last.last_collective, after, went, line, whole)
     return None
 
 
