@@ -62,7 +62,6 @@ class Init(Event, frozen=True):
     backend: str | None = None
     world: int | None = None
     timeout_seconds: float | None = None
-    device_id: str | None = None
     address: str | None = None
     agent: str | None = None
     group: str | None = None
@@ -85,9 +84,8 @@ class Destroy(Event, frozen=True):
 
 class Wrap(Event, frozen=True):
     """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping; None if it raised.
-    Lists are in the order of named_parameters(). `digest`: of the parameters before wrapping (DDP
-    overwrites them with those of rank 0). `seq`: the first and last number of its collectives in the
-    default group. `ranks`: that DDP reduces over. `ignored`: names that it does not reduce."""
+    Lists are in the order of named_parameters(). `seq`: the first and last number of its collectives
+    in the default group. `ranks`: that DDP reduces over. `ignored`: names that it does not reduce."""
 
     ranks: list[int] = []
     ignored: list[str] = []
@@ -96,10 +94,7 @@ class Wrap(Event, frozen=True):
     model_class: str = ""
     names: list[str] = []
     shapes: list[list[int]] = []
-    dtypes: list[str] = []
-    devices: list[str] = []
     trainable: list[bool] = []
-    digest: Digest = []
     buffers: list[str] = []
     batch_norms: int = 0
     sync_batch_norms: int = 0
@@ -163,7 +158,6 @@ class Step(Event, frozen=True):
     `gradients` before it and `parameters` after it: digests of the parameters `names` (sampled)."""
 
     optimizer: int = 0
-    optimizer_class: str = ""
     number: int = 0
     lr: list[float | None] = []
     names: list[str] = []
@@ -180,7 +174,6 @@ class ZeroGrad(Event, frozen=True):
 class Scheduled(Event, frozen=True, tag="scheduler"):
     """A step of a learning-rate scheduler; `lr` after it."""
 
-    scheduler_class: str = ""
     optimizer: int | None = None
     lr: list[float | None] = []
 
@@ -195,7 +188,6 @@ class Clip(Event, frozen=True):
 class Autocast(Event, frozen=True):
     """The start of `with autocast(…)`."""
 
-    device: str = ""
     dtype: str = ""
     enabled: bool = True
 
@@ -213,7 +205,7 @@ class Amp(Event, frozen=True):
 
 class Loader(Event, frozen=True):
     """The start of a pass over a DataLoader; `epoch` counts its passes from 1. `batches`:
-    len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`, `replica`,
+    len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`,
     `sampler_epoch`: of a DistributedSampler. `made`: the user's frames that created the loader,
     innermost first."""
 
@@ -225,14 +217,10 @@ class Loader(Event, frozen=True):
     dataset: str = ""
     iterable: bool = False
     sampler: str = ""
-    batch_sampler: str = ""
     sampler_samples: int | None = None
     sampler_epoch: int | None = None
     replicas: int | None = None
-    replica: int | None = None
     shuffle: bool | None = None
-    sampler_drop_last: bool | None = None
-    drop_last: bool = False
     workers: int = 0
     made: list[list[Any]] = []
 
@@ -251,7 +239,6 @@ class Batch(Event, frozen=True):
     size: int | None = None
     wait: float = 0.0
     rows: list[int] | None = None
-    shapes: list[list[int]] = []
 
 
 class Epoch(Event, frozen=True):
@@ -304,7 +291,7 @@ class Moved(Event, frozen=True):
 class Collective(Event, frozen=True):
     """A collective, send, or receive that the user's code called. `seq`: [first, last] number in
     its group (an object needs several); None for sends and receives. `shape`, `dtype`: of the first
-    tensor. `root`: src or dst. `in_graph`: autograd will go through the tensor. `value`: this rank's
+    tensor. `in_graph`: autograd will go through the tensor. `value`: this rank's
     contribution, if it is one number in CPU memory."""
 
     op: str = ""
@@ -312,9 +299,7 @@ class Collective(Event, frozen=True):
     seq: list[int] | None = None
     shape: list[int] | None = None
     dtype: str | None = None
-    device: str | None = None
     reduction: str | None = None
-    root: int | None = None
     in_graph: bool = False
     asynchronous: bool = False
     value: float | None = None
@@ -324,23 +309,18 @@ class Loss(Event, frozen=True):
     """A loss function. `valid`: the number of targets that are not `ignore_index`. `value`: its
     result, if it is one number. Both are sampled on a GPU, and None if unknown."""
 
-    function: str = ""
     reduction: str = "mean"
-    input_shape: list[int] = []
     target_shape: list[int] = []
-    ignore_index: int | None = None
     valid: int | None = None
     grad: bool = True
     value: float | None = None
 
 
 class Save(Event, frozen=True):
-    """torch.save of `count` tensors; the names of `prefixed` of them begin with "module."."""
+    """torch.save. `prefixed`: how many tensors have names that begin with "module."."""
 
     path: str | None = None
-    keys: list[str] = []
     prefixed: int = 0
-    count: int = 0
 
 
 class Load(Event, frozen=True):
@@ -376,17 +356,14 @@ class Reduced(Event, frozen=True):
 
 
 class Pipeline(Event, frozen=True):
-    """One step of a torch.distributed.pipelining schedule. `size`, `target_size`, `output_size`:
-    the rows of the batch, target, and output, if this rank has them. `made`: where the schedule was
-    created."""
+    """One step of a torch.distributed.pipelining schedule. `size`: the rows of the
+    batch, if this rank has it. `made`: where the schedule was created."""
 
     schedule: str = ""
     microbatches: int = 0
     stages: int = 0
     stage: int | None = None
     size: int | None = None
-    target_size: int | None = None
-    output_size: int | None = None
     made: list[list[Any]] = []
 
     @property

@@ -20,34 +20,34 @@ from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
 
-# name: the positions of (the tensor or object, the group, src or dst)
-COLLECTIVES: dict[str, tuple[int | None, int | None, int | None]] = {
-    "all_reduce": (0, 2, None),
-    "reduce": (0, 3, 1),
-    "broadcast": (0, 2, 1),
-    "all_gather": (1, 2, None),
-    "all_gather_into_tensor": (1, 2, None),
-    "all_gather_single": (1, 2, None),
-    "all_gather_object": (1, 2, None),
-    "gather": (0, 3, 2),
-    "gather_object": (0, 3, 2),
-    "scatter": (0, 3, 2),
-    "scatter_object_list": (1, 3, 2),
-    "broadcast_object_list": (0, 2, 1),
-    "reduce_scatter": (0, 3, None),
-    "reduce_scatter_tensor": (0, 3, None),
-    "reduce_scatter_single": (0, 3, None),
-    "all_to_all": (1, 2, None),
-    "all_to_all_single": (1, 4, None),
-    "barrier": (None, 0, None),
-    "monitored_barrier": (None, 0, None),
-    "send": (0, 2, 1),
-    "recv": (0, 2, 1),
-    "isend": (0, 2, 1),
-    "irecv": (0, 2, 1),
-    "send_object_list": (0, 2, 1),
-    "recv_object_list": (0, 2, 1),
-    "batch_isend_irecv": (None, None, None),
+# name: the positions of (the tensor or object, the group)
+COLLECTIVES: dict[str, tuple[int | None, int | None]] = {
+    "all_reduce": (0, 2),
+    "reduce": (0, 3),
+    "broadcast": (0, 2),
+    "all_gather": (1, 2),
+    "all_gather_into_tensor": (1, 2),
+    "all_gather_single": (1, 2),
+    "all_gather_object": (1, 2),
+    "gather": (0, 3),
+    "gather_object": (0, 3),
+    "scatter": (0, 3),
+    "scatter_object_list": (1, 3),
+    "broadcast_object_list": (0, 2),
+    "reduce_scatter": (0, 3),
+    "reduce_scatter_tensor": (0, 3),
+    "reduce_scatter_single": (0, 3),
+    "all_to_all": (1, 2),
+    "all_to_all_single": (1, 4),
+    "barrier": (None, 0),
+    "monitored_barrier": (None, 0),
+    "send": (0, 2),
+    "recv": (0, 2),
+    "isend": (0, 2),
+    "irecv": (0, 2),
+    "send_object_list": (0, 2),
+    "recv_object_list": (0, 2),
+    "batch_isend_irecv": (None, None),
 }
 # Not numbered.
 POINT_TO_POINT = {
@@ -98,13 +98,12 @@ def _initialize(rank: Rank, /, *args: Any, **kwargs: Any) -> Fields:
     own = argument(args, kwargs, 4, "rank", -1)
     world = argument(args, kwargs, 3, "world_size", -1)
     rank.identify(*((own, world) if own is not None and own >= 0 else ()))
-    timeout, device = argument(args, kwargs, 2, "timeout"), kwargs.get("device_id")
+    timeout = argument(args, kwargs, 2, "timeout")
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return {
         "backend": str(argument(args, kwargs, 0, "backend")),
         "world": world if world and world > 0 else None,
         "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
-        "device_id": str(device) if device is not None else None,
         "address": _address(os.environ) if _by_environment(args, kwargs) else None,
         "agent": _address(_given_environment()) if by_agent else None,
     }
@@ -132,7 +131,7 @@ def _given_environment() -> dict[str, str]:
 def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | None:
     if is_inside(rank, *WITHIN):
         return None
-    tensor, group, root = _given(name, args, kwargs)
+    tensor, group = _given(name, args, kwargs)
     is_tensor = tensor is not None
     before = None if name in POINT_TO_POINT else sequence(group)
     reduces = name in ("all_reduce", "reduce")
@@ -143,9 +142,7 @@ def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | N
         "seq": [before + 1, before + 1] if before is not None else None,
         "shape": list(tensor.shape) if is_tensor else None,
         "dtype": _dtype(tensor.dtype) if is_tensor else None,
-        "device": tensor.device.type if is_tensor else None,
         "reduction": str(operator).rpartition(".")[2] if reduces else None,
-        "root": root,
         "in_graph": bool(is_tensor and tensor.grad_fn is not None and torch.is_grad_enabled()),
         "value": _value(tensor) if is_tensor and reduces else None,
         "asynchronous": bool(kwargs.get("async_op", False)),
@@ -165,27 +162,26 @@ def _light(rank: Rank, name: str) -> Light:
     def values(args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, ...] | None:
         if is_inside(rank, *WITHIN):
             return None
-        tensor, group, root = _given(name, args, kwargs)
+        tensor, group = _given(name, args, kwargs)
         shape, dtype = (None, None) if tensor is None else (tensor.shape, _dtype(tensor.dtype))
-        return name, name_of(group), shape, dtype, root
+        return name, name_of(group), shape, dtype
 
     def count(args: tuple[Any, ...], kwargs: Fields) -> int | None:
         return None if name in POINT_TO_POINT else sequence(_given(name, args, kwargs)[1])
 
-    return Light(rank, "collective", ("op", "group", "shape", "dtype", "root"), values, count)
+    return Light(rank, "collective", ("op", "group", "shape", "dtype"), values, count)
 
 
-def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any, Any]:
-    """(the first tensor or None, the group, src or dst) from a collective's arguments."""
-    value_at, group_at, root_at = COLLECTIVES[name]
+def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
+    """(the first tensor or None, the group) from a collective's arguments."""
+    value_at, group_at = COLLECTIVES[name]
     value: Any = None
     if value_at is not None:
         named = (kwargs[key] for key in NAMES if key in kwargs)
         value = args[value_at] if len(args) > value_at else next(named, None)
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     group = None if group_at is None else argument(args, kwargs, group_at, "group")
-    root = None if root_at is None else argument(args, kwargs, root_at, "src", kwargs.get("dst"))
-    return first if isinstance(first, torch.Tensor) else None, group, root
+    return first if isinstance(first, torch.Tensor) else None, group
 
 
 @functools.cache

@@ -53,14 +53,10 @@ class Loaders:
             "dataset": type(loader.dataset).__name__,
             "iterable": isinstance(loader.dataset, torch.utils.data.IterableDataset),
             "sampler": type(sampler).__name__,
-            "batch_sampler": type(loader.batch_sampler).__name__,
             "sampler_samples": _length(sampler),
             "sampler_epoch": getattr(sampler, "epoch", None),
             "replicas": getattr(sampler, "num_replicas", None),
-            "replica": getattr(sampler, "rank", None),
             "shuffle": getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"),
-            "sampler_drop_last": getattr(sampler, "drop_last", None),
-            "drop_last": loader.drop_last,
             "workers": loader.num_workers,
             "made": self.made.get(loader, []),
         }
@@ -122,7 +118,6 @@ class Loaders:
                 samples_rows = state["batch"] == 1 and is_sampled(state["epoch"])
             if samples_rows:
                 fields["rows"] = of_rows(tensors[0]) if tensors else []
-                fields["shapes"] = [list(tensor.shape) for tensor in tensors_in(batch, 2)]
             self.rank.emit("batch", **fields, t=start)
         except Exception as error:
             self.rank.switch_off(error)

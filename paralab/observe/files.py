@@ -22,9 +22,7 @@ def install(rank: Rank, models: Models) -> None:
         keys = _keys(argument(args, kwargs, 0, "obj"))
         return {
             "path": _path(argument(args, kwargs, 1, "f")),
-            "keys": keys[:MOST_KEYS],
             "prefixed": sum(key.startswith("module.") for key in keys),
-            "count": len(keys),
         }
 
     def load(*args: Any, **kwargs: Any) -> Fields | None:

@@ -42,15 +42,12 @@ def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | N
     if is_inside(rank, "loss"):
         return None
     fields: Fields = {
-        "function": name,
         "reduction": kwargs.get("reduction", "mean"),
-        "input_shape": list(given.shape),
         "target_shape": list(target.shape),
         "grad": torch.is_grad_enabled(),
     }
     if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
         ignored = argument(args, kwargs, 4, "ignore_index", -100)
-        fields["ignore_index"] = ignored
         cheap = target.device.type == "cpu" and target.numel() <= MOST_COUNTED
         if rank.watched if cheap else is_sampled(rank.steps + 1):
             fields["valid"] = int((target != ignored).sum())

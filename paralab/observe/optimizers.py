@@ -89,7 +89,6 @@ class Optimizers:
         made = self.made[number] + 1
         fields: Fields = {
             "optimizer": number,
-            "optimizer_class": type(optimizer).__name__,
             "number": made,
             "lr": [_number(group.get("lr")) for group in optimizer.param_groups],
         }
@@ -125,10 +124,7 @@ class Optimizers:
     def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> Fields | None:
         if getattr(scheduler, "_step_count", 1) == 0 or is_inside(self.rank, "scheduler"):
             return None  # the constructor's own call
-        return {
-            "scheduler_class": type(scheduler).__name__,
-            "optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None))),
-        }
+        return {"optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None)))}
 
     def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Fields:
         optimizer = getattr(scheduler, "optimizer", None)
@@ -159,7 +155,6 @@ class Optimizers:
 
     def _autocast(self, context: autocast) -> Fields:
         return {
-            "device": context.device,
             "dtype": str(context.fast_dtype).removeprefix("torch."),
             "enabled": bool(context._enabled),
         }

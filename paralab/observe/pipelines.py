@@ -18,7 +18,7 @@ from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import is_inside, wrap
 
 MODULE = "torch.distributed.pipelining.schedules"
-NAMES = ("schedule", "microbatches", "stages", "stage", "size", "target_size")
+NAMES = ("schedule", "microbatches", "stages", "stage", "size")
 
 
 def install(rank: Rank) -> None:
@@ -68,19 +68,15 @@ def _install(rank: Rank, module: ModuleType) -> None:
             return None
         schedule = args[0]
         stage = (getattr(schedule, "_stages", None) or [schedule._stage])[0]
-        sizes = _rows(args[1:]), _rows(kwargs.get("target"))
         shape = schedule._n_microbatches, stage.num_stages, stage.stage_index
-        return (type(schedule).__name__, *shape, *sizes)
-
-    def conclude(result: Any, *args: Any, **kwargs: Any) -> Fields:
-        return {"output_size": _rows(result)}
+        return (type(schedule).__name__, *shape, _rows(args[1:]))
 
     try:
         for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
             step = vars(kind).get("step")
             if step is not None and not getattr(step, "__isabstractmethod__", False):
                 light = Light(rank, "pipeline", NAMES, brief)
-                wrap(rank, kind, "step", "pipeline", describe, conclude, light=light)
+                wrap(rank, kind, "step", "pipeline", describe, light=light)
             if "__init__" in vars(kind) and hasattr(kind, "step"):
                 wrap(rank, kind, "__init__", "made", make)
     except Exception as error:
