@@ -64,7 +64,7 @@ class Looked:
 
     name: str
     value: str | None
-    verdict: str  # good, not looked at, not set, or a severity and an id: "suspect L11"
+    verdict: str  # good, not checked, not set, or a severity and an id: "suspect L11"
     findings: tuple[str, ...] = ()
 
 

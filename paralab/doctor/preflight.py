@@ -219,7 +219,7 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
         shown, verdict = value, "good"
         if value is None:
             shown = facts.unknown.get(name)
-            verdict = "not looked at" if name in facts.unknown else "not set"
+            verdict = "not checked" if name in facts.unknown else "not set"
         if about:
             verdict = ", ".join(dict.fromkeys(f"{f.severity} {f.id}" for f in about))
         found.append(Looked(name, shown, verdict, tuple(f.id for f in about)))
@@ -246,8 +246,8 @@ def _named(gpus: Sequence[Gpu]) -> str:
 
 
 def _launcher(launch: Launch) -> str | None:
-    said = " ".join(f"{name}={value}" for name, value in launch.variables.items())
-    return " ".join(part for part in (launch.by, said and f"({said})") if part) or None
+    variables = " ".join(f"{name}={value}" for name, value in launch.variables.items())
+    return " ".join(part for part in (launch.by, variables and f"({variables})") if part) or None
 
 
 def _port(port: Port) -> str:

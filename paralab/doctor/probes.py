@@ -76,11 +76,9 @@ def two_ranks(
     )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         ends, prints, errors = _run(Path(folder), backend, devices, environment or {})
-    told, link = (
-        next((part[key] for part in prints[0] if key in part), None) for key in ("told", "link")
-    )
-    torch = _torch(told) if told else None
-    if link:
+    printed = {key: value for part in prints[0] for key, value in part.items()}
+    torch = _torch(printed["torch"]) if "torch" in printed else None
+    if link := printed.get("link"):
         return torch, Link(backend, names, link["bytes"], link["seconds"], link["copy_seconds"])
     return torch, Link(backend, names, BYTES, None, None, _problem(ends, errors))
 
@@ -152,9 +150,9 @@ def _problem(ends: list[int | None], errors: list[str]) -> str:
     return f"the ranks ended with codes {ends}"
 
 
-def _torch(told: dict[str, Any]) -> Torch:
-    gpus = tuple(Gpu(**gpu) for gpu in told["gpus"])
-    return Torch(**{**told, "backends": tuple(told["backends"]), "gpus": gpus})
+def _torch(printed: dict[str, Any]) -> Torch:
+    gpus = tuple(Gpu(**gpu) for gpu in printed["gpus"])
+    return Torch(**{**printed, "backends": tuple(printed["backends"]), "gpus": gpus})
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:

@@ -37,7 +37,7 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
         return [*known, *(finding for finding in findings if finding.id != UNEXPLAINED)]
     if any(finding.id == UNEXPLAINED for finding in findings):
         return list(findings)
-    # An ordinary exception is no parallel failure, but nobody should have to look for it.
+    # An ordinary exception is not a parallel failure, but the user should see it first.
     return [*(finding for finding in more if finding.severity == "error"), *findings]
 
 

@@ -27,7 +27,7 @@ def main() -> None:
     question = json.loads(sys.argv[1])
     if hasattr(signal, "alarm"):
         signal.alarm(int(question["seconds"]) + 1)  # works even inside a collective
-    _say(told=_told())
+    _say(torch=_describe_torch())
     _say(link=_all_reduce(**question))
 
 
@@ -35,7 +35,7 @@ def _say(**parts: Any) -> None:
     print(json.dumps(parts), flush=True)
 
 
-def _told() -> dict[str, Any]:
+def _describe_torch() -> dict[str, Any]:
     gpus = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
