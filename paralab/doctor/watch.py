@@ -195,25 +195,22 @@ def _same(finding: Finding) -> tuple[object, ...]:
 
 
 def notes_of(seen: Observation) -> tuple[str, ...]:
-    found = [
-        f"replaced for the trial: {event.what} by {event.by}"
-        for rank in seen.ranks
-        for event in rank.of(Replaced)
-    ]
-    found += [
-        f"rank {rank.rank}: watching stopped after an error in paralab: {e.error}"
-        for rank in seen.ranks
-        for e in rank.of(Off)
-    ]
+    """Remarks that are not findings: what a trial replaced, and what could not be watched."""
+    notes = []
+    for rank in seen.ranks:
+        notes += [f"replaced for the trial: {e.what} by {e.by}" for e in rank.of(Replaced)]
+        notes += [
+            f"rank {rank.rank}: watching stopped after an error in paralab: {event.error}"
+            for event in rank.of(Off)
+        ]
     needs = [rank.raised for rank in seen.ranks if rank.raised and needs_missing_gpu(rank)]
-    found += [
-        f"this script needs a GPU: {raised.type}: {raised.message.splitlines()[0]}"
-        for raised in needs[:1]
-    ]
-    found += [f"a process could not be watched: {note}" for note in seen.notes]
+    for raised in needs[:1]:
+        first = raised.message.splitlines()[0]
+        notes.append(f"this script needs a GPU: {raised.type}: {first}")
+    notes += [f"a process could not be watched: {note}" for note in seen.notes]
     if not seen.ranks:
-        found.append("no ranks: the command started no Python program that trains with torch")
-    return tuple(dict.fromkeys(found))
+        notes.append("no ranks: the command started no Python program that trains with torch")
+    return tuple(dict.fromkeys(notes))
 
 
 def _environment(folder: Path, steps: int | None) -> dict[str, str]:
@@ -225,25 +222,23 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the command in its own session: we get Ctrl-C and pass it on. If we are killed, the
     command ends too."""
+    program = command[0]
     # torchrun from paralab's environment, which may not be active
-    beside = Path(sys.executable).parent / command[0]
-    if shutil.which(command[0]) is None and beside.is_file():
+    beside = Path(sys.executable).parent / program
+    if shutil.which(program) is None and beside.is_file():
         command = [str(beside), *command[1:]]
     try:
         return subprocess.Popen(
             command, env=environment, start_new_session=True, preexec_fn=_with_the_parent()
         )
     except FileNotFoundError:
-        raise UsageError(
-            f"There is no command {command[0]!r} on this machine.",
-            fix="an environment with torch: activate it first"
-            if command[0] == "torchrun"
-            else "paralab doctor -- torchrun --nproc_per_node=2 train.py",
-        ) from None
+        fix = "paralab doctor -- torchrun --nproc_per_node=2 train.py"
+        if program == "torchrun":
+            fix = "an environment with torch: activate it first"
+        raise UsageError(f"There is no command {program!r} on this machine.", fix=fix) from None
     except PermissionError:
-        raise UsageError(
-            f"{command[0]} may not be executed.", fix=f"paralab doctor -- python {command[0]}"
-        ) from None
+        fix = f"paralab doctor -- python {program}"
+        raise UsageError(f"{program} may not be executed.", fix=fix) from None
 
 
 def _with_the_parent() -> Callable[[], Any] | None:
