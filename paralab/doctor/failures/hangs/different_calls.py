@@ -121,7 +121,7 @@ def only_here(
     certain: bool = True,
 ) -> Finding:
     """A call that one rank makes and the other does not."""
-    meanwhile = "never calls it" if its is None else f"is at {named(its)}"
+    meanwhile = "never calls it" if its is None else f"is in {named(its)}"
     if isinstance(own, Forward):
         why = (
             f"Only rank {rank.rank} calls the DDP model here. Its forward broadcasts "
