@@ -172,7 +172,8 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), "
             f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of the "
-            f"communication. `{tune_command(row)}` searches for options that expose less."
+            f"communication. `{tune_command(row)}` searches for a bucket size, accumulation, and "
+            "options that expose less."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
