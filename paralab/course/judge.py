@@ -63,9 +63,10 @@ LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", 
 COMMON = """
 able although always anymore anything apart around been being best bigger bring calculate case come
 cost course doing done down drift due either even exactly expect far further goes got help high
-however itself just know lead let lot made make manual merge might must myself neither now often
-one our out place point possible prevent problem put rather really should side since slice some
-store such sure talk there thing think this toward try usually very want way will worse wrong
+however itself just know lead let lot made make manual merge might must myself neither noise noisy
+now often one our out place point possible prevent problem put rather really should side since
+slice some store such sure talk there thing think this toward try usually very want way will worse
+wrong
 """.split()
 # An answer that is a sentence has some of these words; a list of key terms does not.
 GLUE = (
@@ -86,9 +87,6 @@ def judge(answer: Answer, given: str, tolerance: float, known: Sequence[Stated] 
     repeats = mine <= asked and len(mine) >= 0.7 * len([word for word in asked if len(word) > 1])
     if repeats or not (mine or text):
         return "missing", "the answer repeats the question"
-    if answer.undecided:
-        told = re.search(UNDECIDED, text)
-        return ("right", "") if told else ("not judged", "this run is too noisy to tell")
 
     status, reason = _judge_fact(answer, text, tolerance)
     doubt = _find_doubt(answer, text, tolerance, known) if status == "right" else ""
@@ -96,6 +94,9 @@ def judge(answer: Answer, given: str, tolerance: float, known: Sequence[Stated] 
 
 
 def _judge_fact(answer: Answer, text: str, tolerance: float) -> Judgment:
+    if answer.undecided:
+        admits = re.search(UNDECIDED, text)
+        return ("right", "") if admits else ("not judged", "this run is too noisy to tell")
     if answer.verdict is not None:
         return _judge_verdict(answer, text)
     if answer.choice is not None:
@@ -276,13 +277,13 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     return "wrong", f"none of these numbers matches the run: {answer.text}"
 
 
-def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, share: float) -> int | None:
+def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, near: float) -> int | None:
     """Return where the answer states a number, or all numbers in a list in the same order."""
     known = fact if isinstance(fact, list) else [fact]
     for place in range(len(stated) - len(known) + 1):
         pairs = list(zip(stated[place:], known, strict=False))
         loose = isinstance(fact, list) or not is_count(fact) or stated[place].noun in LOOSE
-        if all(each.equals(number, share) for each, number in pairs) and (
+        if all(each.equals(number, near) for each, number in pairs) and (
             loose or _counts(stated[place], name, text)
         ):
             return place

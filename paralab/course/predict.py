@@ -69,9 +69,9 @@ def add_predictions(document: Document, predictions: Mapping[str, str]) -> Docum
         if isinstance(block, Answer):
             said = predictions.get(f"{section.title} | {block.question}", block.prediction)
             return replace(block, prediction=said)
-        told = isinstance(block, Table) and predictions.get(f"{section.title} | {block.title}")
-        if isinstance(block, Table) and told:
-            return replace(block, note=f"Predicted: {told}. {block.note}")
+        name = f"{section.title} | {block.title}"
+        if isinstance(block, Table) and name in predictions:
+            return replace(block, note=f"Predicted: {predictions[name]}. {block.note}")
         return block
 
     sections = [

@@ -97,6 +97,7 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (EITHER, "Yes", "wrong"),
         (NOISY, "It is too noisy to tell.", "right"),
         (NOISY, "Yes, 1.02×", "not judged"),
+        (NOISY, "noisy purple bananas", "not judged"),
         # numbers in their places
         (PROCESSES, "2", "right"),
         (PROCESSES, "2 processes", "right"),
