@@ -248,6 +248,49 @@ PAIRS = {
         "",
         " + place.rank",
     ),
+    "a loop of accumulated passes": (
+        "G01",
+        """
+        def turn(model, songs, args, optimizer):
+            optimizer.zero_grad()
+            for _ in range(args.accumulation_steps):
+                loss = model(next(songs)){}
+                loss.backward()
+            optimizer.step()
+        """,
+        "",
+        " / args.accumulation_steps",
+    ),
+    "a store that knows about ranks saves on all of them": (
+        "C03",
+        """
+        import torch
+        from tools import get_rank
+
+        class Store:
+            def keep(self, model, path):
+                if {}:
+                    torch.save(model, path)
+        """,
+        "path.exists()",
+        "get_rank() == 0",
+    ),
+    "a loss that reduces outside of the graph": (
+        "S13",
+        """
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+
+        class PairLoss(nn.Module):
+            def forward(self, one, two):
+                both = one.T @ two
+                {}
+                return both.pow(2).sum()
+        """,
+        "dist.all_reduce(both)",
+        "both = torch.distributed.nn.functional.all_reduce(both)",
+    ),
     "a summed loss that nobody divides": (
         "S14",
         """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.names import meaning
 from paralab.doctor.static.project import Scope, search_path
 from paralab.doctor.static.script import Script
@@ -18,6 +18,7 @@ from paralab.doctor.static.script import Script
 _WORDS = re.compile(
     r"\b(set_epoch|set_device|set_default_device|init_process_group|DistributedDataParallel"
     r"|DistributedSampler|FullyShardedDataParallel|Accelerator|CUDA_VISIBLE_DEVICES"
+    r"|pytorch_lightning|[\"']ddp[\"']|deepspeed"
     r"|seed[^\n]{0,40}rank|rank[^\n]{0,40}seed)\b"
 )
 _PARALLEL = {
@@ -25,6 +26,8 @@ _PARALLEL = {
     "DistributedDataParallel",
     "FullyShardedDataParallel",
     "Accelerator",
+    "pytorch_lightning",
+    "deepspeed",
 }
 _TRAINS = re.compile(
     r"^backward$|train(_\w*)?(epoch|step|batch|loop)|(run|fit)_(epoch|step)|optimi[sz]e", re.I
@@ -138,6 +141,14 @@ def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
             near = script.calls_in(step.scope) + (script.calls_in_class(owner) if owner else [])
             passes = [call for call in near if call.method == "backward"]
             yield from ((call, step) for call in passes[:1])
+            continue
+        around = step.inside(Loop)
+        for call in script.calls_in(step.scope):  # `for _ in range(accumulation_steps): …`
+            loops = [one.node for one in call.inside(Loop) if one not in around]
+            items = [ast.unparse(one.iter) for one in loops if isinstance(one, ast.For)]
+            if call.method == "backward" and re.search(_ACCUMULATION, " ".join(items), re.I):
+                yield call, step
+                break
 
 
 def _counts_accumulation(test: ast.AST) -> bool:

@@ -12,7 +12,7 @@ from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import SAME_VALUE, Call
-from paralab.doctor.static.hints import SYNCHRONIZERS, accumulations, divides_by_accumulation
+from paralab.doctor.static.hints import accumulations, divides_by_accumulation
 from paralab.doctor.static.names import kind_of_made
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import code, found, line_of, replace
@@ -71,7 +71,7 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
         also = (window.step.call,)
         yield found(script, "G01", severity, call, why, fix, also=also, edits=edits)
     for call, step in () if divides_by_accumulation(script) else accumulations(script):
-        if call not in judged and not script.imports(*SYNCHRONIZERS):
+        if call not in judged and not script.imports("accelerate", "deepspeed"):
             why = (
                 f"`{code(step.node)}` ({line_of(step, call)}) waits for several backward passes, and nothing divides the "
                 "loss by their number. Certain if each loss is a mean over its micro-batch."

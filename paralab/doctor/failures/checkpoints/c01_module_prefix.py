@@ -90,7 +90,7 @@ def wrapper_is_saved(script: Script) -> Iterator[Finding]:
 def _by_name(script: Script) -> Iterator[Finding]:
     """Suspect a saved model whose name holds the wrapper, in a project that never unwraps it."""
     wrapped = {_name(target) for target in _wrapped_names(script)} - {""}
-    if not wrapped or any(_UNWRAPS.search(module.text) for module in script.modules):
+    if not wrapped:
         return
     if any(
         script.is_kind(one.receiver, one.scope, "ddp") for one in script.methods("load_state_dict")
@@ -102,7 +102,10 @@ def _by_name(script: Script) -> Iterator[Finding]:
         names = [one.receiver for one in calls if one.method == "state_dict"]
         written = script.calls_within(given, save.scope) if given is not None else []
         names += [one for call in written for one in call.node.args]
-        for model in names:
+        scopes = {save.scope, *(one.scope for one in calls if one.method == "state_dict")}
+        scopes |= {call.scope for scope in list(scopes) for call in script.callers(scope)}
+        texts = [ast.unparse(scope.node) for scope in scopes]
+        for model in names if not any(_UNWRAPS.search(text) for text in texts) else ():
             if model is not None and _name(model) in wrapped:
                 why = (
                     f"`{code(model)}` may be the DDP wrapper here: then every saved name begins with `module.`, "

@@ -58,7 +58,11 @@ _SAVE_TOGETHER = (
     "mmengine", "fairscale", "torch.distributed.checkpoint", "torch.distributed.fsdp", "megatron", "colossalai",
 )  # fmt: skip
 _RANKS_HERE = re.compile(
-    r"\b(local_|global_)?rank\b|is_main_process|is_master|DistributedDataParallel|init_process_group"
+    r"\b(local_|global_)?rank\b|is_main_process|is_master|get_rank|world_size|is_distributed|DistributedDataParallel|init_process_group"
+)
+_FOR_ONE = re.compile(
+    r"rank|main_?proc|is_main|if_main|master|primary|chief|leader|zero|root|coordinator|writer|should_save",
+    re.I,
 )
 _GLOBAL = re.compile(r"global_rank|get_rank\(|[\"']RANK[\"']")
 
@@ -104,23 +108,22 @@ def every_rank_saves(script: Script) -> Iterator[Finding]:
 
 
 def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
-    """Suspect a save in the training function, if no test on the way mentions ranks."""
+    """Suspect a save in a file that knows about ranks, if no test on the way mentions them."""
     here = script.modules[0]
     if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
         return
     for call in script.calls_matching(_SAVES):
         own = call.function is not None and call.made is None and call.module is here
-        if call in judged or call.module is not here or not call.node.args + call.node.keywords:
-            continue
-        if own or not is_in_training(script, call.scope):
-            continue
         given = (*call.node.args, *(one.value for one in call.node.keywords))
-        if any(is_own_path(script, one, call.scope) for one in given):
+        if call in judged or call.module is not here or own or not given:
             continue
-        inside = ast.unparse(call.function.node) if call.function is not None else ""
-        text = f"{inside} {code(call.node, 400)}"
-        tests = [code(one, 200) for one in guards(script, call)]
-        if any(_ABOUT_RANKS.search(one) for one in (text, *tests)):
+        if call.target != "torch.save" and not is_in_training(script, call.scope):
+            continue
+        inside = list(script.parts(call.function.node)) if call.function is not None else []
+        tests = [*guards(script, call), *(one.test for one in inside if isinstance(one, ast.If))]
+        if any(_FOR_ONE.search(code(one, 200)) for one in (*tests, *given)):
+            continue
+        if any(is_own_path(script, one, call.scope) for one in given):
             continue
         why = (
             f"No test on the way to `{code(call.node.func)}` mentions the rank. Certain if every rank gets here "

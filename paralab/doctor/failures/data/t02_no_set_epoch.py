@@ -56,7 +56,11 @@ _SAMPLER_NAME = re.compile("Sampler")
 def no_set_epoch(script: Script) -> Iterator[Finding]:
     """Report a shuffling DistributedSampler in a project that never calls set_epoch."""
     samplers = [call for call in _samplers(script) if _shuffles(script, call)]
-    if not samplers or _sets_epoch(script) or script.imports(*FRAMEWORKS):
+    if not samplers or _sets_epoch(script):
+        return
+    if script.imports(*FRAMEWORKS):
+        if not {*FRAMEWORKS}.isdisjoint(script.path.resolve().parts[-6:]):  # it is the framework
+            yield from _by_name(script, samplers, [])
         return
     every = list(trainings(script))
     reported: set[ast.AST] = set()

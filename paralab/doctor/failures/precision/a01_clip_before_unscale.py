@@ -86,7 +86,7 @@ def _by_name(script: Script) -> Iterator[Finding]:
         if script.is_kind(call.receiver, call.scope, "scaler")
     ]
     texts = [module.text for module in script.modules]
-    if clips and scales and not any("unscale" in text or "apex" in text for text in texts):
+    if clips and scales and not any("unscale_" in text for text in texts):
         why = (
             f"Gradients are scaled ({line_of(scales[0], clips[0])}), and nothing calls `unscale_` before this clips "
             "them. Certain if both happen in the same step."

@@ -49,7 +49,7 @@ _TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix
 
 _SETS = re.compile(r"seed", re.I)
 _WORKER = re.compile(r"worker_?init|init_?worker|seed_?worker|worker_?seed", re.I)
-_OF_RANK = re.compile(r"rank|initial_seed|worker_info|urandom|time", re.I)
+_OF_RANK = re.compile(r"rank|initial_seed|info(\(\))?\.seed|urandom|time", re.I)
 
 
 @check("S10", source="script")
@@ -64,10 +64,11 @@ def _by_name(script: Script) -> Iterator[Finding]:
     words = words_of_project(script)
     calls = [call for call in script.methods(*_SEEDS) if _is_seed(call)]
     calls = [call for call in calls if call.module is script.modules[0] and call.scope.is_function]
-    if not calls or not is_parallel(script) or any("seed" in word for word in words):
-        return
-    for call in calls:
+    with_rank = any("seed" in word for word in words)
+    for call in calls if is_parallel(script) else ():
         worker = bool(_WORKER.search(call.scope.name))
+        if with_rank and not worker:
+            continue
         if _OF_RANK.search(ast.unparse(call.scope.node)) or not (
             worker or _SETS.search(call.scope.name)
         ):

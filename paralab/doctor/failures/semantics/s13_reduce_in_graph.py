@@ -62,6 +62,27 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
             break
 
 
+@check("S13", source="script")
+def reduce_in_loss(script: Script) -> Iterator[Finding]:
+    """Suspect a loss module that reduces or gathers in `forward`, where autograd sees nothing."""
+    for call in script.calls_of(*(f"torch.distributed.{name}" for name in _IN_FORWARD)):
+        owner = call.scope.class_around
+        if owner is None or call.scope.name != "forward" or "loss" not in owner.name.lower():
+            continue
+        given = code(call.node, 200)
+        if is_without_grad(script, call) or "detach" in given or not script.is_a(owner, "Module"):
+            continue
+        why = (
+            f"`{code(call.node.func)}` is not part of the graph: gradients of the other ranks' part are missing. "
+            "Certain if the result takes part in the loss."
+        )
+        fix = "Use torch.distributed.nn.functional, whose collectives have a backward pass."
+        yield found(script, "S13", "suspect", call, why, fix)
+
+
+_IN_FORWARD = ("all_reduce", "all_gather", "all_gather_into_tensor")
+
+
 def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> bool:
     """Does backward start from the reduced tensor, in this function or in one that calls it?"""
     assert backward.receiver is not None
