@@ -53,6 +53,9 @@ def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
     text = read_sheet(sheet)
     if beside.exists() and sheet.name != beside.name:
         text += "\n\n" + read_sheet(beside)
+    lab = Measurements(comparison_of(run), run)
+    if any(each.damaged for key in lab.rows for each in lab.recordings(key)):
+        raise UsageError(f"The events in {run} are damaged.", fix="run the practical again")
     return Submission(sheet.stem, grade(text, document_of(run), tolerance))
 
 

@@ -236,3 +236,13 @@ def test_a_part_without_questions_asks_for_its_table():
     assert "step time" in asked[0]
     [table] = add_predictions(blank("5", 1), predictions).sections[0].blocks
     assert "40 ms" in table.note
+
+
+@pytest.mark.processes
+def test_a_damaged_run_is_refused(room, five):
+    damaged = room / "damaged"
+    shutil.copytree(five, damaged)
+    next(damaged.glob("0*/round1/events/*.jsonl")).write_text("garbage\n")
+    sheet = str(five / "sheet.md")
+    done = run_paralab("practical", "check", "5", sheet, "--run", str(damaged), cwd=room)
+    assert done.code == 2, done.out
