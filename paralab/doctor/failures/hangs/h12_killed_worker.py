@@ -132,12 +132,10 @@ def little_memory(facts: Facts) -> Iterator[Finding]:
             f"{ranks} ranks need about {size(RANK_BYTES)} each. When memory runs out, the kernel kills "
             "a rank (SIGKILL). Certain if your ranks need that much."
         )
-        fix = "Ask for more memory (--mem, docker run --memory), or start fewer ranks."
-        yield Finding("H12", "suspect", why, fix, evidence=evidence)
+        yield Finding("H12", "suspect", why, ENTRY.fix, evidence=evidence)
     if cgroup.killed:
         why = (
             f"The kernel has killed {plural(cgroup.killed, 'process')} of this container or job because "
             "memory ran out. Certain if one was a rank."
         )
-        fix = "Use more memory, smaller batches, or fewer loader workers."
-        yield Finding("H12", "suspect", why, fix, evidence=evidence)
+        yield Finding("H12", "suspect", why, ENTRY.fix, evidence=evidence)

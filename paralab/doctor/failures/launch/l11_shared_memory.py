@@ -56,5 +56,4 @@ def small_shared_memory(facts: Facts) -> Iterator[Finding]:
         f"{size(BATCH_BYTES)} (32 images) need {size(needed)}. A worker without room dies with a bus error. Certain if "
         "your own batches need that much."
     )
-    fix = "docker run --shm-size=8g or --ipc=host; or num_workers=0."
-    yield Finding("L11", "suspect", why, fix, evidence=facts.evidence("shared memory"))
+    yield Finding("L11", "suspect", why, ENTRY.fix, evidence=facts.evidence("shared memory"))

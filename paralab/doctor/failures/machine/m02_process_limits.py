@@ -14,7 +14,10 @@ ENTRY = Entry(
     title="Process limits are too low",
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
     cause="Every tensor that a worker hands over is an open file, and InfiniBand needs locked memory.",
-    fix="Set `ulimit -n 65536` and `ulimit -l unlimited`; in a container, --ulimit memlock=-1.",
+    fix=(
+        "Set `ulimit -n 65536` and `ulimit -l unlimited`. In a container: --ulimit memlock=-1. In Slurm: "
+        "PropagateResourceLimitsExcept=MEMLOCK."
+    ),
     example="""\
 + resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
   subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
@@ -32,16 +35,11 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
             f"A process may open {files} files, and loader workers pass every tensor as one. Certain "
             "if a run says 'Too many open files'."
         )
-        fix = "Run ulimit -n 65536 before the job."
-        yield Finding("M02", "suspect", why, fix, evidence=facts.evidence("open files"))
+        yield Finding("M02", "suspect", why, ENTRY.fix, evidence=facts.evidence("open files"))
     if facts.infiniband and locked is not None:
         why = (
             f"A process may lock {size(locked)} of memory, but InfiniBand ({', '.join(facts.infiniband)}) "
             "needs locked buffers: NCCL fails or does not use it. Certain if NCCL_DEBUG=INFO does not "
             "show NET/IB."
         )
-        fix = (
-            "Run ulimit -l unlimited. In Slurm: PropagateResourceLimitsExcept=MEMLOCK. With docker: "
-            "--ulimit memlock=-1."
-        )
-        yield Finding("M02", "suspect", why, fix, evidence=facts.evidence("locked memory"))
+        yield Finding("M02", "suspect", why, ENTRY.fix, evidence=facts.evidence("locked memory"))
