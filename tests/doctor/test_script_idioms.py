@@ -922,6 +922,24 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """,
+    "a second sampler without an epoch": """
+more = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for (x, y), (u, v) in zip(loader, more):  # finds T02
+        nn.functional.mse_loss(model(torch.cat([x, u])), torch.cat([y, v])).backward()
+        optimizer.step()
+""",
+    "each rank has its own patience": """
+import zoo
+bad, best = 0, 1e9
+for epoch in range(9):
+    train_epoch(epoch)
+    now = zoo.evaluate(model)
+    bad, best = (0, now) if now < best else (bad + 1, best)
+    if bad >= zoo.patience:
+        break  # finds H08
+""",
     "a method of a module from elsewhere": """
 import zoo
 net = DDP(zoo.build(args.out))

@@ -77,7 +77,8 @@ def trains(script: Script) -> bool:
 
 def is_in_training(script: Script, scope: Scope) -> bool:
     """Does a function train, or call what does: `backward`, `train_one_epoch`?"""
-    return any(_TRAINS.search(call.method) for call in script.calls_in(scope))
+    named = any(_TRAINS.search(call.method) for call in script.calls_in(scope))
+    return named or any(call.method == "backward" for call in script.reached(scope))
 
 
 def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:

@@ -123,6 +123,9 @@ _words = {
 }
 
 
+_model_class = re.compile(r"_?[A-Z]\w*?(Net|Model|Transformer)\w{0,3}|Net|Model")
+
+
 @cache
 def canonical(name: str) -> str:
     """`torch.nn.parallel.distributed.DistributedDataParallel` without its detour."""
@@ -154,6 +157,11 @@ def meaning(name: str) -> str | None:
 def sounds_like(name: str) -> str | None:
     """What an unresolved variable most likely holds: optimizer, scaler, loader, …"""
     return next((kind for kind, pattern in _words.items() if pattern.match(name)), None)
+
+
+def is_model_class(name: str) -> bool:
+    """`Net`, `ResNet50`, `GPTModel`: the class of a model that comes from elsewhere."""
+    return bool(_model_class.fullmatch(name))
 
 
 @cache

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from paralab.doctor.static.facts import SAME_VALUE, Call, Facts, If, Loop, default_of
-from paralab.doctor.static.names import COLLECTIVES, kind_of_made, meaning, sounds_like
+from paralab.doctor.static.names import (
+    COLLECTIVES,
+    is_model_class,
+    kind_of_made,
+    meaning,
+    sounds_like,
+)
 from paralab.doctor.static.project import Definition, Project, Scope, dotted_key
 
 WORLD = 2  # the job that we imagine: two ranks on one machine
@@ -490,6 +496,9 @@ class Script(Facts):
             yield from found
             if "module" in found:
                 yield "ddp"
+            return
+        if is_model_class(call.method):
+            yield "module"
             return
         called = self.kinds(call.node.func, scope, depth + 1)
         if called & {"ddp", "dp", "fsdp", "module"}:

@@ -54,13 +54,10 @@ _SAMPLER_NAME = re.compile("Sampler")
 
 @check("T02", source="script")
 def no_set_epoch(script: Script) -> Iterator[Finding]:
-    """Report a shuffling DistributedSampler in a project that never calls set_epoch."""
+    """Report a shuffling DistributedSampler whose epoch nothing sets."""
     samplers = [call for call in _samplers(script) if _shuffles(script, call)]
-    if not samplers or _sets_epoch(script):
-        return
-    if script.imports(*FRAMEWORKS):
-        if not {*FRAMEWORKS}.isdisjoint(script.path.resolve().parts[-6:]):  # it is the framework
-            yield from _by_name(script, samplers, [])
+    samplers = _without_epoch(script, samplers)
+    if not samplers or script.imports(*FRAMEWORKS):
         return
     every = list(trainings(script))
     reported: set[ast.AST] = set()
@@ -73,12 +70,16 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
         where = at(loop, scope)
         why = (
             f"The sampler (`{code(sampler.node)}`, {line_of(sampler, where)}) shuffles with seed + epoch, but "
-            "nothing calls `set_epoch`. Every epoch has the same order, and each rank always gets the same samples."
+            "nothing calls its `set_epoch`. Every epoch has the same order, and each rank always gets the same samples."
         )
         fix = "Call `sampler.set_epoch(epoch)` at the start of every epoch."
-        severity: Severity = "warning" if linked else "suspect"
+        if script.methods("set_epoch"):
+            why += " Certain if the calls of `set_epoch` do not reach this sampler."
+        severity: Severity = "suspect" if script.methods("set_epoch") or not linked else "warning"
         edits = _edits(script, loop, scope)
         yield found(script, "T02", severity, where, why, fix, also=(sampler,), edits=edits)
+    if script.methods("set_epoch"):
+        return
     if not reported and (trains(script) or "set_epoch" not in words_of_project(script)):
         yield from _by_name(script, samplers, every)
 
@@ -110,17 +111,23 @@ def _shuffles(script: Script, sampler: Call) -> bool:
     return given is None or script.truth(given, sampler.scope, 0) is not False
 
 
-def _sets_epoch(script: Script) -> bool:
-    """Does anything set the epoch of a sampler, here or through a name in a string?"""
-    if script.methods("set_epoch"):
-        return True
-    if any("sampler" in one.name for one in script.attributes.get("epoch", [])):
-        return True
-    return any(
+def _without_epoch(script: Script, samplers: list[Call]) -> list[Call]:
+    """The samplers that no `set_epoch` reaches; none if something sets an unknown sampler's epoch."""
+    in_strings = any(
         isinstance(node, ast.Constant) and node.value == "set_epoch"
         for module in script.modules
         for node in module.nodes
     )
+    if in_strings or any("sampler" in one.name for one in script.attributes.get("epoch", [])):
+        return []
+    covered: set[Call] = set()
+    for call in script.methods("set_epoch"):
+        contributors = script.contributors(call.receiver, call.scope) if call.receiver else []
+        reached = [sampler for sampler in samplers if sampler in contributors]
+        if not reached:
+            return []
+        covered.update(reached)
+    return [sampler for sampler in samplers if sampler not in covered]
 
 
 def _loop_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Entry, check
 from paralab.doctor.static.facts import If, Loop
 from paralab.doctor.static.hints import is_for_one_rank, is_in_training
-from paralab.doctor.static.names import COLLECTIVES, LOADER
+from paralab.doctor.static.names import COLLECTIVES, DDP, LOADER
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import Place, at, code, found, line_of
 from paralab.doctor.static.script import Script
@@ -46,6 +47,7 @@ ENTRY = Entry(
     ),
 )
 
+PATIENCE = re.compile(r"patience|early.?stop|stop.?early|should.?stop", re.IGNORECASE)
 CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 
 
@@ -71,21 +73,28 @@ def local_early_stop(script: Script) -> Iterator[Finding]:
     for module in script.modules:
         breaks = [node for node in module.nodes if isinstance(node, ast.Break) and node not in done]
         for node in breaks:
-            yield from _break_on_one_rank(script, node, module.scope_of(node))
+            yield from _break_by_name(script, node, module.scope_of(node))
 
 
-def _break_on_one_rank(script: Script, node: ast.Break, scope: Scope) -> Iterator[Finding]:
-    """Suspect `if rank == 0: … break` in a loop that trains."""
+def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Iterator[Finding]:
+    """Suspect `if rank == 0: … break` in a loop that trains, and `if bad_epochs >= patience: break`
+    in a script with DDP in which the ranks exchange nothing that they could agree on."""
     around = script.context(node, scope.module)
     last = max((place for place, one in enumerate(around) if isinstance(one, Loop)), default=-1)
     tests = [one for one in around[last + 1 :] if isinstance(one, If) and not one.exits]
-    guard = next((one for one in tests if is_for_one_rank(one.test, one.taken)), None)
-    if last < 0 or guard is None or not is_in_training(script, scope):
+    if last < 0 or not is_in_training(script, scope):
         return
-    why = (
-        f"Only one rank leaves the loop here (`{code(guard.test)}`); the others go on. Certain if the loop contains "
-        "a collective or a backward pass of DDP."
-    )
+    guard = next((one for one in tests if is_for_one_rank(one.test, one.taken)), None)
+    if guard is not None:
+        why = f"Only one rank leaves the loop here (`{code(guard.test)}`); the others go on."
+        undecided = "the loop contains a collective or a backward pass of DDP"
+    else:
+        guard = next((one for one in tests if PATIENCE.search(code(one.test, 200))), None)
+        if guard is None or not script.calls_of(DDP) or script.methods(*COLLECTIVES - {"barrier"}):
+            return
+        why = f"Each rank decides for itself when to stop (`{code(guard.test)}`)."
+        undecided = "the ranks evaluate different data"
+    why += f" Certain if {undecided}."
     yield found(script, "H08", "suspect", at(node, scope), why, ENTRY.fix)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paralab.doctor.failures.hangs.groups import backends
+from paralab.doctor.failures.launch.devices import destination, moves
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Entry, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import trains, words_of_project
 from paralab.doctor.static.names import INIT
-from paralab.doctor.static.report import found, line_of
+from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
@@ -81,12 +82,13 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
         if call.argument(99, "device_ids") is None
     ]
     bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
+    bare += [call for call in moves(script) if destination(script, call) == "cuda"]
     hidden = not trains(script) and "set_device" in words_of_project(script)
     if names != {"nccl"} or not (barriers or bare) or hidden:
         yield from _by_name(script, starts[0])
         return
     first = (barriers or bare)[0]
-    use = "barrier()" if barriers else ".cuda()"
+    use = "barrier()" if barriers else f".{code(first.node).rpartition('.')[2]}"
     why = (
         "The backend is nccl, and nothing calls torch.cuda.set_device or passes device_id, so every rank "
         f"has GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
