@@ -232,10 +232,10 @@ def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
                     schedule.step()
                     dist.all_reduce(mean := loss.detach().clone())
                     dist.all_gather([torch.zeros(1)], mean.view(1))
-                print(min(alive() for _ in range(20)))
+                print(min(alive() for _ in range(4)))
 
         def alive():
-            time.sleep(0.02)  # gloo's threads release the tensors of a collective a little later
+            time.sleep(0.1)  # gloo's threads release the tensors of a collective a little later
             return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
 
         dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)

@@ -61,6 +61,9 @@ class OneBlock(nn.Module):
 def one_block():
     return of(OneBlock)
 
+def block_of_one_rank():
+    return of(OneBlock, split_points=["block.1.1", "block.5", "last"])
+
 class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
@@ -187,6 +190,16 @@ def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
     untried = [case for case in run.glob("case*") if not any((case / "events").iterdir())]
     assert len(plans) == len(refused)
     assert len(refused) - len(untried) == len(cuts)
+
+
+def test_a_block_that_begins_in_another_stage_of_the_same_rank_is_refused(file):
+    """Rank 0 has the block's first and third part, so it recomputes with real parameters and shapes
+    only. Measured cuts were sometimes like this, and the run failed with torch's own error."""
+    workload = ["--workload", "unusual.py:block_of_one_rank", "--steps", "2"]
+    done = run_paralab("run", "pipeline", "--schedule", "interleaved", *workload, cwd=file)
+    assert done.code == 1
+    assert UNCUT in done.err
+    assert "meta" not in done.err
 
 
 def test_dropout_does_not_hide_a_mistake(file):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from paralab.errors import UsageError
@@ -233,14 +235,20 @@ def _explain_checkpointing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        causes: list[BaseException | None] = [error, error.__cause__]
-        if not any(isinstance(cause, CheckpointError) for cause in causes):
+        causes = [cause for cause in (error, error.__cause__) if cause]
+        if not any(isinstance(cause, CheckpointError) or _mixes_stages(cause) for cause in causes):
             raise
         raise UsageError(
             "A stage begins inside a checkpointed block (torch.utils.checkpoint). The backward "
             "pass would have to recompute the start of the block, which is in another process.",
             fix=f"workload split_points that name entire blocks: {UNCUT}",
         ) from error
+
+
+def _mixes_stages(error: BaseException) -> bool:
+    """Return whether recomputing a block met a meta tensor, which belongs to another stage."""
+    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+    return checkpoint.__file__ in files and "meta" in str(error)
 
 
 def _cut_off_copies(output: Any, real: int, width: int) -> Any:
