@@ -56,7 +56,7 @@ DEEPEST = 40
 
 @dataclass(frozen=True)
 class If:
-    """A test on the way to a node. `exits` is set if the other branch has left: return, raise, …"""
+    """A test on the path to a node. `exits`: the other branch ends in return, raise, break, …"""
 
     node: ast.AST
     test: ast.expr
@@ -131,7 +131,7 @@ class Call:
 
     @cached_property
     def last_name(self) -> str:
-        """The last part of the name, seen through `import … as` and `DDP = nn.parallel.…`."""
+        """The last part of the name, resolved through `import … as` and `DDP = nn.parallel.…`."""
         if isinstance(self.node.func, ast.Name):
             found = self.script.lookup(self.node.func.id, self.scope)
             for definition in found[1] if found else []:
@@ -158,7 +158,7 @@ class Call:
 
     @property
     def unpacks(self) -> bool:
-        """`f(*args)` or `f(**options)`: arguments may be hidden in there."""
+        """Whether `f(*args)` or `f(**options)` may hide arguments."""
         return any(keyword.arg is None for keyword in self.node.keywords) or any(
             isinstance(one, ast.Starred) for one in self.node.args
         )
@@ -195,7 +195,7 @@ class Facts:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Every call: the script first, each module in source order."""
+        """Every call: those of the script first, and each module in source order."""
         return [Call(node, scope, self) for module in self.modules for node, scope in module.calls]
 
     @cached_property
@@ -203,7 +203,7 @@ class Facts:
         return {call.node: call for call in self.calls}
 
     def calls_within(self, node: ast.expr, scope: Scope) -> list[Call]:
-        """The calls of a scope in an expression, inner ones first."""
+        """Return the calls of a scope in an expression, inner calls first."""
         if node not in self._within:
             every = [self.call_at.get(one) for one in self.parts(node) if isinstance(one, ast.Call)]
             found = [call for call in every if call is not None and call.scope is scope]
@@ -211,13 +211,13 @@ class Facts:
         return self._within[node]
 
     def parts(self, node: ast.AST) -> list[ast.AST]:
-        """An expression and everything in it, nearest first."""
+        """Return an expression and everything in it, nearest first."""
         if node not in self._parts:
             self._parts[node] = list(walk(node))
         return self._parts[node]
 
     def calls_matching(self, pattern: re.Pattern[str]) -> list[Call]:
-        """The calls whose last name contains the pattern."""
+        """Return the calls whose last name contains the pattern."""
         if pattern not in self._matching:
             names = [name for name in self._by_last_name if pattern.search(name)]
             self._matching[pattern] = self.methods(*names)
@@ -231,7 +231,7 @@ class Facts:
         return found
 
     def calls_of(self, *targets: str) -> list[Call]:
-        """Calls of library functions by their canonical names."""
+        """Return the calls of library functions, by their canonical names."""
         return [
             call
             for target in targets
@@ -241,11 +241,11 @@ class Facts:
         ]
 
     def methods(self, *names: str) -> list[Call]:
-        """Calls by the last part of the name: `methods("backward")`."""
+        """Return calls by the last part of the name: `methods("backward")`."""
         return [call for name in names for call in self._by_last_name.get(name, [])]
 
     def callers(self, function: Scope) -> list[Call]:
-        """The calls that run a project function."""
+        """Return the calls that run a project function."""
         if function not in self._callers:
             self._callers[function] = []  # a cycle adds nothing
             owner = function.owner
@@ -292,7 +292,7 @@ class Facts:
         return found
 
     def imports(self, *packages: str) -> bool:
-        """Does any module import one of these packages?"""
+        """Return whether any module imports one of these packages."""
         return any(
             definition.imported == name or definition.imported.startswith(f"{name}.")
             for scope in self.scopes
@@ -305,7 +305,7 @@ class Facts:
     # --- context
 
     def context(self, node: ast.AST, module: Module) -> tuple[Context, ...]:
-        """The tests, loops, and with-blocks around a node in its function, from the outside in."""
+        """Return the tests, loops, and with-blocks around a node in its function, outer first."""
         if node not in self._contexts:
             parent = module.parents.get(node)
             if parent is None or (isinstance(node, SCOPES) and not isinstance(node, ast.Lambda)):
@@ -318,7 +318,7 @@ class Facts:
         return self._contexts[node]
 
     def _step(self, node: ast.AST, parent: ast.AST | None) -> Iterator[Context]:
-        """What one level of nesting adds to the context."""
+        """Yield what one level of nesting adds to the context."""
         match parent:
             case ast.If() | ast.IfExp() if node is not parent.test:
                 body = parent.body if isinstance(parent.body, list) else [parent.body]
@@ -346,7 +346,7 @@ class Facts:
             yield from self._left_before(node, parent)
 
     def _left_before(self, node: ast.stmt, parent: ast.AST) -> Iterator[If]:
-        """Tests of earlier `if` statements in the same block of which one branch leaves."""
+        """Yield tests of earlier `if` statements in the block that have a branch that leaves it."""
         for block in blocks(parent):
             if not any(one is node for one in block):
                 continue
@@ -363,7 +363,7 @@ class Facts:
     # --- names
 
     def lookup(self, name: str, scope: Scope) -> tuple[Scope, list[Definition]] | None:
-        """The scope that binds a name, and its definitions there."""
+        """Return the scope that binds a name, and the name's definitions there."""
         here: Scope | None = scope
         while here is not None:
             usable = here is scope or not here.is_class
@@ -373,7 +373,7 @@ class Facts:
         return None
 
     def resolve(self, node: ast.AST, scope: Scope) -> str | Scope | None:
-        """A library's canonical name, or the project function or class that a name stands for."""
+        """Return a library's canonical name, or the project function or class that a name means."""
         if node in self._resolved:
             return self._resolved[node]
         if node in self._busy or self.is_too_deep():
@@ -389,7 +389,7 @@ class Facts:
         return found
 
     def deeper(self) -> Facts:
-        """`with self.deeper():` counts one level of nested questions."""
+        """Count one level of nested lookups: `with self.deeper():`."""
         return self
 
     def __enter__(self) -> None:
@@ -399,7 +399,7 @@ class Facts:
         self._depth -= 1
 
     def is_too_deep(self) -> bool:
-        """Names, values, and definitions ask each other; very long chains end as unknown."""
+        """Return whether lookups are nested too deeply; very long chains end as unknown."""
         return self._depth > DEEPEST
 
     def _resolve(self, node: ast.AST, scope: Scope) -> str | Scope | None:
@@ -455,7 +455,7 @@ class Facts:
         return None
 
     def _resolve_stored(self, owner: Scope, attribute: str) -> str | Scope | None:
-        """`self.DDP = torch.nn.parallel.DistributedDataParallel`."""
+        """Resolve a stored name such as `self.DDP = torch.nn.parallel.DistributedDataParallel`."""
         for definition in self.stored(owner, attribute):
             if isinstance(definition.value, (ast.Name, ast.Attribute)):
                 found = self.resolve(definition.value, definition.scope)
@@ -486,7 +486,7 @@ class Facts:
         return canonical(f"{base}.{name}")
 
     def _method_of_value(self, node: ast.Attribute, scope: Scope) -> str | Scope | None:
-        """`scaler.step` is `torch.amp.GradScaler.step` if that is what the value was made by."""
+        """Resolve `scaler.step` to `torch.amp.GradScaler.step` if a GradScaler made the value."""
         for made in self.makers(node.value, scope):
             target = made.made
             if target is not None:
@@ -511,7 +511,7 @@ class Facts:
         return found
 
     def makers(self, node: ast.expr, scope: Scope, depth: int = 0) -> list[Call]:
-        """The calls that may have made a value, through names, attributes, and project functions."""
+        """Return the calls that may have made a value, through names, attributes, and functions."""
         if node not in self._makers:
             if depth > 8 or self.is_too_deep():
                 return []
@@ -554,7 +554,7 @@ class Facts:
     def _elements(
         self, node: ast.expr | None, scope: Scope, depth: int = 0
     ) -> Iterator[tuple[ast.expr, Scope]]:
-        """The elements of a list that is written out somewhere."""
+        """Yield the elements of a list that is a literal somewhere."""
         if isinstance(node, (ast.List, ast.Tuple)):
             yield from ((one, scope) for one in node.elts)
         elif isinstance(node, (ast.Name, ast.Attribute)) and depth < 8:
@@ -571,7 +571,7 @@ class Facts:
         return scope.class_around
 
     def calls_in_class(self, owner: Scope) -> list[Call]:
-        """The calls in a class and its methods."""
+        """Return the calls in a class and its methods."""
         return self._calls_by_class.get(owner, [])
 
     @cached_property
@@ -589,7 +589,7 @@ class Facts:
         return [one for one in found if one is not None]
 
     def ancestors(self, owner: Scope) -> list[Scope | str]:
-        """The class itself and everything it inherits from."""
+        """Return the class itself and everything it inherits from."""
         found: list[Scope | str] = [owner]
         for one in found:
             if isinstance(one, Scope) and one.is_class:
@@ -597,7 +597,7 @@ class Facts:
         return found
 
     def is_a(self, owner: Scope, *names: str) -> bool:
-        """Does a class derive from a library class with one of these last names?"""
+        """Return whether a class derives from a library class with one of these last names."""
         return any(
             isinstance(one, str) and one.rpartition(".")[2] in names
             for one in self.ancestors(owner)
@@ -618,7 +618,7 @@ class Facts:
         return None
 
     def stored(self, owner: Scope, attribute: str) -> list[Definition]:
-        """Everything that is stored in `self.attribute`, also by base classes."""
+        """Return everything that is stored in `self.attribute`, including by base classes."""
         found = []
         for one in self.ancestors(owner):
             if isinstance(one, Scope) and one.is_class:
@@ -630,7 +630,7 @@ class Facts:
     # --- where a value comes from
 
     def reaching(self, node: ast.AST, scope: Scope, rank: int | None = None) -> list[Definition]:
-        """The definitions whose value a name or attribute may hold here (on this rank)."""
+        """Return the definitions whose value a name or attribute may hold here (on this rank)."""
         key = dotted_key(node)
         if key is None:
             return []
@@ -655,7 +655,7 @@ class Facts:
 
     @cached_property
     def _own_attributes(self) -> dict[str, list[Definition]]:
-        """`self.name = …` by name, where a single class has it."""
+        """Definitions `self.name = …` by name, where only one class has that name."""
         found: dict[str, dict[Scope, list[Definition]]] = defaultdict(lambda: defaultdict(list))
         for scope in self.scopes:
             owner = scope.class_around
@@ -700,11 +700,11 @@ class Facts:
         return around
 
     def decide(self, test: If, scope: Scope, rank: int | None) -> bool | None:
-        """Is this branch taken in a job with several ranks? None if that is unknown."""
+        """Return whether a multi-rank job takes this branch, or None if unknown."""
         raise NotImplementedError
 
     def arguments_for(self, definition: Definition) -> Iterator[tuple[ast.expr, Scope]]:
-        """What callers pass for a parameter, each with the scope it is written in."""
+        """Yield what callers pass for a parameter, each with the caller's scope."""
         function = definition.scope
         names = [one.arg for one in function.parameters]
         if definition.name not in names:
@@ -752,7 +752,7 @@ EXITS = ("sys.exit", "exit", "quit", "os._exit")
 
 
 def leaves(block: list[ast.stmt]) -> str:
-    """How a block always ends early: return, raise, break, continue, exit; otherwise empty."""
+    """Return how a block always ends early (return, raise, break, continue, exit), or ""."""
     for statement in block:
         match statement:
             case ast.Return():
@@ -781,7 +781,7 @@ def _share_loop(one: tuple[Context, ...], other: tuple[Context, ...]) -> bool:
 
 
 def _exclusive(one: tuple[Context, ...], other: tuple[Context, ...]) -> bool:
-    """Are two places in different branches of one test?"""
+    """Return whether two nodes are in different branches of one test."""
     taken = {(part.node, part.test): part.taken for part in other if isinstance(part, If)}
     return any(
         isinstance(part, If) and taken.get((part.node, part.test), part.taken) != part.taken
@@ -790,7 +790,7 @@ def _exclusive(one: tuple[Context, ...], other: tuple[Context, ...]) -> bool:
 
 
 def _begins(definition: Definition) -> tuple[int, int]:
-    """From where on a definition counts: behind its statement, or in its block."""
+    """Return where a definition takes effect: after its statement, or in its block."""
     node = definition.node
     if isinstance(node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
         return position(node.body[0])

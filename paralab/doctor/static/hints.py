@@ -37,7 +37,7 @@ MOST_FILES = 1000
 
 
 def words_of_project(script: Script) -> frozenset[str]:
-    """Which of the words that matter here occur in any file of the project."""
+    """Return the relevant words that occur in any file of the project."""
     here = {word for module in script.modules for word in _WORDS.findall(module.text)}
     root = min(search_path(script.path), key=lambda folder: len(folder.parts))
     return _words_below(root) | here
@@ -66,23 +66,23 @@ def _words_below(root: Path) -> frozenset[str]:
 
 
 def is_parallel(script: Script) -> bool:
-    """Does the project start ranks or wrap a model for them?"""
+    """Return whether the project starts ranks or wraps a model for them."""
     return not _PARALLEL.isdisjoint(words_of_project(script))
 
 
 def trains(script: Script) -> bool:
-    """Do these modules contain the training loop, so that nothing outside decides?"""
+    """Return whether these modules contain the training loop, so that no other code decides."""
     return bool(script.methods("backward"))
 
 
 def is_in_training(script: Script, scope: Scope) -> bool:
-    """Does a function train, or call what does: `backward`, `train_one_epoch`?"""
+    """Return whether a function trains or calls one that does: `backward`, `train_one_epoch`."""
     named = any(_TRAINS.search(call.method) for call in script.calls_in(scope))
     return named or any(call.method == "backward" for call in script.reached(scope))
 
 
 def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
-    """`rank == 0`, `is_main_process()`, `args.local_rank in (-1, 0)`: by its names, one rank."""
+    """Return whether names suggest one rank: `is_main_process()`, `args.local_rank in (-1, 0)`."""
     match test:
         case ast.BoolOp(ast.And(), values) if taken:
             return any(is_for_one_rank(value) for value in values)
@@ -111,7 +111,7 @@ def _means(node: ast.expr, kind: str) -> bool:
 
 
 def guards(script: Script, call: Call, depth: int = 3) -> Iterator[ast.expr]:
-    """The tests on the ways to a call, through the callers that are known."""
+    """Yield the tests on the paths to a call, through its known callers."""
     yield from (one.test for one in call.inside(If))
     scope: Scope | None = call.scope
     while scope is not None:
@@ -128,7 +128,7 @@ _DIVIDES = re.compile(rf"/=?[^\n,=]*({_ACCUMULATION})|\.(div|mul)_?\([^\n]*({_AC
 
 
 def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
-    """The backward and the step of `if i % accumulation_steps == 0: optimizer.step()`, by their names."""
+    """Yield the backward and the step of `if i % accumulation_steps == 0: optimizer.step()`."""
     for step in script.methods("step"):
         if not script.is_kind(step.receiver, step.scope, "optimizer", "scaler"):
             continue
@@ -153,7 +153,7 @@ def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
 
 
 def _counts_accumulation(test: ast.AST) -> bool:
-    """`(i + 1) % args.accumulation_steps == 0`"""
+    """Return whether a test is `(i + 1) % args.accumulation_steps == 0`."""
     return any(
         isinstance(part, ast.BinOp)
         and isinstance(part.op, ast.Mod)

@@ -18,12 +18,12 @@ _WITH_BATCH_NORM = (
 
 
 def wraps(script: Script) -> list[Call]:
-    """The calls that wrap a model in DDP."""
+    """Return the calls that wrap a model in DDP."""
     return script.calls_of(DDP)
 
 
 def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
-    """The DDP call that made a value, if there is exactly one candidate."""
+    """Return the DDP call that made a value, if there is exactly one candidate."""
     makers = [call for call in script.makers(model, scope) if call.target == DDP]
     if makers:
         return makers[0]
@@ -32,7 +32,7 @@ def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
 
 
 def option(script: Script, call: Call, name: str) -> bool | None:
-    """Is an option of a call on? None if the script does not tell."""
+    """Return whether an option of a call is on, or None if the script does not show it."""
     value, scope = call.argument(99, name), call.scope
     for keyword in call.node.keywords:
         if keyword.arg is None and value is None:  # `**options`
@@ -48,7 +48,7 @@ def option(script: Script, call: Call, name: str) -> bool | None:
 
 
 def is_without_grad(script: Script, call: Call) -> bool:
-    """Does a call run under `torch.no_grad()`, also by a decorator of its function?"""
+    """Return whether a call runs under `torch.no_grad()`, as a block or a decorator."""
     if any(script.is_kind(one.item, call.scope, "no_grad") for one in call.inside(With)):
         return True
     decorators = getattr(call.scope.node, "decorator_list", [])
@@ -59,8 +59,8 @@ def is_without_grad(script: Script, call: Call) -> bool:
 
 
 def is_decided(script: Script, call: Call) -> bool:
-    """Is every test around a call decided? Tests that leave early (`if args.help: return`) do not
-    count: the rest of the function is about the case in which they do not."""
+    """Return whether every test around a call is decided. Tests that leave early, such as
+    `if args.help: return`, are ignored: the rest of the function assumes that they are false."""
     return all(
         None not in [script.truth(one.test, call.scope, rank) for rank in (0, 1)]
         for one in call.inside(If)
@@ -69,7 +69,7 @@ def is_decided(script: Script, call: Call) -> bool:
 
 
 def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
-    """The project classes that a model is made of."""
+    """Return the project classes that a model is made of."""
     makers = script.makers(model, scope) if model is not None else []
     waiting = [call.made for call in makers if call.made is not None]
     found: set[Scope] = set()
@@ -85,7 +85,7 @@ def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
 def layers(
     script: Script, model: ast.expr | None, scope: Scope, depth: int = 0
 ) -> Iterator[Call | None]:
-    """The calls that make a model's layers; None for a part that the script does not show."""
+    """Yield the calls that create a model's layers; None for a part that is not in the script."""
     if model is None or depth > 8:
         yield None
         return
@@ -133,13 +133,13 @@ def _layers_of_class(script: Script, owner: Scope, depth: int) -> Iterator[Call 
 
 
 def _builds_module(script: Script, call: Call) -> bool:
-    """A project function that returns a module: `block(3, 8)`."""
+    """Return whether a call runs a project function that returns a module: `block(3, 8)`."""
     known = call.function is not None and call.made is None
     return known and script.kinds(call.node, call.scope) == {"module"}
 
 
 def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
-    """`self.encoder = encoder`: parts that come from elsewhere."""
+    """Yield parts that come from outside the class: `self.encoder = encoder`."""
     for scope in owner.module.scopes_by_class[owner]:
         for key, definitions in scope.definitions.items():
             for definition in definitions if key.startswith("self.") else []:
@@ -159,7 +159,7 @@ def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
 
 
 def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
-    """What has buffers in a model: in words, "" if certainly nothing, None if unknown."""
+    """Return what has buffers in a model, in words; "" if certainly nothing, None if unknown."""
     known = True
     made = (
         {id(call.made or call.target) for call in script.makers(model, scope)} if model else set()

@@ -128,7 +128,7 @@ _model_class = re.compile(r"_?[A-Z]\w*?(Net|Model|Transformer)\w{0,3}|Net|Model"
 
 @cache
 def canonical(name: str) -> str:
-    """`torch.nn.parallel.distributed.DistributedDataParallel` without its detour."""
+    """Shorten `torch.nn.parallel.distributed.DistributedDataParallel` to its public name."""
     if not name.startswith(("torch.", "accelerate.")):
         return name
     parts = name.split(".")
@@ -143,30 +143,30 @@ def canonical(name: str) -> str:
 
 
 def last_names(target: str) -> set[str]:
-    """The last parts under which a canonical name may be imported."""
+    """Return the last parts under which a canonical name may be imported."""
     return {target.rpartition(".")[2]} | {last for last, name in _BY_LAST.items() if name == target}
 
 
 @cache
 def meaning(name: str) -> str | None:
-    """`rank`, `world`, `main`, or `distributed`, if people use the name for that."""
+    """Return `rank`, `world`, `main`, or `distributed` if the name usually means that."""
     return next((kind for kind, pattern in _meanings if pattern.match(name)), None)
 
 
 @cache
 def sounds_like(name: str) -> str | None:
-    """What an unresolved variable most likely holds: optimizer, scaler, loader, …"""
+    """Return what an unresolved variable most likely holds: optimizer, scaler, loader, …"""
     return next((kind for kind, pattern in _words.items() if pattern.match(name)), None)
 
 
 def is_model_class(name: str) -> bool:
-    """`Net`, `ResNet50`, `GPTModel`: the class of a model that comes from elsewhere."""
+    """Return whether a name looks like an imported model class: `Net`, `ResNet50`, `GPTModel`."""
     return bool(_model_class.fullmatch(name))
 
 
 @cache
 def kind_of_made(target: str) -> str | None:
-    """What a library call returns."""
+    """Return the kind of value that a library call returns."""
     if target in _KIND_OF_MADE:
         return _KIND_OF_MADE[target]
     head, _, last = target.rpartition(".")

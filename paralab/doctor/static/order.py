@@ -13,7 +13,7 @@ MOST_WAYS = 12
 
 
 def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator[Way]:
-    """The ways to a node, from the inside out: itself, the call of its function, that one's call."""
+    """Yield the path to a node, innermost first: the node, its function's call, that one's call."""
     here = (scope, node)
     callers = script.callers(scope) if scope.is_function and depth else []
     for call in callers[:MOST_WAYS]:
@@ -25,7 +25,7 @@ def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator
 def runs_after(
     script: Facts, later: tuple[ast.AST, Scope], earlier: tuple[ast.AST, Scope]
 ) -> set[str]:
-    """`after`, `before`, or `loop` (by turns), for each pair of ways that meet in one function."""
+    """Return `after`, `before`, or `loop` (by turns), for paths that share a function."""
     found = set()
     for one in ways(script, *later):
         for other in ways(script, *earlier):

@@ -40,7 +40,7 @@ def found(
     also: tuple[At, ...] = (),
     edits: tuple[Edit, ...] = (),
 ) -> Finding:
-    """A finding at a call or node; `also` lists other lines that belong to the evidence."""
+    """Return a finding at a call or node; `also` adds other lines to the evidence."""
     evidence = tuple(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
@@ -52,7 +52,7 @@ def found(
 
 
 def _is_reached(script: Script, where: At) -> bool:
-    """Is every test around a place decided, or about the rank, a counter, or the data?"""
+    """Return whether each test around a node is decided, or uses the rank, a counter, or data."""
     scope = where.module.scope_of(where.node)
     return all(
         script.decide(way, scope, None) is True
@@ -74,7 +74,7 @@ def _in_test(where: At) -> bool:
 
 
 def shown(script: Script, module: Module) -> str:
-    """A file as the user would write it: the script as given, others relative to its folder."""
+    """Return a file's path for the user: the script as given, others relative to its folder."""
     if module is script.modules[0]:
         return str(script.path)
     relative = os.path.relpath(module.path, script.path.resolve().parent)
@@ -82,20 +82,20 @@ def shown(script: Script, module: Module) -> str:
 
 
 def line_of(other: At, here: At) -> str:
-    """`line 7`, or `line 7 of net.py` if that is another file."""
+    """Return `line 7`, or `line 7 of net.py` if that is another file."""
     if other.module is here.module:
         return f"line {other.line}"
     return f"line {other.line} of {other.module.path.name}"
 
 
 def code(node: ast.AST | None, most: int = 60) -> str:
-    """The code of a node on one line."""
+    """Return the code of a node on one line."""
     text = " ".join(ast.unparse(node).split()) if node is not None else "?"
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def replace(script: Script, module: Module, node: ast.AST, text: str) -> tuple[Edit, ...]:
-    """An edit that replaces a one-line node with other code."""
+    """Return an edit that replaces a one-line node with other code."""
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", -1)
     if first != last or not first:
         return ()
@@ -106,7 +106,7 @@ def replace(script: Script, module: Module, node: ast.AST, text: str) -> tuple[E
 
 
 def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
-    """An edit that adds a keyword argument at the end of a one-line call."""
+    """Return an edit that adds a keyword argument at the end of a one-line call."""
     source = ast.get_source_segment(call.module.text, call.node)
     if source is None or not (call.node.args or call.node.keywords):
         return ()
@@ -115,7 +115,7 @@ def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
 
 
 def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple[Edit, ...]:
-    """An edit that puts a line before a statement, unless that shares its line with another."""
+    """Return an edit that inserts a line before a statement, unless another one shares its line."""
     indent = module.lines[before.lineno - 1][: before.col_offset]
     if indent.strip():
         return ()
@@ -123,7 +123,7 @@ def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple
 
 
 def insert_line(script: Script, where: Call, text: str, after: bool = False) -> tuple[Edit, ...]:
-    """An edit that adds a line before or after a call's statement, if it has its own line."""
+    """Return an edit that adds a line before or after a call's statement, if it is alone there."""
     statement: ast.AST | None = where.node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = where.module.parents.get(statement)
@@ -137,7 +137,7 @@ def insert_line(script: Script, where: Call, text: str, after: bool = False) -> 
 
 
 def out_of_branch(script: Script, call: Call, branch: ast.AST) -> tuple[Edit, ...]:
-    """An edit that moves the first line under `if …:` before it, if that is the call's line."""
+    """Return an edit that moves the call above its `if …:`, if it is the first line there."""
     if not isinstance(branch, ast.If) or branch.orelse:
         return ()
     body, lines = branch.body[0], call.module.lines

@@ -114,7 +114,7 @@ class Script(Facts):
         return True if value is OBJECT else bool(value)
 
     def evaluate(self, node: ast.AST, scope: Scope, rank: int, env: Env | None = None) -> Any:
-        """The value of an expression on one rank: a constant, OBJECT, or UNKNOWN."""
+        """Return the value of an expression on one rank: a constant, OBJECT, or UNKNOWN."""
         key = (node, rank)
         if not env and key in self._values:
             return self._values[key]
@@ -195,7 +195,7 @@ class Script(Facts):
         return _COMPARE[type(op)](one, two)
 
     def _environment(self, key: ast.expr, rank: int) -> Any:
-        """`os.environ["RANK"]`."""
+        """Return the value of an environment variable on a rank: `os.environ["RANK"]`."""
         name = key.value if isinstance(key, ast.Constant) else None
         if name in _RANKS:
             return str(rank)
@@ -240,7 +240,7 @@ class Script(Facts):
         return UNKNOWN
 
     def bind(self, call: Call, function: Scope, rank: int, env: Env | None = None) -> Env:
-        """The values of a call's arguments, by parameter name."""
+        """Return the values of a call's arguments, by parameter name."""
         names = [one.arg for one in function.parameters]
         if function.owner is not None and names[:1] in (["self"], ["cls"]):
             names = names[1:]
@@ -256,7 +256,7 @@ class Script(Facts):
         return bound
 
     def run(self, function: Scope, env: Env, rank: int) -> Any:
-        """What a project function returns on a rank."""
+        """Return what a project function returns on a rank."""
         key = (function, rank)
         if key in self._evaluating or self.is_too_deep():
             self._cuts += 1
@@ -271,7 +271,7 @@ class Script(Facts):
             self._evaluating.discard(key)
 
     def _returns(self, block: list[ast.stmt], scope: Scope, env: Env, rank: int) -> Iterator[Any]:
-        """The values that a block may return; a sure return ends it."""
+        """Yield the values that a block may return, up to the first certain return."""
         for statement in block:
             if isinstance(statement, ast.Return):
                 yield self.evaluate(statement.value, scope, rank, env) if statement.value else None
@@ -336,7 +336,7 @@ class Script(Facts):
         return UNKNOWN
 
     def _item(self, definition: Definition, rank: int) -> Any:
-        """`rank, world = get_dist_info()`."""
+        """Return one value of a tuple that a call returns: `rank, world = get_dist_info()`."""
         if isinstance(definition.value, ast.Call):
             call = self.call_at.get(definition.value)
             if call is not None and call.function is not None and definition.index is not None:
@@ -346,7 +346,7 @@ class Script(Facts):
         return UNKNOWN
 
     def is_spawned(self, function: Scope) -> bool:
-        """Is the function started once per rank, with the rank as its first argument?"""
+        """Return whether the function starts once per rank, with the rank as its first argument."""
         for call in self.methods("spawn", "start_processes"):
             entry = call.argument(0, "fn")
             if entry is not None and self.resolve(entry, call.scope) is function:
@@ -354,7 +354,7 @@ class Script(Facts):
         return False
 
     def differs(self, test: ast.expr, scope: Scope, env: tuple[Env, Env] | None = None) -> bool:
-        """Is a test certainly true on one rank and false on another?"""
+        """Return whether a test is certainly true on one rank and false on another."""
         pair = env or ({}, {})
         truths = {self.truth(test, scope, rank, pair[rank]) for rank in (0, 1)}
         return truths == {True, False}
@@ -362,7 +362,7 @@ class Script(Facts):
     # --- kinds
 
     def kinds(self, node: ast.AST | None, scope: Scope, depth: int = 0) -> frozenset[str]:
-        """What an expression may hold: ddp, module, optimizer, loader, rank, loss, batch, …"""
+        """Return the possible kinds: ddp, module, optimizer, loader, rank, loss, batch, …"""
         if node is None or depth > 12:
             return frozenset()
         if node not in self._kinds:
@@ -440,7 +440,7 @@ class Script(Facts):
             yield from self._kinds_of_item(definition, value, depth)
 
     def _kinds_of_item(self, definition: Definition, value: ast.expr, depth: int) -> Iterator[str]:
-        """Loop items and unpacked tuples."""
+        """Yield the kinds of loop items and of elements of unpacked tuples."""
         scope, index = definition.scope, definition.index
         call = self.call_at.get(value) if isinstance(value, ast.Call) else None
         if call is not None and call.target == "builtins.range":
@@ -529,8 +529,8 @@ class Script(Facts):
     # --- do ranks agree?
 
     def nature(self, node: ast.AST | None, scope: Scope, depth: int = 0) -> str:
-        """`same` on all ranks, `rank` (decided by the rank), `local` (from this rank's data), or
-        `unknown`."""
+        """Return `same` (on all ranks), `rank` (decided by the rank), `local` (from this rank's
+        data), or `unknown`."""
         if node is None or isinstance(node, (ast.Constant, ast.JoinedStr)):
             return "same"
         if depth > 10 or self.is_too_deep():
@@ -542,14 +542,14 @@ class Script(Facts):
         return self._natures[node]
 
     def counts(self, test: ast.AST, scope: Scope) -> bool:
-        """Is a test about a counter, such as `step % 10 == 0`? It is true at some time."""
+        """Return whether a test uses a counter (`step % 10 == 0`) and so is true at some time."""
         return any(
             isinstance(one, (ast.Name, ast.Attribute)) and self.is_kind(one, scope, "counter")
             for one in ast.walk(test)
         ) and self.comes_true(test, scope)
 
     def comes_true(self, test: ast.AST, scope: Scope, depth: int = 0) -> bool:
-        """Is a test that ranks agree on true at some time: about a counter, or a user's option?"""
+        """Return whether a test that ranks agree on is true at some time (a counter, an option)."""
         names = [
             one
             for one in ast.walk(test)
@@ -668,7 +668,7 @@ class Script(Facts):
     def ingredients(
         self, node: ast.expr, scope: Scope, hops: int = 20
     ) -> Iterator[tuple[ast.AST, Scope]]:
-        """Every expression that a value is computed from, through names and project functions."""
+        """Yield each expression that a value is computed from, through names and functions."""
         seen: set[ast.AST] = set()
         waiting: deque[tuple[ast.expr, Scope, int]] = deque([(node, scope, 0)])  # nearest first
         while waiting and len(seen) < 400:
@@ -693,18 +693,18 @@ class Script(Facts):
                     waiting += [(one, at, depth + 1) for one, at in more]
 
     def contributors(self, node: ast.expr, scope: Scope) -> list[Call]:
-        """Every call that took part in computing a value."""
+        """Return every call that took part in computing a value."""
         parts = self.ingredients(node, scope)
         return [self.call_at[part] for part, _ in parts if part in self.call_at]
 
     def makes_local(self, call: Call) -> bool:
-        """Does a forward pass see this rank's own batch?"""
+        """Return whether a forward pass gets this rank's own batch."""
         return any(self.nature(one, call.scope, 6) == "local" for one in call.node.args) or any(
             self.is_kind(one, call.scope, "batch") for one in call.node.args
         )
 
     def is_reduced(self, key: str, scope: Scope) -> bool:
-        """Does a collective, or a project function that contains one, see this name here?"""
+        """Return whether a collective, or a project function with one, gets this name here."""
         if scope not in self._reduced:
             names: set[str | None] = set()
             self._reduced[scope] = names
@@ -718,14 +718,14 @@ class Script(Facts):
         return key in self._reduced[scope]
 
     def reduces(self, call: Call) -> bool:
-        """Does a project function contain a collective?"""
+        """Return whether a project function contains a collective."""
         function = call.function
         return function is not None and any(
             one.method in COLLECTIVES for one in self.reached(function)
         )
 
     def reached(self, function: Scope, depth: int = 3) -> list[Call]:
-        """The calls in a function and in the project functions it calls."""
+        """Return the calls in a function and in the project functions it calls."""
         if function in self._reached:
             return self._reached[function]
         found: list[Call] = []
@@ -762,7 +762,7 @@ def worst(natures: list[str]) -> str:
 
 
 def _only(values: list[Any]) -> Any:
-    """The one value that all agree on, or UNKNOWN."""
+    """Return the one value that all agree on, or UNKNOWN."""
     if not values or UNKNOWN in values:
         return UNKNOWN
     first = values[0]
@@ -785,7 +785,7 @@ def _is_property(function: Scope) -> bool:
 
 
 def _is_config(key: str | None) -> bool:
-    """Options and configuration objects hold the same values on every rank."""
+    """Return whether a name holds options or a configuration, which are the same on every rank."""
     first = (key or "").partition(".")[0].lower()
     return first in (
         "args",

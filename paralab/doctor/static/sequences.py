@@ -42,7 +42,7 @@ class Guard:
 
 @dataclass(eq=False)
 class Meet:
-    """A call in which ranks wait for each other. `sure`: no doubt that it is such a call."""
+    """A call in which ranks wait for each other. `sure`: it is certainly such a call."""
 
     call: Call
     op: str
@@ -60,7 +60,7 @@ class Leave:
 
 @dataclass(eq=False)
 class Fork:
-    """A test that is not decided by the rank. `nature`: see Script.nature."""
+    """A test that the rank does not decide. `nature`: see Script.nature."""
 
     node: ast.AST
     test: ast.expr
@@ -89,7 +89,7 @@ Node = Meet | Leave | Fork | Repeat | Inline
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two ranks part. `more` is what one rank does and the other does not."""
+    """The place where two ranks diverge. `more`: what one rank does and the other does not."""
 
     rank: int  # the rank that does `more`
     more: Meet | Leave
@@ -99,13 +99,13 @@ class Difference:
 
 
 class Sequences:
-    """The trees of rank 0 and rank 1, from each place where the script can start."""
+    """The trees of rank 0 and rank 1, from each entry point of the script."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
 
     def roots(self) -> Iterator[Scope]:
-        """The script itself, and functions in it that nothing calls."""
+        """Yield the script itself, and its functions that nothing calls."""
         main = self.script.modules[0]
         yield main.scope
         for scope in main.scopes.values():
@@ -181,7 +181,7 @@ def differences_of(script: Script) -> list[Difference]:
 
 
 class _Walk:
-    """One rank's walk."""
+    """The walk of one rank through the script."""
 
     def __init__(self, sequences: Sequences, rank: int) -> None:
         self.sequences, self.script, self.rank = sequences, sequences.script, rank
@@ -210,7 +210,7 @@ class _Walk:
     def block(
         self, statements: list[ast.stmt], scope: Scope, envs: tuple[Env, Env]
     ) -> tuple[list[Node], str]:
-        """The nodes of a block, and how it always ends early (or an empty string)."""
+        """Return the nodes of a block, and how it always ends early (or an empty string)."""
         nodes: list[Node] = []
         guards = len(self.guards)
         for number, statement in enumerate(statements):
@@ -236,7 +236,7 @@ class _Walk:
     def choose(
         self, node: ast.If, rest: list[ast.stmt], scope: Scope, envs: tuple[Env, Env]
     ) -> tuple[list[Node], str, bool]:
-        """An `if`: a single branch if the rank decides it, a fork if not."""
+        """Return an `if` as a single branch if the rank decides it, else as a fork."""
         nodes = list(self.expression(node.test, scope, envs))
         truths = [self.script.truth(node.test, scope, rank, envs[rank]) for rank in (0, 1)]
         own, peer = truths[self.rank], truths[1 - self.rank]
@@ -258,7 +258,7 @@ class _Walk:
         return [*nodes, *more], ended, False
 
     def _is_plain(self, node: ast.If, scope: Scope) -> bool:
-        """Do the parts of the test that the rank does not decide hold on all ranks at some time?"""
+        """Return whether the rest of a rank test holds on all ranks at some time."""
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
         return all(
             self.script.nature(part, scope) == "rank" or self.script.counts(part, scope)
@@ -288,7 +288,7 @@ class _Walk:
         return [Fork(node, node.test, scope, nature, then, other)], ended, done
 
     def _compares_rank(self, test: ast.expr, scope: Scope) -> bool:
-        """`rank == args.chief`"""
+        """Return whether a test compares the rank with an unknown value: `rank == args.chief`."""
         sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
         return any(
             [self.script.evaluate(side, scope, rank) for rank in (0, 1)] == [0, 1] for side in sides
@@ -330,7 +330,7 @@ class _Walk:
         return nodes, how
 
     def expression(self, node: ast.expr, scope: Scope, envs: tuple[Env, Env]) -> Iterator[Node]:
-        """The calls in an expression, inner ones first."""
+        """Yield the calls in an expression, inner calls first."""
         outer = len(self.script.context(node, scope.module))
         for call in self.script.calls_within(node, scope):
             ways = [way for way in call.context[outer:] if isinstance(way, If)]
@@ -373,14 +373,14 @@ class _Walk:
             yield Inline(call, body)
 
     def _called_object(self, call: Call) -> Scope | None:
-        """`callback(trainer)` runs `__call__` of its class."""
+        """Return the `__call__` that `callback(trainer)` runs."""
         for maker in self.script.makers(call.node.func, call.scope):
             if maker.made is not None:
                 return self.script.method(maker.made, "__call__")
         return None
 
     def _decorated(self, function: Scope, call: Call, envs: tuple[Env, Env]) -> list[Node] | None:
-        """A decorator that only the main process passes: `@rank_zero_only`, or one of the script."""
+        """Return a function's nodes under `@rank_zero_only` or a similar decorator, or None."""
         for decorator in getattr(function.node, "decorator_list", []):
             name = (dotted_key(decorator) or "").rpartition(".")[2]
             guard = Guard(decorator, decorator, function.parent or function)
@@ -396,7 +396,7 @@ class _Walk:
         return None
 
     def _wrapper(self, wrapper: Scope, decorator: Scope, function: Scope) -> list[Node] | None:
-        """Is the wrapped function called on some ranks only?"""
+        """Return the wrapped function's nodes if only some ranks call it, or None."""
         names = [one.arg for one in decorator.parameters]
         for call in self.script.calls_in(wrapper):
             if isinstance(call.node.func, ast.Name) and call.node.func.id in names[:1]:
@@ -420,7 +420,7 @@ class _Walk:
 
 
 def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
-    """The collective that a call is, and whether that is certain."""
+    """Return the collective that a call runs, and whether that is certain."""
     name = call.target.rpartition(".")[2] if call.target.startswith("torch.distributed.") else ""
     if call.target == f"torch.distributed.{name}" and name in COLLECTIVES:
         group = call.argument(GROUP_POSITION.get(name, 99), "group")
@@ -445,7 +445,7 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
 
 
 def passes_ddp(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) -> bool:
-    """Was a value computed by the forward pass of a DDP model?"""
+    """Return whether the forward pass of a DDP model computed a value."""
     if node is None or depth > 8:
         return False
     return any(
@@ -464,7 +464,7 @@ def compare(
     after: tuple[list[Node], list[Node]] = ([], []),
     outer: tuple[set[str], set[str]] = (set(), set()),
 ) -> Iterator[Difference]:
-    """The places where rank 0 and rank 1 part, in program order. `after`: what follows outside."""
+    """Yield where rank 0 and rank 1 diverge, in program order. `after`: what follows outside."""
     lists = [list(zero), list(one)]
     own = [{meet.op for meet in all_meets(part) if meet.guard} for part in lists]
     answers = (own[0] | outer[0], own[1] | outer[1])
@@ -503,7 +503,7 @@ def compare(
 
 
 def _next_extra(lists: list[list[Node]]) -> int | None:
-    """The rank whose next node the other rank does not have; a rank that leaves goes first."""
+    """Return the rank whose next node the other lacks; a rank that leaves has priority."""
     there = [rank for rank in (0, 1) if lists[rank]]
     missing = [
         rank
@@ -525,7 +525,7 @@ def _leaves(
     sure: bool,
     after: tuple[list[Node], list[Node]],
 ) -> Iterator[Difference]:
-    """One rank leaves here. Where it goes on elsewhere, the other rank's collectives are extra."""
+    """Yield the differences after one rank leaves: the other rank's collectives are extra."""
     assert node.guard is not None
     sure = sure and node.guard.sure
     skipped = list(all_meets(lists[1 - rank]))
@@ -564,7 +564,7 @@ def _inside(
 
 
 def _undecided(fork: Fork) -> Iterator[Difference]:
-    """`if rank == args.chief`: some ranks go this way, but nobody knows which."""
+    """Yield collectives under `if rank == args.chief`, which some unknown ranks enter."""
     for mine, theirs in ((fork.then, fork.other), (fork.other, fork.then)):
         known = {meet.op for meet in all_meets(theirs)}
         for meet in all_meets(mine):
@@ -574,7 +574,7 @@ def _undecided(fork: Fork) -> Iterator[Difference]:
 
 
 def _is_swapped(x: Meet, y: Meet, after: tuple[list[Node], list[Node]]) -> bool:
-    """`all_reduce(loss); all_reduce(accuracy)` on one rank, the other way round on the other."""
+    """Return whether one rank runs `all_reduce(loss); all_reduce(accuracy)` in reverse order."""
     mine, theirs = _subject(x), _subject(y)
     if not mine or not theirs or mine == theirs or x.guard is None or y.guard is None:
         return False
@@ -591,7 +591,7 @@ def _is_sure(meet: Meet, sure: bool) -> bool:
 
 
 def _under_fork(node: Node, meet: Meet) -> bool:
-    """Is a meet under a test that nothing here decides?"""
+    """Return whether a meet is under a test that nothing here decides."""
     match node:
         case Fork():
             return node.nature not in ("same",) and any(one is meet for one in all_meets([node]))
@@ -613,7 +613,7 @@ def _key(node: Node) -> object:
 
 
 def _is_silent(node: Node) -> bool:
-    """Nothing in it that another rank could wait for."""
+    """Return whether a node contains nothing that another rank could wait for."""
     match node:
         case Meet():
             return False
@@ -645,7 +645,7 @@ def _is_nested(scope: Scope) -> bool:
 
 
 def _fails(node: ast.stmt) -> bool:
-    """`sys.exit(1)`: the launcher ends the job."""
+    """Return whether a call is `sys.exit(1)`, after which the launcher ends the job."""
     call = node.value if isinstance(node, ast.Expr) else getattr(node, "exc", None)
     if isinstance(node, ast.Raise) and (
         call is None or dotted_key(getattr(call, "func", call)) != "SystemExit"

@@ -20,7 +20,7 @@ def number(script: Script, node: ast.expr | None, scope: Scope) -> int | None:
 
 
 def rows(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) -> int | None:
-    """The length of a tensor, a dataset, or a list."""
+    """Return the length of a tensor, a dataset, or a list."""
     if node is None or depth > 6:
         return None
     if isinstance(node, ast.ListComp):
@@ -49,7 +49,7 @@ def _values(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.
 
 
 def loader_of(script: Script, node: ast.expr, scope: Scope) -> Call | None:
-    """The one DataLoader that a loop iterates over."""
+    """Return the one DataLoader that a loop iterates over."""
     makers = script.makers(node, scope)
     if len(makers) != 1:
         return None
@@ -62,7 +62,7 @@ def loader_of(script: Script, node: ast.expr, scope: Scope) -> Call | None:
 
 
 def batches(script: Script, node: ast.expr, scope: Scope) -> int | None:
-    """How many items a loop over this gets: batches of a loader, or elements."""
+    """Return how many items a loop over this value gets: batches of a loader, or elements."""
     call = script.call_at.get(node)
     if call is not None and call.last_name in _LOOKED_THROUGH and call.node.args:
         return batches(script, call.node.args[0], scope)
@@ -78,7 +78,7 @@ def batches(script: Script, node: ast.expr, scope: Scope) -> int | None:
 
 
 def samples_of(script: Script, loader: Call) -> int | None:
-    """The samples that one rank gets from a loader."""
+    """Return the number of samples that one rank gets from a loader."""
     samples = rows(script, loader.argument(0, "dataset"), loader.scope)
     sampler = loader.argument(3, "sampler")
     if samples is None or loader.argument(4, "batch_sampler") is not None or loader.unpacks:

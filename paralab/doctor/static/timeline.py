@@ -39,7 +39,7 @@ class Event:
         return [(chain, item) for chain, item in self.path if isinstance(item, Loop)]
 
     def tests(self) -> dict[tuple[Chain, str], bool]:
-        """The conditions on the way, and which way each goes."""
+        """Return the conditions on the path, and the branch taken at each."""
         found = {}
         for chain, item in self.path:
             if isinstance(item, If):
@@ -48,18 +48,18 @@ class Event:
         return found
 
     def blocks(self) -> Iterator[tuple[ast.expr, Scope]]:
-        """The context managers around it, each with the scope that it is written in."""
+        """Yield the context managers around the call, each with its scope."""
         for chain, item in self.path:
             if isinstance(item, With):
                 yield item.item, self.scope_at(chain)
 
     def scope_at(self, chain: Chain) -> Scope:
-        """The function that contains the part of the path after this chain."""
+        """Return the function that contains the part of the path after this chain."""
         return self.chain[len(chain)].scope if len(chain) < len(self.chain) else self.call.scope
 
 
 def condition(test: If) -> tuple[str, bool]:
-    """A test without its negations: `x is not None` and `x is None` are one condition."""
+    """Return a test without negations: `x is not None` and `x is None` are one condition."""
     node, taken = test.test, test.taken
     while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         node, taken = node.operand, not taken
@@ -70,13 +70,13 @@ def condition(test: If) -> tuple[str, bool]:
 
 
 def excludes(one: Event, other: Event) -> bool:
-    """Are two calls in different branches of one condition?"""
+    """Return whether two calls are in different branches of one condition."""
     tests = other.tests()
     return any(tests.get(key, taken) != taken for key, taken in one.tests().items())
 
 
 def extra_tests(one: Event, other: Event) -> list[tuple[Chain, If]]:
-    """The tests on the way to one call that are not on the way to the other."""
+    """Return the tests on the path to one call that are not on the path to the other."""
     known = other.tests()
     return [
         (chain, item)
@@ -86,7 +86,7 @@ def extra_tests(one: Event, other: Event) -> list[tuple[Chain, If]]:
 
 
 class Timelines:
-    """One list of events for each module, and for each function that nothing walked before calls."""
+    """One list of events per module, and per function that no walked code calls."""
 
     def __init__(self, script: Script, role: Callable[[Call], str], methods: tuple[str, ...]):
         self.script, self.role = script, role
@@ -96,7 +96,7 @@ class Timelines:
         self.walked: set[Scope] = set()
 
     def _relevant_names(self) -> set[str]:
-        """The names of functions that contain relevant calls, directly or not."""
+        """Return the names of functions that contain relevant calls, directly or indirectly."""
         names = set(self.methods)
         scopes = {scope for scope in self.script.scopes if scope.is_function}
         while True:
@@ -154,7 +154,7 @@ class Timelines:
                     self._walk(function, (*chain, call), here, inner)
 
     def _function(self, call: Call, is_named: bool) -> Scope | None:
-        """The project function that a call runs, if it matters here."""
+        """Return the project function that a call runs, if it is relevant."""
         if is_named:
             return call.function
         if "__call__" in self.names and not call.target and isinstance(call.node.func, ast.Name):

@@ -21,7 +21,7 @@ _STARTS = re.compile(r"(spawn|launch|start|run|process|elastic|distribut|main|fi
 
 @dataclass(frozen=True)
 class Way:
-    """One chain of calls to a place. `known`: it begins where the script or a rank starts."""
+    """One chain of calls to a node. `known`: it begins where the script or a rank starts."""
 
     calls: tuple[Call, ...]  # from the start to the place
     known: bool
@@ -33,14 +33,14 @@ class Way:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Whether a rank takes a way: True, False, or None. `doubt`: the first undecided test."""
+    """Whether a rank takes a path: True, False, or None. `doubt`: the first undecided test."""
 
     taken: bool | None
     doubt: If | None = None
 
 
 def ways_to(script: Script, call: Call) -> list[Way]:
-    """The chains of calls that lead to a call, from each start."""
+    """Return the chains of calls that lead to a call, from each entry point."""
     found: list[Way] = []
     _follow(script, (call,), found)
     return found
@@ -77,7 +77,7 @@ def _follow(script: Script, calls: tuple[Call, ...], found: list[Way]) -> None:
 
 
 def _is_started(script: Script, function: Scope) -> bool:
-    """Is the function handed to something that starts it: `launch(main, args)`, `fire.Fire(main)`?"""
+    """Return whether another call starts the function: `launch(main, args)`, `fire.Fire(main)`."""
     name = function.name
     return any(
         isinstance(one, ast.Name) and one.id == name and script.resolve(one, call.scope) is function
@@ -87,7 +87,7 @@ def _is_started(script: Script, function: Scope) -> bool:
 
 
 def arrives(script: Script, way: Way, rank: int) -> Arrival:
-    """Does this rank come through all tests on the way?"""
+    """Return whether this rank passes all tests on the path."""
     env: Env = {}
     doubt: If | None = None
     for call, following in zip(way.calls, (*way.calls[1:], None), strict=True):
@@ -118,7 +118,7 @@ def _is_for_one_rank(scope: Scope) -> bool:
 
 
 def starts_of_job(script: Script) -> list[Way]:
-    """The ways to the calls that make this a job of several ranks."""
+    """Return the paths to the calls that make this a multi-rank job."""
     return [
         way
         for call in script.calls_of(INIT, DDP, ACCELERATOR)
@@ -128,7 +128,7 @@ def starts_of_job(script: Script) -> list[Way]:
 
 
 def excludes(one: Way, other: Way) -> bool:
-    """Do two ways need a test to come out differently?"""
+    """Return whether two paths need different outcomes of one test."""
     taken = {ast.unparse(test.test): test.taken for test, _ in other.tests()}
     return any(
         taken.get(ast.unparse(test.test), test.taken) != test.taken for test, _ in one.tests()

@@ -44,7 +44,7 @@ _SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")
 
 @check("G01", source="script")
 def undivided_loss(script: Script) -> Iterator[Finding]:
-    """A step adds up several mean losses, and nothing divides them or the gradients."""
+    """Report a step that adds up several mean losses without dividing them or the gradients."""
     if _changes_gradients(script):
         return
     judged: set[Call] = set()
@@ -80,7 +80,7 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
 
 
 def _loss_of(script: Script, backward: Call) -> ast.expr | None:
-    """The loss behind `loss.backward()` or `scaler.scale(loss).backward()`."""
+    """Return the loss in `loss.backward()` or `scaler.scale(loss).backward()`."""
     call = script.call_at.get(backward.receiver) if backward.receiver is not None else None
     return call.argument(0, "outputs") if call and call.method == "scale" else backward.receiver
 
@@ -88,7 +88,7 @@ def _loss_of(script: Script, backward: Call) -> ast.expr | None:
 def _trace(
     script: Script, loss: ast.expr, scope: Scope
 ) -> tuple[set[str], list[tuple[ast.expr, Scope]]]:
-    """How a loss was reduced ("mean", "sum", or "" if unknown), and what it was multiplied by."""
+    """Return a loss's reduction ("mean", "sum", or "" if unknown) and the factor applied to it."""
     reductions: set[str] = set()
     factors: list[tuple[ast.expr, Scope]] = []
     waiting = [(loss, scope)]
@@ -150,7 +150,7 @@ def _follow(
 
 
 def _has_call(script: Script, node: ast.expr, scope: Scope) -> bool:
-    """Is a factor part of the loss, and not a number?"""
+    """Return whether a factor is part of the loss and not a number."""
     if isinstance(node, ast.Call) and script.call_at[node].target.startswith("builtins."):
         return False
     calls = script.contributors(node, scope)
@@ -173,7 +173,7 @@ def _is_divided(window: Window, factors: list[tuple[ast.expr, Scope]], backward:
 
 
 def _changes_gradients(script: Script) -> bool:
-    """`p.grad /= n`, `p.grad.div_(n)`: the sum is divided afterwards."""
+    """Return whether a call or statement rescales gradients: `p.grad /= n`, `p.grad.div_(n)`."""
     stored = (
         definition
         for scope in script.scopes
@@ -199,7 +199,7 @@ def _division(script: Script, window: Window, loss: ast.expr) -> tuple[Edit, ...
 
 @check_each_rank("G01")
 def undivided(rank: WatchedRank) -> Finding | None:
-    """The loss went into backward as its function returned it, several times for one step."""
+    """Report unscaled losses that go into backward several times for one optimizer step."""
     every = list(accumulated(rank))
     plain = [window for window in every if _is_plain_sum(window)]
     checked = [_gradient_was_rescaled(window) for window in plain]
@@ -232,7 +232,7 @@ def _is_plain_sum(window: Observed) -> bool:
 
 
 def _gradient_was_rescaled(window: Observed) -> bool | None:
-    """Were gradients divided between the last backward and the step? None if unknown."""
+    """Return whether gradients were divided between the last backward and the step, if known."""
     last = window.micro_steps[-1]
     after = window.clips[0].norm if window.clips else _norm(window.step)
     if last.backward.grad_norm is None or after is None or not last.scale:

@@ -41,7 +41,7 @@ ENTRY = Entry(
 
 @check("G02", source="script")
 def synchronizes_in_every_turn(script: Script) -> Iterator[Finding]:
-    """Several backward passes per step through a DDP model, and `no_sync` nowhere."""
+    """Report several DDP backward passes per step in a project that never uses `no_sync`."""
     if script.methods("no_sync") or script.attributes.get("require_backward_grad_sync"):
         return
     judged: set[Call] = set()
@@ -77,7 +77,7 @@ def synchronizes_in_every_turn(script: Script) -> Iterator[Finding]:
 
 @check("G02", source="ranks")
 def synchronized_every_time(seen: Observation) -> Iterator[Finding]:
-    """Every micro-batch all-reduces the gradients."""
+    """Report accumulation in which every micro-batch all-reduces the gradients."""
     for rank, window, inside in wasteful(seen):
         if inside:
             return  # G03

@@ -39,7 +39,7 @@ ENTRY = Entry(
 
 @check("G03", source="script")
 def quiet_backward_only(script: Script) -> Iterator[Finding]:
-    """`no_sync`, or DDP's switch for it, between forward and backward."""
+    """Report `no_sync`, or the DDP attribute behind it, set between forward and backward."""
     reported = set()
     for events in timelines(script):
         for event in events:
@@ -68,7 +68,7 @@ def quiet_backward_only(script: Script) -> Iterator[Finding]:
 
 
 def _is_quiet_alone(script: Script, backward: Event, forward: Event) -> bool:
-    """Is backward in a `no_sync` block that may be open, and forward certainly in none?"""
+    """Return whether backward may run in a `no_sync` block while forward certainly does not."""
     around = list(forward.blocks())
     if any(quiet(script, *block) is not False for block in around):
         return False
@@ -81,7 +81,7 @@ def _is_quiet_alone(script: Script, backward: Event, forward: Event) -> bool:
 
 
 def _switched_late(script: Script, backward: Event, forward: Event) -> At | None:
-    """`model.require_backward_grad_sync = …` after the forward pass, and nowhere else."""
+    """Return `model.require_backward_grad_sync = …` if it is only set after the forward pass."""
     stored = script.attributes.get("require_backward_grad_sync", [])
     scope = backward.call.scope
     if len(stored) != 1 or forward.call.scope is not scope or stored[0].scope is not scope:
@@ -93,7 +93,7 @@ def _switched_late(script: Script, backward: Event, forward: Event) -> At | None
 
 @check("G03", source="ranks")
 def forward_still_synchronizes(seen: Observation) -> Iterator[Finding]:
-    """`no_sync` was open around backward, but not around forward."""
+    """Report `no_sync` blocks that were open around backward but not around forward."""
     for rank, window, inside in wasteful(seen):
         if not inside:
             return  # G02

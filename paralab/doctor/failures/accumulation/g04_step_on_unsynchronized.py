@@ -42,7 +42,7 @@ ENTRY = Entry(
 
 @check("G04", "G05", source="script")
 def never_synchronized(script: Script) -> Iterator[Finding]:
-    """Every forward pass of the DDP model runs under `no_sync` (G05: backward does not)."""
+    """Report DDP models that only run forward under `no_sync` (G05: backward is outside)."""
     passes = [
         (event, forwards, next((one for one in events[place:] if one.role == "step"), None))
         for events in timelines(script)
@@ -80,7 +80,7 @@ def _is_quiet(script: Script, event: Event) -> bool:
 
 @check("G04", source="script")
 def unsynchronized_boundary(script: Script) -> Iterator[Finding]:
-    """An iteration that steps although its passes ran under `no_sync`."""
+    """Report an iteration that steps although its passes ran under `no_sync`."""
     sure = list(_unsynchronized_boundary(script))
     yield from sure or _another_remainder(script)
 
@@ -128,7 +128,7 @@ def _unsynchronized_turn(window: Window, forward: Event, length: int) -> int | N
 
 @check("G04", source="script")
 def always_quiet(script: Script) -> Iterator[Finding]:
-    """`no_sync` while `i != n` in a loop over `range(n)`: also in the last iteration."""
+    """Report `no_sync` under `i != n` in a loop over `range(n)`, where it is always true."""
     for module in script.modules:
         for node in module.nodes:
             if not isinstance(node, ast.Attribute) or node.attr != "no_sync":
@@ -172,20 +172,20 @@ def _another_remainder(script: Script) -> Iterator[Finding]:
 
 
 def _remainders(script: Script, node: ast.AST, module: Module) -> list[ast.BinOp]:
-    """The `i % n` in the tests around a node."""
+    """Return the `i % n` expressions in the tests around a node."""
     tests = [one.test for one in script.context(node, module) if isinstance(one, If)]
     parts = [part for test in tests for part in ast.walk(test)]
     return [part for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
 
 
 def _counters(remainder: ast.BinOp) -> set[str]:
-    """The last parts of the names in `i % n`."""
+    """Return the last part of each name in `i % n`."""
     names = (dotted_key(part) for part in ast.walk(remainder))
     return {name.rpartition(".")[2] for name in names if name} - {"self", "args"}
 
 
 def _always_true(script: Script, test: ast.expr, scope: Scope) -> ast.expr | None:
-    """`i != n` or `i < n` for an `i` in `range(n)`."""
+    """Return a test `i != n` or `i < n` whose `i` comes from `range(n)`."""
     for part in ast.walk(test):
         match part:
             case ast.Compare(ast.Name() as counter, [ast.NotEq() | ast.Lt()], [limit]):

@@ -44,7 +44,7 @@ ENTRY = Entry(
 
 @check("G06", source="script")
 def leftover_batches(script: Script) -> Iterator[Finding]:
-    """The loop ends in the middle of a window, and nothing steps after it."""
+    """Report a loop that ends in the middle of a window and has no step after it."""
     for window in windows(script):
         node = window.loop[1].node
         if window.guard is None or window.number == 1 or not isinstance(node, ast.For):
@@ -75,7 +75,7 @@ def leftover_batches(script: Script) -> Iterator[Finding]:
 
 
 def _counts_on(script: Script, window: Window) -> bool:
-    """Does the counter keep counting in the next epoch, so that the window fills up there?"""
+    """Return whether the counter continues in the next epoch, so that the window fills up there."""
     node, scope = window.loop[1].node, window.step.scope_at(window.loop[0])
     names = {one.id for one in ast.walk(getattr(node, "target", node)) if isinstance(one, ast.Name)}
     if window.counter in names:
@@ -90,7 +90,7 @@ def _counts_on(script: Script, window: Window) -> bool:
 
 
 def _steps_later(script: Script, window: Window) -> bool:
-    """Is there a step after the loop?"""
+    """Return whether there is a step after the loop."""
     outer = window.step.loops[:-1]
     for events in timelines(script):
         if window.step in events:
@@ -100,7 +100,7 @@ def _steps_later(script: Script, window: Window) -> bool:
 
 
 def _fate(script: Script, window: Window) -> tuple[str, bool]:
-    """What happens to the leftover gradients, and whether they leak into another epoch."""
+    """Return what happens to the leftover gradients and whether they leak into another epoch."""
     outer = window.step.loops[:-1]
     if not outer:
         return "are never used", False
@@ -121,7 +121,7 @@ def _fate(script: Script, window: Window) -> tuple[str, bool]:
 
 @check_each_rank("G06")
 def left_over(rank: WatchedRank) -> Finding | None:
-    """A pass over the loader ended in the middle of a window."""
+    """Report a pass over the loader that ended in the middle of a window."""
     sizes = [len(window.micro_steps) for window in accumulated(rank)]
     usual = max(set(sizes), key=sizes.count) if sizes else 0
     for epoch, count, fate in _leftovers(rank, usual) if sizes else ():
@@ -141,7 +141,7 @@ def left_over(rank: WatchedRank) -> Finding | None:
 
 
 def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
-    """The end of each pass over a loader, the backward passes since the last step, and their fate."""
+    """Yield the end of each pass over a loader, the backward passes left over, and their fate."""
     inside: dict[int, int] = {}  # loader -> backward passes in this pass over it
     pending = 0
     for place, event in enumerate(rank.events):
@@ -161,7 +161,7 @@ def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str 
 
 
 def _observed_fate(rank: WatchedRank, place: int, pending: int, usual: int) -> str | None:
-    """`leak`, `dropped`, or None if they filled a window of the usual size, or nobody knows."""
+    """Return `leak`, `dropped`, or None if the passes filled a usual window or it is unknown."""
     more = 0
     for event in rank.events[place:]:
         if isinstance(event, Backward):

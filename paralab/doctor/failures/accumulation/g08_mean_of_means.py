@@ -44,7 +44,7 @@ SPREAD = 1.5  # report from this ratio of most to fewest tokens on
 
 @check("G08", source="ranks")
 def unequal_tokens(seen: Observation) -> Iterator[Finding]:
-    """Means over different numbers of targets are averaged as if the numbers were equal."""
+    """Report means over different numbers of targets that are averaged with equal weights."""
     steps: dict[int, list[tuple[int, MicroStep]]] = defaultdict(list)
     for rank in seen.ranks if watched(seen) else ():
         for window in windows(rank):
@@ -76,7 +76,7 @@ def unequal_tokens(seen: Observation) -> Iterator[Finding]:
 
 
 def _counted(one: MicroStep) -> int | None:
-    """The targets that a mean loss counts; None if there is more than one loss, or none."""
+    """Return the number of targets in a mean loss; None unless there is exactly one loss."""
     losses = [loss for loss in one.losses if loss.grad]
     return losses[0].valid if len(losses) == 1 and losses[0].reduction == "mean" else None
 

@@ -35,7 +35,7 @@ ENTRY = Entry(
 
 @check("G09", source="script")
 def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
-    """The scheduler steps in an iteration in which the optimizer does not."""
+    """Report a scheduler that also steps in iterations without an optimizer step."""
     reported = set()
     for window in windows(script):
         for events in timelines(script):
@@ -74,7 +74,7 @@ def _is_ahead(window: Window, event: Event) -> bool:
 
 @check_each_rank("G09")
 def scheduled_too_often(rank: WatchedRank) -> Finding | None:
-    """The scheduler stepped several times from one line for one optimizer step."""
+    """Report a line that steps the scheduler several times per optimizer step."""
     every, often = list(accumulated(rank)), []
     for window in every:
         events = [event for event in window.events if isinstance(event, Scheduled)]

@@ -27,7 +27,7 @@ def synced_every_pass(recorded: Recorded) -> Iterator[Finding]:
 def judge_synchronizations(
     all_reduces: float, buckets: int, passes: int, exposed: float, step: float, stages: int = 1
 ) -> Finding | None:
-    """More all-reduces per step than buckets: incomplete gradients were sent, and sent again."""
+    """Report more all-reduces per step than buckets: gradients are sent before they are final."""
     if passes < 2 or not buckets or all_reduces < 2 * buckets or not step:
         return None
     times = all_reduces / buckets

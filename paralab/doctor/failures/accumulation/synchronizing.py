@@ -14,7 +14,7 @@ from paralab.doctor.windows import MicroStep, Window, accumulated
 
 
 def forwards_of(script: Script, backward: Event) -> list[Event]:
-    """The forward passes of DDP models whose outputs a backward pass starts from."""
+    """Return the DDP forward passes whose outputs a backward pass starts from."""
     if not passes_ddp(script, backward.call.receiver, backward.call.scope):
         return []
     for events in timelines(script):
@@ -35,7 +35,7 @@ _ENDS = ("forward", "backward", "step")
 
 
 def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[MicroStep]]]:
-    """A step that synchronizes more than once, and its passes with `no_sync` around backward only."""
+    """Yield steps that synchronize repeatedly, with passes that have `no_sync` only in backward."""
     for rank in seen.ranks if seen.world > 1 else []:
         every = list(accumulated(rank)) if ddp_wraps(rank) else []
         many = [window for window in every if sum(map(reduces, window.micro_steps)) > 1]
@@ -51,5 +51,5 @@ def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[Micr
 
 
 def reduces(one: MicroStep) -> bool:
-    """Did this pass all-reduce gradients?"""
+    """Return whether this pass all-reduced gradients."""
     return bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0])

@@ -27,7 +27,7 @@ RESTARTS = -1  # the counter starts again after each step
 
 @once_per_script
 def timelines(script: Script) -> list[list[Event]]:
-    """Forward passes of DDP models, backward, steps, and exchanges by hand, in order."""
+    """Return DDP forward passes, backward passes, steps, and manual reductions in program order."""
     forwards = {
         call.last_name
         for call in script.calls
@@ -38,7 +38,7 @@ def timelines(script: Script) -> list[list[Event]]:
 
 
 def role(script: Script, call: Call) -> str:
-    """What a call does for a step; empty if nothing."""
+    """Return the role of a call in a step, or an empty string."""
     name = call.last_name
     if name in ("backward", "step", "zero_grad") and call.receiver is not None:
         kinds = script.kinds(call.receiver, call.scope)
@@ -60,7 +60,7 @@ _PARAMETERS = {"parameters", "named_parameters", "state_dict", "parameters_to_ve
 
 
 def _sends_parameters(script: Script, call: Call) -> bool:
-    """Does a collective send gradients or parameters, and not a number made from them?"""
+    """Return whether a collective sends gradients or parameters, not a number derived from them."""
     names = set()
     for given in call.node.args:
         for part, _ in parts(script, given, call.scope, items=True):
@@ -69,7 +69,7 @@ def _sends_parameters(script: Script, call: Call) -> bool:
 
 
 def averaged_by(script: Script, step: Event) -> str | None:
-    """What may average gradients or parameters besides DDP: "" if certain, None if nothing does."""
+    """Return what may average gradients besides DDP: "" if certain, None if nothing does."""
     packages = ("torch.distributed.algorithms.model_averaging", "torch.distributed.optim")
     if script.imports(*packages):
         return ""
@@ -88,7 +88,7 @@ def averaged_by(script: Script, step: Event) -> str | None:
 def parts(
     script: Script, node: ast.expr, scope: Scope, items: bool = False
 ) -> Iterator[Expression]:
-    """An expression and everything it is computed from: names, and returns of project functions."""
+    """Yield an expression and what it is computed from, through names and project functions."""
     seen: set[ast.AST] = set()
     waiting = [(node, scope)]
     follow = {"assign", "augmented", *(["item"] if items else [])}
@@ -112,7 +112,7 @@ def parts(
 
 
 def modulo_in(script: Script, test: ast.expr, scope: Scope) -> tuple[ast.BinOp, Scope] | None:
-    """The `i % n` that a test depends on."""
+    """Return the `i % n` that a test depends on."""
     for part, where in parts(script, test, scope):
         match part:
             case ast.BinOp(left, ast.Mod()) if not isinstance(left, (ast.Constant, ast.JoinedStr)):
@@ -145,7 +145,7 @@ class Window:
 
     @property
     def is_optional(self) -> bool:
-        """Is the size a command-line option that is 1 by default?"""
+        """Whether the size is a command-line option that is 1 by default."""
         name = getattr(self.size[0], "attr", "") if self.size is not None else ""
         option = self.script.flags.get(name)
         defaults = [one.value for one in option.keywords if one.arg == "default"] if option else []
@@ -157,13 +157,13 @@ class Window:
 
     @property
     def length(self) -> int | None:
-        """The iterations of the loop."""
+        """The number of iterations of the loop."""
         items = getattr(self.loop[1].node, "iter", None)
         scope = self.backward.scope_at(self.loop[0])
         return batches(self.script, items, scope) if items is not None else None
 
     def env(self, turn: int, length: int) -> Env:
-        """What names hold in one iteration, counted from 0."""
+        """Return the values of names in one iteration, numbered from 0."""
         count = self.start + turn
         if self.start == RESTARTS:
             count = turn % (self.number or ASSUMED) + 1
@@ -174,7 +174,7 @@ class Window:
         return found
 
     def happens(self, event: Event, env: Env) -> bool | None:
-        """Does a call run in this iteration?"""
+        """Return whether a call runs in this iteration."""
         inside = list(event.path)
         inside = inside[inside.index(self.loop) + 1 :] if self.loop in inside else []
         truths = [
@@ -187,7 +187,7 @@ class Window:
         return False if False in truths else None if None in truths else True
 
     def env_at(self, event: Event, chain: Chain, env: Env, node: ast.AST) -> Env:
-        """The same at one place: above the line that counts, or in a function that the loop calls."""
+        """Adjust `env` for a node above the line that counts, or in a function the loop calls."""
         if chain == self.loop[0] and self.start == 1 and self._is_above_the_count(node):
             env = {**env, self.counter: env[self.counter] - 1}
         for call in chain[len(self.loop[0]) :]:
@@ -196,7 +196,7 @@ class Window:
         return env
 
     def _is_above_the_count(self, node: ast.AST) -> bool:
-        """Is a place above `counter += 1` in the loop?"""
+        """Return whether a node is above `counter += 1` in the loop."""
         counts = [
             one
             for one in ast.walk(self.loop[1].node)
@@ -205,7 +205,7 @@ class Window:
         return len(counts) == 1 and position(node) < position(counts[0])
 
     def is_quiet(self, event: Event, env: Env) -> bool | None:
-        """Does a call run under `no_sync` in this iteration?"""
+        """Return whether a call runs under `no_sync` in this iteration."""
         found = [
             quiet(
                 self.script,
@@ -222,7 +222,7 @@ class Window:
 def quiet(
     script: Script, node: ast.expr, scope: Scope, env: Env | None = None, depth: int = 0
 ) -> bool | None:
-    """Is a context manager `no_sync`? None if that is undecided."""
+    """Return whether a context manager is `no_sync`, or None if undecided."""
     match node:
         case ast.IfExp():
             truth = script.truth(node.test, scope, 0, env)
@@ -258,7 +258,7 @@ def quiet(
 
 @once_per_script
 def windows(script: Script) -> list[Window]:
-    """Every step that adds up several backward passes."""
+    """Return every step that adds up several backward passes."""
     found: dict[Call, Window] = {}  # one for each backward pass
     for events in timelines(script):
         for place, step in enumerate(events):
@@ -290,7 +290,7 @@ def _windows_of(script: Script, events: list[Event], place: int) -> Iterator[Win
 
 
 def _is_cleared(events: list[Event], backward: Event) -> bool:
-    """Are gradients zeroed for every backward pass?"""
+    """Return whether gradients are zeroed for every backward pass."""
     return any(
         event.role == "zero_grad"
         and event.loops == backward.loops
@@ -320,7 +320,7 @@ def _guarded(
 
 
 def _counted(script: Script, test: ast.expr, scope: Scope) -> tuple[Expression, str, int] | None:
-    """The size, the counter, and its first value in `(i + 1) % n == 0` or `seen == n`."""
+    """Return the size, the counter, and its first value in `(i + 1) % n == 0` or `seen == n`."""
     modulo = modulo_in(script, test, scope)
     if modulo is not None:
         counter = _counter(script, modulo[0].left, modulo[1])
@@ -336,7 +336,7 @@ def _counted(script: Script, test: ast.expr, scope: Scope) -> tuple[Expression, 
 
 
 def _counter(script: Script, node: ast.expr, scope: Scope) -> tuple[str, int] | None:
-    """The name that counts iterations, and its value in the first one."""
+    """Return the name that counts iterations and its value in the first iteration."""
     for part, where in parts(script, node, scope):
         key = dotted_key(part)
         for definition in script.reaching(part, where) if key else []:
@@ -358,7 +358,7 @@ def _counter(script: Script, node: ast.expr, scope: Scope) -> tuple[str, int] | 
 def _after_inner_loop(
     script: Script, backward: Event, step: Event, loop: tuple[Chain, Loop]
 ) -> Iterator[Window]:
-    """`for part in batch.chunk(4): …backward()`, then the step."""
+    """Yield windows of the form `for part in batch.chunk(4): …backward()`, then a step."""
     items, scope = getattr(loop[1].node, "iter", None), backward.scope_at(loop[0])
     if items is None:
         return

@@ -119,7 +119,7 @@ _UNWRAPS = re.compile(r"(?<!self)\.module\b|unwrap|without_ddp|[\"']module[\"']"
 
 
 def _wrapped_names(script: Script) -> Iterator[ast.expr]:
-    """`model = DDP(model)`: the name that held the model holds the wrapper from here on."""
+    """Yield names that hold the wrapper from here on, as in `model = DDP(model)`."""
     for call in script.calls_of(DDP, "apex.parallel.DistributedDataParallel"):
         parent = call.module.parents.get(call.node)
         model = call.argument(0, "module")
@@ -129,7 +129,7 @@ def _wrapped_names(script: Script) -> Iterator[ast.expr]:
 
 
 def _name(node: ast.expr) -> str:
-    """The last part of a name: `model` of `self.model`, `generator` of `model["generator"]`."""
+    """Return the end of a name: `model` of `self.model`, `generator` of `model["generator"]`."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
     return (dotted_key(node) or "").rpartition(".")[2]
@@ -161,7 +161,7 @@ def prefix_refused(seen: Observation) -> Iterator[Finding]:
 
 
 def only_prefix_differs(load: LoadState) -> bool:
-    """Do the names match once 'module.' is removed?"""
+    """Return whether the names match once 'module.' is removed."""
     given, wanted = (
         {name.removeprefix("module.") for name in names}
         for names in (load.unexpected, load.missing)

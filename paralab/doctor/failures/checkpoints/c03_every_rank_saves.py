@@ -146,7 +146,7 @@ def _on_every_machine(script: Script, saves: list[Call]) -> Iterator[Finding]:
 
 
 def _takes_turns(script: Script, call: Call) -> bool:
-    """Does one rank go first, through a barrier for the others or a context manager?"""
+    """Return whether a barrier or a context manager makes the ranks save one after the other."""
     if any("first" in ast.unparse(one.item) for one in call.inside(With)):
         return True
     waits = [one for one in script.calls_in(call.scope) if one.method == "barrier"]
@@ -154,7 +154,7 @@ def _takes_turns(script: Script, call: Call) -> bool:
 
 
 def _has_twin(script: Script, call: Call) -> bool:
-    """`if rank == 0: torch.save(state, path)` `else: torch.save(state, path)`."""
+    """Return whether `if rank == 0:` and its `else:` both save: `torch.save(state, path)`."""
     path = code(call.argument(1, "f"))
     return any(
         one is not call and one.target == call.target and code(one.argument(1, "f")) == path

@@ -100,7 +100,7 @@ def _by_name(script: Script, every: list[Call]) -> Iterator[Finding]:
 
 
 def _names_device(script: Script, call: Call) -> bool:
-    """Does a load say where the tensors go, or read what the same rank saved?"""
+    """Return whether a load names a device, or reads a file that the same rank saved."""
     path = call.argument(0, "f")
     if path is None or call.argument(1, "map_location") is not None or call.unpacks:
         return True

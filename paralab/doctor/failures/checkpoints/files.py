@@ -18,7 +18,7 @@ _OWN_NAME = re.compile(r"(^|_)(l?rank\w*|pid|proc\w*|worker\w*|shard\w*|buffer|b
 
 
 def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
-    """Does each rank have its own path (the rank is part of it, a temporary file), or no file?"""
+    """Return whether each rank has its own path (with its rank, or temporary), or no file."""
     for part, where in script.ingredients(path, scope):
         if isinstance(part, ast.Call):
             call = script.call_at[part]
@@ -38,7 +38,7 @@ def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
 
 
 def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
-    """Each torch.save of a state of the DDP wrapper, with its `state_dict` call."""
+    """Return each torch.save of a DDP wrapper's state, with its `state_dict` call."""
     return [
         (save, state)
         for save in script.calls_of("torch.save")
@@ -50,7 +50,7 @@ def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
 
 
 def loads_of_files(script: Script) -> list[tuple[Call, Call]]:
-    """Each `load_state_dict`, with the torch.load that its state comes from."""
+    """Return each `load_state_dict`, with the torch.load that its state comes from."""
     return [
         (call, source)
         for call in script.methods("load_state_dict")
@@ -62,12 +62,12 @@ def loads_of_files(script: Script) -> list[tuple[Call, Call]]:
 
 
 def same_file(save: Call, load: Call) -> bool:
-    """Do a save and a load name the same path in the same words?"""
+    """Return whether a save and a load write the same path in the same way."""
     return code(save.argument(1, "f"), 200) == code(load.argument(0, "f"), 200)
 
 
 def strips_prefix(script: Script) -> bool:
-    """Does anything in the project change names that begin with `module.`?"""
+    """Return whether anything in the project changes names that begin with `module.`."""
     return bool(script.methods("consume_prefix_in_state_dict_if_present")) or any(
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -33,7 +33,7 @@ class Training:
     loops: tuple[tuple[ast.AST, Scope], ...]
 
     def loop_over(self, script: Script, loader: Call) -> int | None:
-        """The position of the loop that reads a loader."""
+        """Return the position of the loop that reads a loader."""
         for place in reversed(range(len(self.loops))):
             if loader in read_by(script, *self.loops[place]):
                 return place
@@ -41,7 +41,7 @@ class Training:
 
 
 def trainings(script: Script) -> Iterator[Training]:
-    """Every way to a backward pass."""
+    """Yield every way to a backward pass."""
     for call in script.methods("backward"):
         for way in ways_to(script, call):
             loops = tuple((one.node, each.scope) for each in way.calls for one in each.inside(Loop))
@@ -49,7 +49,7 @@ def trainings(script: Script) -> Iterator[Training]:
 
 
 def read_by(script: Script, loop: ast.AST, scope: Scope) -> list[Call]:
-    """The loaders that a loop reads: in its header, or with `next(…)` in its body."""
+    """Return the loaders that a loop reads in its header, or with `next(…)` in its body."""
     items = [getattr(loop, "iter", None)]
     if not isinstance(loop, ast.comprehension):
         items += [
@@ -70,7 +70,7 @@ def read_by(script: Script, loop: ast.AST, scope: Scope) -> list[Call]:
 
 
 def _is_counted(script: Script, item: ast.expr, scope: Scope) -> bool:
-    """`data[i]`: an element of a list that was filled before."""
+    """Return whether an item is `data[i]`, an element of a list that was filled before."""
     while isinstance(item, ast.Call) and item.args:
         item = item.args[0]
     return isinstance(item, ast.Subscript) and script.is_kind(item.slice, scope, "counter")
@@ -81,7 +81,7 @@ def is_loader(script: Script, call: Call) -> bool:
 
 
 def trained_loaders(script: Script) -> dict[Call, list[Call]]:
-    """The loaders that feed a backward pass in a job of several ranks, with those passes."""
+    """Return the loaders that feed backward passes in a multi-rank job, with those passes."""
     starts = starts_of_job(script)
     found: dict[Call, list[Call]] = {}
     for training in trainings(script):
@@ -97,7 +97,7 @@ def trained_loaders(script: Script) -> dict[Call, list[Call]]:
 
 
 def _splits_batch(loop: ast.AST) -> bool:
-    """Does each rank take its part of every batch: `x[rank::world]`?"""
+    """Return whether each rank takes its part of every batch: `x[rank::world]`."""
     return any(
         isinstance(node, ast.Subscript) and any(meaning(name) for name in _names(node.slice))
         for node in ast.walk(loop)
@@ -105,13 +105,13 @@ def _splits_batch(loop: ast.AST) -> bool:
 
 
 def is_missing(script: Script, call: Call, place: int, name: str) -> bool:
-    """Is an argument certainly absent or None in a job of several ranks?"""
+    """Return whether an argument is certainly absent or None in a multi-rank job."""
     given = call.argument(place, name)
     return given is None or script.evaluate(given, call.scope, 1) is None
 
 
 def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
-    """Does a dataset depend on the rank, on chance, or is it a stream (T04)?"""
+    """Return whether a dataset depends on the rank or on chance, or is a stream (T04)."""
     if knows_rank(script, data, loader.scope):
         return True
     for call in script.contributors(data, loader.scope):
@@ -126,7 +126,7 @@ def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
 
 
 def _is_seeded(script: Script, call: Call) -> bool:
-    """Does every rank draw the same numbers?"""
+    """Return whether every rank draws the same random numbers."""
     seeds = [one.argument(0, "seed") for one in script.calls_of("torch.manual_seed")]
     return call.argument(99, "generator") is not None or (
         bool(seeds) and all(isinstance(seed, ast.Constant) for seed in seeds)
@@ -134,7 +134,7 @@ def _is_seeded(script: Script, call: Call) -> bool:
 
 
 def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:
-    """Is a value computed from the rank or the number of ranks?"""
+    """Return whether a value is computed from the rank or the number of ranks."""
     return any(
         script.is_kind(part, where, "rank", "world", "main")
         if isinstance(part, (ast.Name, ast.Attribute))
@@ -144,13 +144,13 @@ def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:
 
 
 def asks_for_rank(script: Script, owner: Scope) -> bool:
-    """Does a class, or one it inherits from, mention ranks?"""
+    """Return whether a class, or one it inherits from, mentions ranks."""
     family = [one for one in script.ancestors(owner) if isinstance(one, Scope)]
     return any(_DIVIDES.search(ast.unparse(one.node)) for one in family)
 
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
-    """Is what a call makes named like something for validation or testing?"""
+    """Return whether the result of a call is named like something for validation or testing."""
     parent: ast.AST | None = call.node
     while parent is not None and not isinstance(parent, ast.stmt):
         parent = call.module.parents.get(parent)
@@ -174,7 +174,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def samples_in(script: Script, data: ast.expr | None, scope: Scope) -> int | None:
-    """The length of a TensorDataset whose tensors are made right here."""
+    """Return the length of a TensorDataset whose tensors are created in the same place."""
     for dataset in script.makers(data, scope) if data is not None else []:
         tensor = dataset.argument(0, "tensors")
         if dataset.target != "torch.utils.data.TensorDataset" or tensor is None:

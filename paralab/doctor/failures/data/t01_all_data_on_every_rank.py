@@ -120,7 +120,7 @@ def sampler_left_out(script: Script) -> Iterator[Finding]:
 
 
 def _is_handed_on(sampler: Call, use: ast.Name) -> bool:
-    """Is a use more than `sampler.set_epoch(epoch)` or `sampler is None`?"""
+    """Return whether a use is more than `sampler.set_epoch(epoch)` or `sampler is None`."""
     return not isinstance(sampler.module.parents.get(use), (ast.Attribute, ast.Compare))
 
 
@@ -162,7 +162,7 @@ def same_data(seen: Observation) -> Iterator[Finding]:
 
 
 def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
-    """The same rows in the same batches."""
+    """Report ranks that read the same rows in the same batches."""
     count = min(len(other.rows) for other in others)
     same = all(other.rows[:count] == use.rows[:count] for other in others)
     if count < 2 or not same or len({tuple(rows) for rows in use.rows[:count]}) < 2:
@@ -183,7 +183,7 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
 
 
 def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
-    """Every rank goes through all samples, each in its own order."""
+    """Report ranks that each read all samples in their own order."""
     loader = use.loader
     if loader.iterable or loader.replicas or not use.trains or not loader.samples:
         return None
@@ -205,7 +205,7 @@ def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | 
 
 
 def _doubt(seen: Observation, use: Use) -> str:
-    """Ranks that share one model may share its data; so may batches that do not train."""
+    """Return what the finding depends on: ranks that share one model may share its data."""
     groups = any(rank.of(Group) for rank in seen.ranks)
     if groups or any(0 < len(wrap.ranks) < seen.world for wrap in ddp_wraps(seen.ranks[0])):
         return "if every rank holds a whole model"

@@ -85,7 +85,7 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
 
 
 def _samplers(script: Script) -> list[Call]:
-    """The calls that make a DistributedSampler, also of a class of the project."""
+    """Return the calls that create a DistributedSampler or a project subclass of it."""
     own = [one for one in script.calls_matching(_SAMPLER_NAME) if one.made is not None]
     made = [one for one in own if one.made and script.is_a(one.made, "DistributedSampler")]
     return [*script.calls_of(SAMPLER), *made]
@@ -106,13 +106,13 @@ def _by_name(script: Script, samplers: list[Call], every: list[Training]) -> Ite
 
 
 def _shuffles(script: Script, sampler: Call) -> bool:
-    """`shuffle` is True by default."""
+    """Return whether the sampler shuffles: `shuffle` is True by default."""
     given = sampler.argument(3, "shuffle")
     return given is None or script.truth(given, sampler.scope, 0) is not False
 
 
 def _without_epoch(script: Script, samplers: list[Call]) -> list[Call]:
-    """The samplers that no `set_epoch` reaches; none if something sets an unknown sampler's epoch."""
+    """Return samplers that no `set_epoch` reaches; none if an unknown sampler's epoch is set."""
     in_strings = any(
         isinstance(node, ast.Constant) and node.value == "set_epoch"
         for module in script.modules
@@ -133,7 +133,7 @@ def _without_epoch(script: Script, samplers: list[Call]) -> list[Call]:
 def _loop_of(
     script: Script, sampler: Call, every: list[Training]
 ) -> tuple[ast.AST, Scope, bool] | None:
-    """The training loop that reads a sampler's loader more than once, and whether that is certain."""
+    """Return the training loop that rereads a sampler's loader, and whether that is certain."""
     loaders = _loaders_of(script, sampler)
     for training in every:
         for loader in loaders:
@@ -161,7 +161,7 @@ def _loaders_of(script: Script, sampler: Call) -> list[Call]:
 
 
 def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
-    """Does a loop run more than once? `range(1)` does not."""
+    """Return whether a loop runs more than once. `range(1)` does not."""
     items = getattr(loop, "iter", None)
     if isinstance(items, ast.Call) and len(items.args) == 1:
         return bool(script.evaluate(items.args[0], scope, 0) != 1)

@@ -70,7 +70,7 @@ def padded_evaluation(script: Script) -> Iterator[Finding]:
 
 
 def _evaluated(script: Script) -> Iterator[Call]:
-    """The loaders that are read without gradients."""
+    """Yield the loaders that are read without gradients."""
     for module in script.modules:
         for node in module.nodes:
             if isinstance(node, _LOOPS):
@@ -88,7 +88,7 @@ def _without_gradients(script: Script, node: ast.AST, scope: Scope) -> bool:
 
 
 def _counts_samples(script: Script) -> bool:
-    """Does the script use `len(loader.dataset)`, perhaps to correct the result?"""
+    """Return whether the script uses `len(loader.dataset)`, perhaps to correct the result."""
     return any("dataset" in ast.unparse(call.node) for call in script.calls_of("builtins.len"))
 
 

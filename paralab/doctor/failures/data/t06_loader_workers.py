@@ -57,7 +57,7 @@ def workers_and_cores(seen: Observation) -> Iterator[Finding]:
 
 
 def _waiting(seen: Observation) -> Iterator[Finding]:
-    """The rank that waits most for its batches."""
+    """Report the rank that waits longest for its batches."""
     training = (use for rank in seen.ranks for use in uses(rank).values() if use.trains)
     shares = [(share, use) for use in training if (share := _share(use))]
     share, use = max(shares, key=lambda pair: pair[0], default=(0.0, None))
@@ -99,7 +99,7 @@ def few_cores(facts: Facts) -> Iterator[Finding]:
 
 
 def judge_data_wait(waited: float, step: float) -> Finding | None:
-    """`waited`: seconds for the next batch between two steps. `step`: the step without it."""
+    """Report steps that wait for data. `waited`: seconds per step; `step`: the step without it."""
     whole = waited + step
     if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None

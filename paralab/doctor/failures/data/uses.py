@@ -32,7 +32,7 @@ class Use:
 
     @property
     def is_split_later(self) -> bool:
-        """Every rank reads the same batch, and the model gets this rank's part of it."""
+        """Whether every rank reads the same batch and the model gets this rank's part of it."""
         given, taken = (
             sum(forward.size or 0 for forward in self.forwards),
             sum(batch.size or 0 for batch in self.batches),
@@ -51,7 +51,7 @@ class Use:
 
 @lru_cache(maxsize=64)  # used by several checks
 def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
-    """(loader, pass) -> its use. A pass inside another one (validation) keeps its own batches."""
+    """Return each (loader, pass) with its use. A nested pass (validation) keeps its own batches."""
     found_: dict[tuple[int, int], Use] = {}
     open_: list[Use] = []
     for event in rank.events:
@@ -74,7 +74,7 @@ def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
 
 
 def common_uses(seen: Observation) -> Iterator[tuple[int, list[Use]]]:
-    """The number of a loader, and one pass over it on every rank."""
+    """Yield the number of a loader and one pass over it on every rank."""
     tables = [uses(rank) for rank in seen.ranks]
     for key in tables[0] if len(tables) > 1 else ():
         others = [table[key] for table in tables if key in table]

@@ -37,7 +37,7 @@ def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
 
 
 def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> Finding | None:
-    """`busy`: seconds per step of each device; `peaks`: their memory. Device 0 comes first."""
+    """Report a busier device 0. `busy`: seconds per step and `peaks`: memory, per device."""
     time, memory = _against_others(busy), _against_others(peaks)
     parts = []
     if time >= IMBALANCE:

@@ -73,7 +73,7 @@ def idle_gpus(script: Script) -> Iterator[Finding]:
 
 
 def _last_batch(script: Script, loader: Call, size: int) -> int | None:
-    """The size of a smaller last batch, if it is known."""
+    """Return the size of a smaller last batch, if known."""
     samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
     dropped = loader.argument(8, "drop_last")
     if samples is None or (

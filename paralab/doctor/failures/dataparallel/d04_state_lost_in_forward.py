@@ -55,7 +55,7 @@ def state_in_forward(script: Script) -> Iterator[Finding]:
 
 
 def _run_by_forward(script: Script, owner: Scope) -> list[Scope]:
-    """forward, and the methods of the class that it calls."""
+    """Return `forward` and the methods of the class that it calls."""
     forward = script.method(owner, "forward")
     if forward is None:
         return []

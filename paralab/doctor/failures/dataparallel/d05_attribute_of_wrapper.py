@@ -84,7 +84,7 @@ def attribute_of_wrapper(script: Script) -> Iterator[Finding]:
 
 
 def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None:
-    """The call that wraps what the attribute is read from, if it is certainly wrapped there."""
+    """Return the call that wraps the object of the attribute, if it is certainly wrapped there."""
     scope = module.scope_of(node)
     if script.kinds(node.value, scope) not in ({"ddp"}, {"dp"}):
         return None
@@ -98,7 +98,7 @@ def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None
 
 
 def _has(script: Script, wrap: Call, name: str) -> bool:
-    """Does the script show that the inner model has an attribute of this name?"""
+    """Return whether the script shows that the inner model has an attribute of this name."""
     model = wrap.argument(0, "module")
     makers = script.makers(model, wrap.scope) if model is not None else []
     owners = [made.made for made in makers if made.made is not None]

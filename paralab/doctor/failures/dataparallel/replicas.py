@@ -13,12 +13,12 @@ from paralab.doctor.static.script import Script
 
 
 def pieces(batch: int, devices: int) -> int:
-    """The pieces that scatter makes of a batch: 9 samples over 4 GPUs are 3 + 3 + 3."""
+    """Return the number of pieces that scatter makes: 9 samples over 4 GPUs are 3 + 3 + 3."""
     return math.ceil(batch / math.ceil(batch / devices)) if batch else 0
 
 
 def classes_in(script: Script, wrap: Call) -> Iterator[Scope]:
-    """The project classes of the model that a wrapper gets."""
+    """Yield the project classes of the model that is wrapped."""
     model = wrap.argument(0, "module")
     for made in script.makers(model, wrap.scope) if model is not None else []:
         if made.made is not None:
@@ -26,14 +26,14 @@ def classes_in(script: Script, wrap: Call) -> Iterator[Scope]:
 
 
 def wrapper_of(script: Script, node: ast.expr | None, scope: Scope) -> Call | None:
-    """The DataParallel call behind a value that is certainly wrapped."""
+    """Return the DataParallel call that made a value, if the value is certainly wrapped."""
     if node is None or script.kinds(node, scope) != {"dp"}:
         return None
     return next((call for call in script.makers(node, scope) if call.target == DP), None)
 
 
 def gpus_of(script: Script, wrap: Call) -> int | None:
-    """The number of device_ids, if the script shows it: `[0, 1]` or `list(range(4))`."""
+    """Return the number of device_ids, if the script shows it: `[0, 1]` or `list(range(4))`."""
     return _length(script, wrap.argument(1, "device_ids"), wrap.scope)
 
 

@@ -43,8 +43,8 @@ def made_different_calls(seen: Observation) -> Finding | None:
 
 
 def different_sizes(seen: Observation) -> Finding | None:
-    """The first mismatch is one of sizes. A rank that left such a call has meaningless numbers and
-    may raise anywhere."""
+    """Report a first mismatch that is one of sizes. A rank that returned from such a call has
+    meaningless numbers and may raise anywhere."""
     first = next(iter(mismatches(seen)), None)
     if first is None or first.kind != "size":
         return None
@@ -61,7 +61,7 @@ def _pair(seen: Observation, mismatch: Mismatch) -> tuple[WatchedRank, WatchedRa
 
 
 def _one_may_have_left(seen: Observation) -> bool:
-    """One rank has left a pass over the data before its end, and another is still in it."""
+    """Return whether one rank left a pass over the data early while another is still in it."""
     left: dict[tuple[int, int], set[bool]] = {}
     for rank in seen.ranks:
         for key, each in passes(rank).items():
@@ -75,7 +75,7 @@ def _judge(
     one_side: tuple[WatchedRank, CollectiveCall],
     other_side: tuple[WatchedRank, CollectiveCall],
 ) -> Finding | None:
-    """Whose call is it? The one that the other rank never makes."""
+    """Report which rank's call is the wrong one: the call that the other rank never makes."""
     (one, my_call), (other, its_call) = one_side, other_side
     mine, its = my_call.record, its_call.record
     clashes = not fits(my_call, its_call)
@@ -102,13 +102,13 @@ def _judge(
 
 
 def is_for_some_ranks(operation: Numbered) -> bool:
-    """It is under a condition on the rank."""
+    """Return whether the call is under a condition on the rank."""
     conditions = site_conditions(operation.site) if operation.site else []
     return any(condition.is_about_the_rank for condition in conditions)
 
 
 def _evaluates(operation: Numbered) -> bool:
-    """A forward that no backward follows: one rank may well make it alone."""
+    """Return whether no backward follows a forward, which one rank may run alone on purpose."""
     return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 
@@ -120,7 +120,7 @@ def only_here(
     its: Numbered | None,
     certain: bool = True,
 ) -> Finding:
-    """A call that one rank makes and the other does not."""
+    """Report a call that one rank makes and the other does not."""
     meanwhile = "never calls it" if its is None else f"is in {named(its)}"
     if isinstance(own, Forward):
         why = (
@@ -158,7 +158,7 @@ def _order(
 
 
 def _sizes_that_went_through(seen: Observation) -> Finding | None:
-    """gloo does not check sizes. What went through this time may still be wrong."""
+    """Report different sizes that gloo did not detect. The results may still be wrong."""
     numbered = [(rank, {(c.group, c.number): c for c in calls(rank)}) for rank in seen.ranks]
     for (one, own), (other, others) in combinations(numbered, 2):
         for key, mine in own.items():

@@ -18,8 +18,8 @@ NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:
-    """After the same backward pass, ranks have gradients in different parameters, and DDP waits for
-    the missing ones."""
+    """Report ranks with gradients for different parameters after the same backward pass: DDP waits
+    for the missing ones."""
     complaining = [rank for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message]
     for one, other in permutations(seen.ranks, 2):
         waits, theirs = stuck(other), other.of(Backward)
@@ -53,7 +53,7 @@ def _other_parameters(
 
 
 def raised_alone(seen: Observation) -> Finding | None:
-    """One rank raised an exception of its own; the others are its victims."""
+    """Report the one rank that raised its own exception; the other ranks are its victims."""
     if not seen.settled:
         return None  # the others may raise the same in the next moment
     own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
@@ -79,17 +79,17 @@ def raised_alone(seen: Observation) -> Finding | None:
 
 
 def was_stopped(rank: WatchedRank) -> bool:
-    """The user pressed Ctrl-C."""
+    """Return whether the user pressed Ctrl-C."""
     return rank.raised is not None and rank.raised.type == "KeyboardInterrupt"
 
 
 def is_uneven(event: Pipeline) -> bool:
-    """The batch is not a multiple of the micro-batches: each stage fails in its own way."""
+    """Return whether the batch does not divide into micro-batches; stages then fail differently."""
     return bool(event.size and event.microbatches and event.size % event.microbatches)
 
 
 def _has_entry(rank: WatchedRank) -> bool:
-    """Whether another entry explains its exception."""
+    """Return whether another catalog entry explains the exception."""
     known = find_message(f"{rank.raised.type}: {rank.raised.message}") if rank.raised else None
     return known is not None and known.entry.id != "H11"
 

@@ -21,7 +21,7 @@ HUNG = re.compile(r"longer than its deadline")
 
 @check(*("H02 H04 H11 H12 H15 H18 L01 L10 L11 S01 S02 W07".split()), source="run")
 def failed_run(recorded: Recorded) -> Iterator[Finding]:
-    """The attempt that ended the run, and those after which it was restarted."""
+    """Report the attempt that ended the run, and those after which it was restarted."""
     for run in recorded.runs:
         for failure in run.failures:
             if HUNG.search(failure.problem):
@@ -47,7 +47,7 @@ def _failure(run: Run, problem: str) -> Finding:
 
 
 def _hang(run: Run, problem: str, attempt: int) -> Finding:
-    """A rank that does not move, or does not come where the others wait for it."""
+    """Report a rank that makes no progress, or never reaches the call where the others wait."""
     found, dumps = RANK.search(problem), RunFolder(run.folder).stack_dumps(attempt)
     hang = find_hang(dumps, run.recording.world_size, [int(found[1])] if found else [])
     at = f"rank {hang.rank} is at {hang.where}" if hang.where else None
@@ -62,7 +62,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
 
 
 def _killed(run: Run) -> Finding:
-    """Neither a rank nor the launcher recorded an end."""
+    """Report a run in which neither the ranks nor the launcher recorded an end."""
     ranks = range(run.recording.world_size)
     silent = [rank for rank in ranks if not run.recording.named("end", rank)]
     why = (

@@ -13,7 +13,7 @@ from paralab.doctor.static.script import Script
 
 
 def backends(script: Script) -> set[str]:
-    """The backends that init_process_group may get: nccl, gloo, "default", or "unknown"."""
+    """Return the backends that init_process_group may get: nccl, gloo, "default", or "unknown"."""
     return {_backend(script, call) for call in script.calls_of(INIT)}
 
 
@@ -30,7 +30,7 @@ def _backend(script: Script, call: Call) -> str:
 
 
 def environment(script: Script) -> Iterator[tuple[str, object, Place]]:
-    """Every environment variable that the script sets to a constant."""
+    """Yield every environment variable that the script sets to a constant."""
     for module in script.modules:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and dotted_key(node.func) == "os.environ.update":

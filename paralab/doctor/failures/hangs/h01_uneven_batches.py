@@ -49,7 +49,7 @@ EVALUATION = re.compile(r"eval|valid|test|infer|predict", re.IGNORECASE)
 
 @check("H01", source="script")
 def every_nth_item(script: Script) -> Iterator[Finding]:
-    """`files[rank::world_size]`, in a script that trains with DDP."""
+    """Report `files[rank::world_size]` in a script that trains with DDP."""
     if not script.calls_of(DDP) or not script.methods("backward") or _agrees_on_length(script):
         return
     for module in script.modules:
@@ -67,7 +67,7 @@ def every_nth_item(script: Script) -> Iterator[Finding]:
 
 
 def _agrees_on_length(script: Script) -> bool:
-    """Ranks use `with model.join():`, or exchange the length of their data."""
+    """Return whether ranks use `with model.join():` or exchange the length of their data."""
     joins = any(
         isinstance(item.item, ast.Call)
         and (dotted_key(item.item.func) or "").endswith(("Join", ".join"))
@@ -83,7 +83,7 @@ def _agrees_on_length(script: Script) -> bool:
 
 
 def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
-    """The data in `data[rank::world]`, `range(rank, len(data), world)`, or `islice(…)`."""
+    """Return the data in `data[rank::world]`, `range(rank, len(data), world)`, or `islice(…)`."""
     match node:
         case ast.Subscript(data, ast.Slice(first, None, step)) if first is not None:
             pass
@@ -100,7 +100,7 @@ def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
 
 
 def _is_divisible(script: Script, data: ast.expr, scope: Scope) -> bool:
-    """The script cuts the remainder off, or makes a number of rows that 8 divides."""
+    """Return whether the script drops the remainder or creates a multiple of 8 rows."""
     for part, _ in script.ingredients(data, scope):
         if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Mod, ast.FloorDiv)):
             return True

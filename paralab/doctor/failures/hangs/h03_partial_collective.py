@@ -116,7 +116,7 @@ def _swapped(script: Script, one: Meet, other: Meet) -> Finding:
 
 
 def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding]:
-    """H07: the forward pass of a DDP model broadcasts buffers, if the model has any."""
+    """Report H07: the forward pass of a DDP model broadcasts the model's buffers, if any."""
     guard = meet.guard
     wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
     if guard is None or wrap is None:
@@ -170,19 +170,19 @@ def guarded_by_name(script: Script) -> Iterator[Finding]:
 
 
 def _is_part(script: Script, group: ast.expr, call: Call) -> bool:
-    """Is a group made of some ranks, by its name or by a list that is written out?"""
+    """Return whether a group has only some ranks, judging by its name or a literal list."""
     listed = [one.argument(0, "ranks") for one in script.makers(group, call.scope)]
     return bool(_PARTS.search(code(group))) or any(isinstance(one, ast.List) for one in listed)
 
 
 def _is_for_others(call: Call) -> bool:
-    """Is a call in a branch that the first rank does not take: `if rank != 0: barrier()`?"""
+    """Return whether a call is in a branch that rank 0 skips: `if rank != 0: barrier()`."""
     return any(is_for_one_rank(one.test, not one.taken) for one in call.inside(If))
 
 
 @check("H05", source="script")
 def order_of_a_set(script: Script) -> Iterator[Finding]:
-    """Collectives in a loop over a set: each process has its own order."""
+    """Report collectives in a loop over a set, which each process iterates in its own order."""
     for call in script.methods(*COLLECTIVES):
         if not call.target.startswith("torch.distributed."):
             continue
@@ -206,7 +206,7 @@ def _is_set(script: Script, items: ast.AST | None, call: object) -> bool:
 
 
 def _uses(script: Script, names: set[str], loop: Loop, call: object) -> bool:
-    """Does the collective send something computed from the loop's item?"""
+    """Return whether the collective sends something computed from the loop's item."""
     target = getattr(loop.node, "target", None)
     items = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target else set()
     body = getattr(loop.node, "body", [])

@@ -54,14 +54,14 @@ def swapped(seen: Observation) -> Iterator[Finding]:
 
 
 def _calls(rank: WatchedRank, group: str) -> Calls:
-    """Collectives of the user's own code that have ended, by number."""
+    """Return the finished collectives of the user's own code, by number."""
     numbered = rank.collectives.get(group, {}).items()
     own = {number: call for number, call in numbered if isinstance(call, Collective)}
     return {n: c for n, c in own.items() if c.site and c.seconds is not None and not c.error}
 
 
 def _text(call: Collective) -> tuple[str, ...]:
-    """The code of a call: the two sides of an `if` have the same call on different lines."""
+    """Return the code of a call: both branches of an `if` may have it on different lines."""
     assert call.site
     return tuple(written(place) for place in call.site.stack)
 
@@ -79,8 +79,8 @@ def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
 
 
 def _are_alternatives(calls: list[Collective]) -> bool:
-    """Calls of one rank on two sides of one `if`: its data decide which one it makes, and both may
-    be meant to match."""
+    """Return whether one rank's calls are in the two branches of one `if`: its data decides which
+    one runs, and both may be meant to match."""
     sites = [call.site for call in calls if call.site]
     return any(opposite(one, other) for one, other in itertools.combinations(sites, 2))
 

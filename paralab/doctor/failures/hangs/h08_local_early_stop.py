@@ -53,8 +53,8 @@ CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 
 @dataclass(frozen=True)
 class Way:
-    """How the walk got to a node: the loops around it in its function, and whether every test on
-    the way is decided."""
+    """The path to a node: the loops around it in its function, and whether every test on the path
+    is decided."""
 
     loops: tuple[Repeat, ...] = ()
     sure: bool = True
@@ -62,7 +62,7 @@ class Way:
 
 @check("H08", source="script")
 def local_early_stop(script: Script) -> Iterator[Finding]:
-    """A rank leaves a loop that contains collectives because of its own data."""
+    """Report a loop with collectives that a rank leaves because of its own data."""
     done: set[ast.AST] = set()
     for _, zero, _ in sequences_of(script).trees:
         for finding, node in _walk(script, zero, Way()):
@@ -115,7 +115,7 @@ def _walk(script: Script, nodes: list[Node], way: Way) -> Iterator[tuple[Finding
 
 
 def _while(script: Script, loop: Repeat, way: Way) -> Iterator[tuple[Finding, ast.AST]]:
-    """`while loss > 0.1:`, where the body computes the loss."""
+    """Yield `while loss > 0.1:` loops whose body computes the loss."""
     scope, meet = _scope_of(loop), _first_meet(loop.body)
     if not isinstance(loop.node, ast.While) or scope is None or meet is None:
         return
@@ -151,13 +151,13 @@ def _fork(script: Script, fork: Fork, way: Way) -> Iterator[tuple[Finding, ast.A
 
 
 def _first_meet(nodes: list[Node]) -> Meet | None:
-    """The first call that certainly waits for all ranks, or else the first that may."""
+    """Return the first call that certainly waits for all ranks, or else the first that may."""
     every = list(all_meets(nodes))
     return next((meet for meet in every if meet.sure), every[0] if every else None)
 
 
 def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """Whether ranks get different batches. None if the test shows no loader."""
+    """Return whether ranks get different batches, or None if the test shows no loader."""
     calls = [call for call in script.contributors(test, scope) if call.target == LOADER]
     samplers = ("sampler", "batch_sampler")
     return (
@@ -166,7 +166,7 @@ def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
 
 
 def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
-    """The test uses this rank's batches, and nothing that it is computed from was reduced."""
+    """Return whether the test uses this rank's batches and nothing behind it was reduced."""
     if script.nature(test, scope) != "unknown" or not _is_sharded(script, test, scope):
         return False
     calls = script.contributors(test, scope)
@@ -174,7 +174,7 @@ def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
 
 
 def _meet_in(branch: list[Node], meet: Meet) -> bool:
-    """The rank that skips the rest has called the same collective before."""
+    """Return whether the rank that skips the rest has already called the same collective."""
     return any(one.op == meet.op for one in all_meets(branch))
 
 
@@ -211,7 +211,7 @@ def _finding(
 
 
 def _flag_of_some_ranks(script: Script, fork: Fork) -> Place | None:
-    """`if rank == 0: stop.fill_(1)` and then `if stop.item(): break`, without a broadcast."""
+    """Return `stop.fill_(1)` under `if rank == 0:`, before `if stop.item(): break`."""
     names = {dotted_key(part) for part in ast.walk(fork.test)}
     for node in ast.walk(fork.scope.node):
         key = None

@@ -58,7 +58,7 @@ OWN_DEVICES = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "hor
 
 @check("H09", source="script")
 def no_device_chosen(script: Script) -> Iterator[Finding]:
-    """NCCL, GPUs, and nothing in the project that tells NCCL which GPU belongs to a rank."""
+    """Report a project that uses NCCL and never tells it which GPU belongs to a rank."""
     starts, names = script.calls_of(INIT), backends(script)
     if names.isdisjoint({"nccl", "unknown"}) or script.imports(*OWN_DEVICES):
         return

@@ -53,8 +53,8 @@ RECORD = (
 
 @check("H10", "H04", "H06", "H07", "H15", source="log")
 def collective_timed_out(logs: Logs) -> Iterator[Finding]:
-    """The watchdog's lines name the ranks that waited. Who is missing follows from the number of
-    collectives that each rank has enqueued in the same group."""
+    """Report which rank is missing. The watchdog names the ranks that waited; the missing rank has
+    enqueued fewer collectives in the same group."""
     found = blame(logs)
     if found.roots or explains(logs):
         return  # somebody failed on its own, and the others waited for it
@@ -70,7 +70,7 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
 
 
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
-    """The default group has dumped its state, but the collective belongs to another group."""
+    """Report a timeout in another group than the default group, which dumped its state."""
     pending = [item for item in everybody if item.enqueued != item.completed]
     why = "A collective timed out, and these ranks only report that they dump their state. "
     if not pending:
@@ -90,8 +90,8 @@ def _evidence(items: list[Waiting]) -> tuple[str, ...]:
 
 
 def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
-    """What each rank of a group says about the collective that timed out first. A rank that waits
-    in another number is in another collective, and says nothing about this one."""
+    """Compare the reports of all ranks in a group about the collective that timed out first. A rank
+    that waits in another number is in another collective and does not help here."""
     same = [item for item in group if item.number == number]
     first, evidence = same[0], _evidence(group)
     ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}
@@ -139,7 +139,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
 
 
 def _reached(item: Waiting, number: int) -> CollectiveCall | None:
-    """The collective that timed out, or the number that the rank had come to."""
+    """Return the collective that timed out, or the number that the rank had reached."""
     if item.call is not None or item.enqueued is None:
         return item.call
     came = item.enqueued >= number

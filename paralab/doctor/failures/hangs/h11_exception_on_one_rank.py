@@ -149,7 +149,7 @@ LAST = 8  # lines
 
 @check("H11", source="log")
 def known_message(logs: Logs) -> Iterator[Finding]:
-    """Every message that an entry of the catalog knows."""
+    """Report every message that the catalog explains."""
     yield from messages_in(logs)
 
 
@@ -174,7 +174,7 @@ def other_exception(logs: Logs) -> Iterator[Finding]:
 
 @check("H11", source="log")
 def unexplained(logs: Logs) -> Iterator[Finding]:
-    """An exit code, a lost connection, or the last lines, and nothing that explains them."""
+    """Report an exit code, a lost connection, or the last lines if nothing explains them."""
     found = blame(logs)
     codes = [event for event in found.unknown if event.exit and event.exit.code != -2]
     if found.roots or explains(logs):
@@ -210,7 +210,7 @@ def _last_lines(logs: Logs) -> list[Line]:
 
 
 def _last_victim(logs: Logs) -> Event | None:
-    """The log ends in words that only victims print: the script caught its exception."""
+    """Return the victim's message that ends the log if the script caught its exception."""
     for line in _last_lines(logs):
         if not line.stamped and is_victim(line.text, line.text):
             mentioned = MENTIONED.search(line.text)
@@ -220,7 +220,7 @@ def _last_victim(logs: Logs) -> Event | None:
 
 
 def _last_words(logs: Logs) -> Iterator[Finding]:
-    """The log ends in a known message without the name of its exception, or inside a traceback."""
+    """Report a log that ends inside a traceback or in a known message without its exception."""
     ends = _last_lines(logs)
     known = find_message("\n".join(line.text for line in ends), ("raised",), logs.lines)
     if known and known.message.why and not any(line.stamped for line in ends):

@@ -121,7 +121,7 @@ RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA
 
 @check("H12", source="machine")
 def little_memory(facts: Facts) -> Iterator[Finding]:
-    """The container or job has too little memory left for its ranks, or has run out before."""
+    """Report a container or job with too little memory for its ranks, or that already ran out."""
     cgroup, ranks, evidence = facts.cgroup, facts.ranks_here or 2, facts.evidence("memory")
     if cgroup is None:
         return

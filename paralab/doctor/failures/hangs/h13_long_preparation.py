@@ -65,7 +65,7 @@ LONG = (
 
 @check("H13", source="script")
 def waits_for_preparation(script: Script) -> Iterator[Finding]:
-    """Rank 0 prepares data, and then all ranks meet in a barrier with the default timeout."""
+    """Report a barrier with the default timeout that all ranks reach after rank 0 prepares data."""
     starts = script.calls_of(INIT)
     if not starts or any(call.argument(99, "timeout") or call.unpacks for call in starts):
         return

@@ -34,7 +34,7 @@ ENTRY = Entry(
 
 @check("H15", source="machine")
 def broken_gpu_pair(facts: Facts) -> Iterator[Finding]:
-    """Two GPUs that do not complete an all-reduce, or only through host memory."""
+    """Report two GPUs that complete an all-reduce only through host memory, or not at all."""
     for pair in facts.pairs:
         first, second = pair.direct.ranks
         evidence = facts.evidence(f"GPU pair {first}-{second}")

@@ -43,7 +43,7 @@ ENTRY = Entry(
 
 @check("H17", source="ranks")
 def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
-    """A program ended normally without destroy_process_group."""
+    """Report a program that ended normally without destroy_process_group."""
     if not seen.over or seen.ended_by_us or seen.exit_code != 0:
         return
     inits = [(rank, init) for rank in seen.ranks if (init := rank.last(Init)) is not None]
@@ -70,7 +70,7 @@ CLOSES_GROUPS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "i
 
 @check("H17", source="script")
 def nobody_destroys_the_group(script: Script) -> Iterator[Finding]:
-    """A hint: most scripts end well without it."""
+    """Report a missing destroy_process_group as a hint: most scripts end well without it."""
     starts, ends = script.calls_of(INIT), script.methods("destroy_process_group")
     named = any("destroy_process_group" in module.text for module in script.modules)
     if not starts or script.imports(*CLOSES_GROUPS):

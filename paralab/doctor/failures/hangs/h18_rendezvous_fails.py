@@ -113,7 +113,7 @@ ENTRY = Entry(
 
 @check("H18", source="ranks")
 def too_few_ranks(seen: Observation) -> Iterator[Finding]:
-    """init_process_group waits for more ranks than there are."""
+    """Report an init_process_group that waits for more ranks than were started."""
     inits = {rank.rank: init for rank in seen.ranks for init in _inits(rank) if init.world}
     for number, init in inits.items():
         world = init.world or 0
@@ -136,8 +136,8 @@ def too_few_ranks(seen: Observation) -> Iterator[Finding]:
 
 @check("H18", source="ranks")
 def other_address(seen: Observation) -> Iterator[Finding]:
-    """Under torchrun, its agent runs the rendezvous. If the program sets another address, nobody
-    listens there."""
+    """Report a program that sets another address than torchrun's. torchrun's agent runs the
+    rendezvous, so nobody listens at the other address."""
     inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
     waiting = [
         (rank, init)
@@ -175,7 +175,7 @@ SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 @check("H18", source="script")
 def more_ranks_than_processes(script: Script) -> Iterator[Finding]:
-    """init_process_group waits for more ranks than mp.spawn starts."""
+    """Report an init_process_group that waits for more ranks than mp.spawn starts."""
     spawns, starts = script.calls_of(*SPAWNS), script.calls_of(INIT)
     if len(spawns) != 1 or len(starts) != 1:
         return
@@ -200,12 +200,12 @@ def more_ranks_than_processes(script: Script) -> Iterator[Finding]:
 
 
 def _is_spawn_index(script: Script, rank: ast.expr, init: Call) -> bool:
-    """The rank is the number that spawn passes, not one among several machines."""
+    """Return whether the rank is the index from spawn, not a rank across several machines."""
     return [script.evaluate(rank, init.scope, number) for number in (0, 1)] == [0, 1]
 
 
 def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) -> object:
-    """A value in a spawned function: parameters come from `spawn(function, args=(…))`."""
+    """Return a value in a spawned function, with parameters from `spawn(function, args=(…))`."""
     for _ in range(4):
         found_here = script.reaching(node, scope)
         if len(found_here) != 1 or found_here[0].how != "parameter":
@@ -227,7 +227,7 @@ def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) ->
 
 @check("H18", source="machine")
 def wrong_address(facts: Facts) -> Iterator[Finding]:
-    """MASTER_ADDR does not resolve, is the wrong machine, or does not respond."""
+    """Report a MASTER_ADDR that does not resolve, is the wrong machine, or does not respond."""
     address, launch, evidence = facts.address, facts.launch, facts.evidence("MASTER_ADDR")
     if address is None:
         return
@@ -258,7 +258,7 @@ def wrong_address(facts: Facts) -> Iterator[Finding]:
 
 @check("H18", source="machine")
 def wrong_world_size(facts: Facts) -> Iterator[Finding]:
-    """WORLD_SIZE is not the number of tasks that Slurm started."""
+    """Report a WORLD_SIZE that differs from the number of tasks that Slurm started."""
     tasks, launch = facts.environment.get("SLURM_STEP_NUM_TASKS", ""), facts.launch
     world = launch.variables.get("WORLD_SIZE", tasks)
     if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and world != tasks:
@@ -272,7 +272,7 @@ def wrong_world_size(facts: Facts) -> Iterator[Finding]:
 
 @check("H18", source="machine")
 def unresolved_host(facts: Facts) -> Iterator[Finding]:
-    """This machine does not know its own name."""
+    """Report a machine that cannot resolve its own hostname."""
     if facts.host and facts.host_address is None:
         why = (
             f"The name of this machine, {facts.host}, does not resolve. gloo and torchrun look it up "

@@ -55,7 +55,7 @@ ENTRY = Entry(
 
 @check("H19", source="ranks")
 def died_while_wrapping(seen: Observation) -> Iterator[Finding]:
-    """The process is gone, and its last operation was to wrap a model with DETAIL's checks."""
+    """Report a process that died while DDP wrapped a model with DETAIL's checks."""
     if not seen.over or seen.ended_by_us:
         return
     gone = [(rank, wrap) for rank in seen.ranks if (wrap := _died_wrapping(rank)) is not None]
@@ -81,7 +81,7 @@ def _died_wrapping(rank: WatchedRank) -> Wrap | None:
 
 @check("H19", source="script")
 def debug_level_detail(script: Script) -> Iterator[Finding]:
-    """DETAIL on gloo with DDP. torch reads the variable when it is imported."""
+    """Report DETAIL on gloo with DDP. torch reads the variable when it is imported."""
     wraps = script.calls_of(DDP)
     if not wraps or not backends(script) & {"gloo", "default", "unknown"}:
         return

@@ -14,8 +14,8 @@ Passes = dict[tuple[int, int], Pass]
 
 
 def left_their_loops(seen: Observation) -> Finding | None:
-    """A rank has left a pass over the data, and another one was in a collective in a later batch of
-    the same pass."""
+    """Report a rank that left a pass over the data while another rank was in a collective, in a
+    later batch of the same pass."""
     if any(rank.of(Join) for rank in seen.ranks):
         return None  # `with model.join()` allows this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
@@ -63,7 +63,7 @@ def _left(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Findi
 def _fewer_passes(
     fewer: WatchedRank, mine: Passes, more: WatchedRank, its: Passes
 ) -> Finding | None:
-    """It ended its program after fewer passes over a loader than the other one."""
+    """Report a rank that exited after fewer passes over a loader than another rank."""
     if not fewer.reached_end:
         return None
     for (loader, epoch), extra in its.items():
@@ -87,8 +87,8 @@ def leaving(
     loop_line: int | None = None,
     only_around: bool = False,
 ) -> Finding:
-    """A rank left a loop that another one is still in: H02 if the rank number decides or it left
-    the program, else H08. `loop_line` and `only_around`: see `ways_out_of_loops`."""
+    """Report a rank that left a loop that another rank is still in: H02 if the rank number decides
+    or the rank exited, else H08. `loop_line` and `only_around`: see `ways_out_of_loops`."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {went}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []

@@ -23,7 +23,7 @@ from paralab.record.victims import WAITED
 
 
 def did_not_come(seen: Observation) -> Finding | None:
-    """The first collective that a rank waits in, or failed in, and another one never called."""
+    """Report the first collective that a rank waits or failed in and another rank never called."""
     stuck_ranks = {rank.rank: where for rank in seen.ranks if (where := stuck(rank)) is not None}
     if seen.stalled_seconds is not None and not seen.ended_by_us:
         for rank in seen.ranks:
@@ -47,7 +47,7 @@ def describe_end(rank: WatchedRank) -> str:
 
 
 def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | None:
-    """All ranks wait in the same call."""
+    """Report ranks that all wait in the same call."""
     calls = {(where.group, where.number) for where in waiting}
     if seen.stalled_seconds is None or len(waiting) < seen.world or len(calls) != 1:
         return None
@@ -98,7 +98,7 @@ def _finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
 
 
 def _returned(where: Stuck, rank: WatchedRank) -> Finding:
-    """It reached the end of the program without the collective that the others wait in."""
+    """Report a rank that ended without calling the collective in which the others wait."""
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     why = (
@@ -114,8 +114,8 @@ def _returned(where: Stuck, rank: WatchedRank) -> Finding:
 
 
 def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
-    """The last `return` before the line where the others wait, after the last line that the rank
-    was seen in."""
+    """Return the last `return` between the line where the rank was last seen and the line where the
+    others wait."""
     visited = [place for event in rank.story if event.site for place in event.site.stack]
     for place in where.operation.site.stack if where.operation.site else ():
         lines = [

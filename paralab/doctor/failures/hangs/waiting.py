@@ -45,7 +45,7 @@ def waited_for_a_rank(logs: Logs) -> Iterator[Finding]:
 
 
 def _stands(event: Event) -> str:
-    """ "in `loss.backward()` (train.py:31), where DDP averages the gradients" """
+    """Return where a rank was: "in `loss.backward()` (train.py:31), where DDP averages …"."""
     if event.at is None:
         return "at an unknown line"
     text = f"in `{event.at.code}` ({event.at.file}:{event.at.line})"
@@ -59,7 +59,7 @@ def _suspect(id: str, event: Event, why: str, rank: int | None, more: Iterable[s
 
 
 def _alone(event: Event, why: str, more: Iterable[str] = ()) -> Finding:
-    """The call is under a rank condition, so the rank that waited is the culprit."""
+    """Blame the rank that waited, because its call is under a rank condition."""
     why = f"{why} The call is under a rank condition, so the other ranks never make it."
     found = _suspect("H07" if event.in_buffers else "H03", event, why, event.rank, more)
     return replace(found, severity="error")
@@ -140,7 +140,7 @@ def _two_places(first: Event, other: Event) -> Finding:
 
 
 def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
-    """All victims lost a connection at once, and nobody failed: a rank exited with code 0."""
+    """Report a rank that exited with code 0: all victims lost it at once, and nobody failed."""
     was = f"{named([first.rank])} was {_stands(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")

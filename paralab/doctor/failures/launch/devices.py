@@ -10,7 +10,7 @@ from paralab.doctor.static.script import Script
 
 
 def fixed_device(script: Script, node: ast.expr | None, scope: Scope) -> str | None:
-    """`cuda` or `cuda:0` if the device is written out and the same on every rank."""
+    """Return `cuda` or `cuda:0` if the device is a literal and the same on every rank."""
     if node is None:
         return None
     makers = script.makers(node, scope) or (
@@ -29,7 +29,7 @@ def fixed_device(script: Script, node: ast.expr | None, scope: Scope) -> str | N
 
 
 def moves(script: Script) -> list[Call]:
-    """The calls that may move a model to a device; inputs and tensors are left out."""
+    """Return the calls that may move a model to a device; inputs and tensors are left out."""
     return [
         call
         for call in script.methods("to", "cuda", "xpu", "to_empty")
@@ -39,7 +39,7 @@ def moves(script: Script) -> list[Call]:
 
 
 def destination(script: Script, move: Call) -> str | None:
-    """Where a move goes: `cuda` for the current GPU; None if that is not written out."""
+    """Return the destination of a move: `cuda` for the current GPU; None if it is not a literal."""
     device = move.argument(0, "device")
     if device is None:
         return "cuda" if move.method == "cuda" else None
@@ -47,7 +47,7 @@ def destination(script: Script, move: Call) -> str | None:
 
 
 def hides_gpus(script: Script) -> bool:
-    """Does the script set CUDA_VISIBLE_DEVICES itself?"""
+    """Return whether the script sets CUDA_VISIBLE_DEVICES itself."""
     return any(
         isinstance(node, ast.Constant) and node.value == "CUDA_VISIBLE_DEVICES"
         for module in script.modules

@@ -74,7 +74,7 @@ def global_rank_as_device(script: Script) -> Iterator[Finding]:
 
 
 def _is_global_rank(script: Script, device: ast.expr, call: Call) -> bool:
-    """Does the number come from RANK or get_rank(), with no local rank and no modulo on the way?"""
+    """Return whether the number comes from RANK or get_rank(), without a local rank or a modulo."""
     parts = [part for part, _ in script.ingredients(device, call.scope, hops=4)]
     text = " ".join(ast.unparse(part) for part in parts if isinstance(part, ast.expr)).lower()
     if "local" in text or any(isinstance(part, (ast.Mod, ast.IfExp)) for part in parts):

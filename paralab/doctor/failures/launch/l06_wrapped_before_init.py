@@ -65,7 +65,7 @@ def before_the_group(script: Script) -> Iterator[Finding]:
 
 
 def _comes_first(script: Script, call: Call, init: Call) -> bool:
-    """Is it above the init in the same function, or at the top level of an imported module?"""
+    """Return whether a call is above the init in its function or at a module's top level."""
     if call.scope is init.scope:
         return position(call.node) < position(init.node)
     top = call.scope.parent is None and call.module is not script.modules[0]
@@ -73,7 +73,7 @@ def _comes_first(script: Script, call: Call, init: Call) -> bool:
 
 
 def _is_guarded(call: Call) -> bool:
-    """Is it in a try block, or under a test that may ask for the group?"""
+    """Return whether a call is in a try block, or under a test that may check for the group."""
     node: ast.AST | None = call.node
     while node is not None and node is not call.scope.node:
         if isinstance(node, ast.Try):

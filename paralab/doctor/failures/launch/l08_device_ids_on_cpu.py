@@ -56,7 +56,7 @@ def device_ids_on_cpu(script: Script) -> Iterator[Finding]:
 
 
 def _is_on_cpu(script: Script, made: ast.Call) -> bool:
-    """Is no device given where the model or its layers are made?"""
+    """Return whether the model and its layers are created without a device."""
     return not any(
         one.arg == "device"
         for call in script.calls

@@ -56,7 +56,7 @@ def uneven_batch(script: Script) -> Iterator[Finding]:
 
 @check("P01", "P02", "P04", source="ranks")
 def observed_uneven_batch(seen: Observation) -> Iterator[Finding]:
-    """Steps with micro-batches of different sizes, also unfinished ones."""
+    """Report steps with micro-batches of different sizes, including unfinished steps."""
     reported = set()
     for rank in seen.ranks:
         for event in (*rank.story, *rank.doing):

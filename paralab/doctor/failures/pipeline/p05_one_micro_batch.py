@@ -47,7 +47,7 @@ def idle_stages(recorded: Recorded) -> Iterator[Finding]:
 def judge_bubble(
     measured: float, stages: int, micro_batches: int, schedule: str, samples: int
 ) -> Finding | None:
-    """Too few micro-batches for the stages. `samples`: of one pass, which limits the number."""
+    """Report too few micro-batches for the stages. `samples` of one pass limit their number."""
     ideal = ideal_bubble(stages, micro_batches, schedule)
     enough = min(ENOUGH * stages, samples)
     better = ideal_bubble(stages, enough, schedule)

@@ -37,7 +37,7 @@ ENTRY = Entry(
 
 @check("P06", source="script")
 def synchronized_too_early(script: Script) -> Iterator[Finding]:
-    """A loop of forward passes, then a loop of backward passes, with `no_sync` in one of them."""
+    """Report a loop of forward passes, then one of backward passes, with `no_sync` in either."""
     if script.methods("prepare_for_backward"):
         return
     reported = set()
@@ -62,7 +62,7 @@ def synchronized_too_early(script: Script) -> Iterator[Finding]:
 
 
 def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) -> Event | None:
-    """The forward pass of the loop before the loop of this backward pass, if `no_sync` is used."""
+    """Return the forward pass in the loop before the one of this backward, if `no_sync` is used."""
     backward = events[place]
     if not backward.loops:
         return None

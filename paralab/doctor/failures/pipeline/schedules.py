@@ -13,13 +13,13 @@ _PACKAGE = "torch.distributed.pipelining."
 
 
 def split_sizes(batch: int, micro_batches: int) -> list[int]:
-    """The rows of each micro-batch; the first ones get one more: 10 over 4 is 3 3 2 2."""
+    """Return the rows of each micro-batch; the first get one more: 10 over 4 is 3 3 2 2."""
     small, larger = divmod(batch, micro_batches)
     return [small + 1] * larger + [small] * (micro_batches - larger)
 
 
 def schedules(script: Script) -> list[Call]:
-    """The calls that make a schedule."""
+    """Return the calls that create a schedule."""
     return [
         call
         for call in script.calls
@@ -32,7 +32,7 @@ def micro_batches(script: Script, schedule: Call) -> int | None:
 
 
 def stages(script: Script, schedule: Call) -> int | None:
-    """The number of stages, if the script shows it as a number that does not depend on the job."""
+    """Return the number of stages, if the script shows it and it does not depend on the job."""
     stage = schedule.argument(0, "stage")
     for made in script.makers(stage, schedule.scope) if stage is not None else []:
         given = made.argument(2, "num_stages")
@@ -42,7 +42,7 @@ def stages(script: Script, schedule: Call) -> int | None:
 
 
 def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
-    """Steps whose batch does not divide: step, schedule, rows, micro-batches, and the reason."""
+    """Yield steps with an uneven batch: step, schedule, rows, micro-batches, and the reason."""
     every = schedules(script)
     for step in script.methods("step") if every else []:
         made = script.makers(step.receiver, step.scope) if step.receiver is not None else []
@@ -55,7 +55,7 @@ def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
 
 
 def _batches(script: Script, step: Call) -> Iterator[tuple[int, str]]:
-    """The rows that a step may get, and where that comes from."""
+    """Yield the number of rows that a step may get, and where it comes from."""
     given = step.node.args[0] if step.node.args else None
     size = rows(script, given, step.scope)
     if size is not None:

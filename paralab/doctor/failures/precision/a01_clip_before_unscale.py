@@ -46,7 +46,7 @@ ENTRY = Entry(
 
 @check("A01", source="script")
 def clipped_before_unscale(script: Script) -> Iterator[Finding]:
-    """Clipping before `scaler.step` without `unscale_`, on every way through the project."""
+    """Report clipping before `scaler.step` without `unscale_`, on every path in the project."""
     steps: dict[Call, Event | None] = {}
     for events in timelines(script):
         for place, clip in enumerate(events):
@@ -95,7 +95,7 @@ def _by_name(script: Script) -> Iterator[Finding]:
 
 
 def _step_after(events: list[Event], clip: Event) -> Event | None:
-    """The `scaler.step` that uses the clipped gradients."""
+    """Return the `scaler.step` that uses the clipped gradients."""
     for event in events:
         if "backward" in event.role and not excludes(event, clip):
             return None
@@ -105,7 +105,7 @@ def _step_after(events: list[Event], clip: Event) -> Event | None:
 
 
 def _is_scaled(before: list[Event], clip: Event) -> bool:
-    """Did the gradients come from a scaled loss, and has nothing unscaled them?"""
+    """Return whether the gradients come from a scaled loss and nothing has unscaled them."""
     scaled, unscaled = scaled_before(before, clip)
     others = [one for one in before if one.role == "backward" and not excludes(one, clip)]
     return unscaled is None and (scaled is not None or not others)

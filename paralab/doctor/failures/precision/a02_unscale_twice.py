@@ -49,7 +49,7 @@ ENTRY = Entry(
 
 @check("A02", source="script")
 def unscaled_twice(script: Script) -> Iterator[Finding]:
-    """A second `unscale_` before `update()`: in the same step, or in the next iteration."""
+    """Report a second `unscale_` before `update()`, in the same step or the next iteration."""
     reported = set()
     for events in timelines(script):
         for place, one in enumerate(events):
@@ -73,7 +73,7 @@ def unscaled_twice(script: Script) -> Iterator[Finding]:
 
 
 def _second(script: Script, later: list[Event], one: Event) -> Event | None:
-    """Another `unscale_` of the same optimizer that follows in the same iteration."""
+    """Return another `unscale_` of the same optimizer that follows in the same iteration."""
     for event in later:
         if event.role == "update" and not excludes(event, one):
             return None
@@ -99,7 +99,7 @@ def _is_same(script: Script, one: Event, other: Event) -> bool:
 
 
 def _without_update(script: Script, events: list[Event], one: Event) -> Iterator[Finding]:
-    """`unscale_` in every iteration, `update()` only in some."""
+    """Report `unscale_` in every iteration with `update()` only in some."""
     given = one.call.argument(0, "optimizer")
     updates = [event for event in events if event.role == "update" and not excludes(event, one)]
     if not updates or given is None or (not one.loops and not one.call.scope.is_function):
@@ -126,7 +126,7 @@ def _without_update(script: Script, events: list[Event], one: Event) -> Iterator
 
 
 def _unmatched(update: Event, one: Event, updates: list[Event]) -> tuple[Chain, If] | None:
-    """A test before `update()` that `unscale_` does not have, and no `update()` if it fails."""
+    """Return a test that guards `update()` but not `unscale_`, if no `update()` runs otherwise."""
     for chain, item in extra_tests(update, one):
         text, taken = condition(item)
         if not any(other.tests().get((chain, text), taken) != taken for other in updates):

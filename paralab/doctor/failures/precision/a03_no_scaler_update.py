@@ -35,7 +35,7 @@ ENTRY = Entry(
 
 @check("A03", source="script")
 def never_updated(script: Script) -> Iterator[Finding]:
-    """`scaler.step` in a loop, and no `update()` in the project."""
+    """Report `scaler.step` in a loop if the project never calls `update()`."""
     steps = [event for event in own_steps(script) if event.loops]
     if not steps or calls_on_scaler(script, "update"):
         return

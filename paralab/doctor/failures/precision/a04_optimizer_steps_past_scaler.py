@@ -56,7 +56,7 @@ ENTRY = Entry(
 
 @check("A04", source="script")
 def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
-    """`optimizer.step()` after a scaled backward pass, and the scaler never steps that optimizer."""
+    """Report `optimizer.step()` after a scaled backward pass if the scaler never steps it."""
     reported = set()
     for events in timelines(script):
         for place, step in enumerate(events):
@@ -73,7 +73,7 @@ def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
 
 
 def _through_scaler(script: Script, step: Call) -> bool:
-    """Does the scaler step this optimizer somewhere, or one that may be the same?"""
+    """Return whether the scaler steps this optimizer, or one that may be the same."""
     assert step.receiver is not None
     makers = set(script.makers(step.receiver, step.scope))
     for other in calls_on_scaler(script, "step"):
@@ -132,7 +132,7 @@ def scaled_step(rank: WatchedRank) -> Finding | None:
 
 
 def _was_scaled(rank: WatchedRank, step: Step) -> bool:
-    """Did the last backward pass before a step start from a scaled loss?"""
+    """Return whether the last backward pass before a step started from a scaled loss."""
     kinds = (Amp, Backward, Step)
     before = [event for event in rank.events if event.t < step.t and isinstance(event, kinds)]
     for event, earlier in zip(reversed(before), reversed(before[:-1]), strict=False):
@@ -144,7 +144,7 @@ def _was_scaled(rank: WatchedRank, step: Step) -> bool:
 
 
 def _with_scaler(rank: WatchedRank) -> Iterator[tuple[Event, bool]]:
-    """Every event, and whether it happened inside `scaler.step()`."""
+    """Yield every event, and whether it happened inside `scaler.step()`."""
     until = 0.0
     open_steps = (event.t for event in rank.doing if isinstance(event, Amp) and event.op == "step")
     began = min(open_steps, default=math.inf)

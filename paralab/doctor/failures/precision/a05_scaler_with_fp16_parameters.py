@@ -37,7 +37,7 @@ ENTRY = Entry(
 
 @check("A05", source="script")
 def half_parameters(script: Script) -> Iterator[Finding]:
-    """The model whose parameters the scaler's optimizer holds was converted to fp16."""
+    """Report a model in fp16 whose parameters belong to the scaler's optimizer."""
     reported = set()
     for step in own_steps(script):
         models = {
@@ -64,7 +64,7 @@ def half_parameters(script: Script) -> Iterator[Finding]:
 
 
 def _parameters(script: Script, step: Call) -> Iterator[Call]:
-    """`model.parameters()` in the call that made the optimizer of `scaler.step(optimizer)`."""
+    """Yield the `model.parameters()` that the optimizer of `scaler.step(optimizer)` was given."""
     optimizer = step.argument(0, "optimizer")
     for maker in script.makers(optimizer, step.scope) if optimizer is not None else []:
         given = maker.argument(0, "params")

@@ -42,7 +42,7 @@ ENTRY = Entry(
 
 @check("A06", source="script")
 def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
-    """Every autocast of the project computes in bf16, and a scaler is always on."""
+    """Report a scaler that is always on in a project whose autocasts all compute in bf16."""
     casts = [call for call in script.calls_of(AUTOCAST) if enabled(script, call) is not False]
     if not casts or not all(_is_bfloat16(script, cast) for cast in casts):
         return

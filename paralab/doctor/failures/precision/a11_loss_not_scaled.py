@@ -36,7 +36,7 @@ ENTRY = Entry(
 
 @check("A11", source="script")
 def never_scaled(script: Script) -> Iterator[Finding]:
-    """`scaler.step`, and no `scaler.scale` in the project."""
+    """Report `scaler.step` in a project that never calls `scaler.scale`."""
     steps = own_steps(script)
     if not steps or calls_on_scaler(script, "scale"):
         return

@@ -12,7 +12,7 @@ from paralab.doctor.rank_checks import make_finding
 
 
 def scale_after(event: Amp, scale: float | None) -> float | None:
-    """The scale of the gradients after a call of the scaler; None if they are not scaled."""
+    """Return the scale of the gradients after a scaler call, or None if they are not scaled."""
     if not event.enabled:
         return scale
     if event.op == "scale":
@@ -23,7 +23,7 @@ def scale_after(event: Amp, scale: float | None) -> float | None:
 def failed_call(
     seen: Observation, entry: str, ops: tuple[str, ...], message: str, why: str
 ) -> Iterator[Finding]:
-    """A call of the scaler that raised this message."""
+    """Report a scaler call that raised this message."""
     for rank in seen.ranks:
         for event in rank.of(Amp):
             if event.op in ops and event.error and re.search(message, event.error):

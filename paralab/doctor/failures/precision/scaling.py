@@ -19,13 +19,13 @@ HALF = frozenset({"torch.float16", "torch.half"})
 
 @once_per_script
 def timelines(script: Script) -> list[list[Event]]:
-    """The scaler's calls, backward, clipping, and optimizer steps, in the order they run."""
+    """Return scaler calls, backward, clipping, and optimizer steps in the order they run."""
     methods = ("scale", "unscale_", "step", "update", "backward", *CLIPS)
     return list(Timelines(script, lambda call: role(script, call), methods).all())
 
 
 def role(script: Script, call: Call) -> str:
-    """What a call does in a step with a scaler; empty if nothing."""
+    """Return the role of a call in a step with a scaler, or an empty string."""
     name = call.last_name
     if name in CLIPS:
         handled = (
@@ -43,7 +43,7 @@ def role(script: Script, call: Call) -> str:
 
 
 def scaled_by(script: Script, backward: Call) -> Call | None:
-    """The `scaler.scale(…)` that a backward pass starts from."""
+    """Return the `scaler.scale(…)` that a backward pass starts from."""
     value: ast.expr | None = backward.receiver
     for definition in script.reaching(value, backward.scope) if value is not None else []:
         if definition.how == "assign":
@@ -55,25 +55,25 @@ def scaled_by(script: Script, backward: Call) -> Call | None:
 
 
 def name_of(call: Call) -> str:
-    """`scaler` of `scaler.step(…)`, as the script writes it."""
+    """Return `scaler` for `scaler.step(…)`, as the script writes it."""
     return ast.unparse(call.receiver) if call.receiver is not None else "scaler"
 
 
 def unscale_for(step: Call) -> str:
-    """`scaler.unscale_(optimizer)`, in the words of `scaler.step(optimizer)`."""
+    """Return `scaler.unscale_(optimizer)`, with the names from `scaler.step(optimizer)`."""
     given = step.argument(0, "optimizer")
     return f"{name_of(step)}.unscale_({ast.unparse(given) if given is not None else 'optimizer'})"
 
 
 def is_off(script: Script, call: Call) -> bool:
-    """Is the scaler behind this call certainly disabled?"""
+    """Return whether the scaler of this call is certainly disabled."""
     makers = script.makers(call.receiver, call.scope) if call.receiver is not None else []
     made = [maker for maker in makers if maker.target == SCALER]
     return bool(made) and all(enabled(script, maker) is False for maker in made)
 
 
 def enabled(script: Script, maker: Call) -> bool | None:
-    """`GradScaler(enabled=…)` or `autocast(enabled=…)`: on, off, or unknown."""
+    """Return whether `GradScaler(enabled=…)` or `autocast(enabled=…)` is on, or None if unknown."""
     written = ast.unparse(maker.node.func)
     first = 0 if "cuda" in written and maker.target == AUTOCAST else 99
     given = maker.argument(first, "enabled")
@@ -83,7 +83,7 @@ def enabled(script: Script, maker: Call) -> bool | None:
 
 
 def compared(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """A test; `dtype is torch.float16` is decided if the dtype is."""
+    """Return the truth of a test; `dtype is torch.float16` is decided if the dtype is known."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)):
         one, other = (dtypes(script, part, scope) for part in (test.left, test.comparators[0]))
         if len(one) == len(other) == 1 and "" not in one | other:
@@ -92,7 +92,7 @@ def compared(script: Script, test: ast.expr, scope: Scope) -> bool | None:
 
 
 def scaled_before(before: list[Event], event: Event) -> tuple[Event | None, Event | None]:
-    """The scaled backward pass whose gradients an event sees, and the `unscale_` in between."""
+    """Return the scaled backward pass before an event, and the `unscale_` between the two."""
     plain: list[Event] = []
     unscaled = None
     for earlier in reversed(before):
@@ -111,7 +111,7 @@ def scaled_before(before: list[Event], event: Event) -> tuple[Event | None, Even
 
 
 def calls_on_scaler(script: Script, name: str) -> list[Call]:
-    """Calls of one method that may be the scaler's: on a scaler, or on something unknown."""
+    """Return calls of one method on a scaler, or on an unknown object that may be one."""
     found = []
     for call in script.methods(name):
         kinds = script.kinds(call.receiver, call.scope)
@@ -122,7 +122,7 @@ def calls_on_scaler(script: Script, name: str) -> list[Call]:
 
 
 def own_steps(script: Script) -> list[Event]:
-    """`scaler.step` calls, if the project shows everything that its GradScalers do."""
+    """Return the `scaler.step` calls, if the project shows all uses of its GradScalers."""
     if not script.calls_of(SCALER) or _escapes(script):
         return []
     steps = {
@@ -135,7 +135,7 @@ def own_steps(script: Script) -> list[Event]:
 
 
 def _is_complete(script: Script, call: Call) -> bool:
-    """Is the class around a call, with everything it inherits, part of the project or torch?"""
+    """Return whether a call's class and all its base classes are in the project or torch."""
     owner = script.class_around(call.scope)
     if owner is None:
         return True
@@ -146,7 +146,7 @@ def _is_complete(script: Script, call: Call) -> bool:
 
 
 def _escapes(script: Script) -> bool:
-    """Does code outside the project get a scaler?"""
+    """Return whether code outside the project gets a scaler."""
     for call in script.calls:
         if call.target.startswith(_HARMLESS) or call.function is not None or call.made is not None:
             continue
@@ -162,7 +162,7 @@ def _escapes(script: Script) -> bool:
 def dtypes(
     script: Script, node: ast.expr | None, scope: Scope, seen: frozenset[ast.AST] = frozenset()
 ) -> set[str]:
-    """The dtypes that an expression may stand for; "" for one that is unknown."""
+    """Return the dtypes that an expression may be; "" stands for an unknown one."""
     if node is None or node in seen or len(seen) > 6:
         return {""}
     seen |= {node}
@@ -202,7 +202,7 @@ def _values(
 
 
 def autocasts_around(script: Script, event: Event) -> Iterator[Call]:
-    """The `autocast` calls of the with-blocks and decorators around an event, innermost first."""
+    """Yield the `autocast` calls of with-blocks and decorators around an event, innermost first."""
     blocks = list(event.blocks())
     scopes = [event.scope_at(event.chain[:depth]) for depth in range(len(event.chain) + 1)]
     for scope in scopes:

@@ -15,7 +15,7 @@ _PARAMETERS = ("grad", "main_grad", "parameters", "named_parameters", "parameter
 
 
 def gradient_reductions(script: Script, *more: str) -> list[Call]:
-    """The collectives that see gradients or parameters, or whose function does."""
+    """Return the collectives that get gradients or parameters, directly or in their function."""
     return [call for call in script.methods(*_REDUCE, *more) if _sees_parameters(script, call)]
 
 

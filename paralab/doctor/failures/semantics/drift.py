@@ -74,7 +74,7 @@ def _names_that_differ(steps: list[Step], of: str, ignored: set[str]) -> list[st
 
 
 def _replicas(seen: Observation) -> list[list[WatchedRank]]:
-    """Groups of ranks between which DDP reduces; without DDP, all ranks."""
+    """Return the groups of ranks between which DDP reduces; without DDP, all ranks."""
     groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in ddp_wraps(rank) if wrap.ranks}
     if not groups:
         return [seen.ranks] if not any(ddp_wraps(rank) for rank in seen.ranks) else []
@@ -86,7 +86,7 @@ def _replicas(seen: Observation) -> list[list[WatchedRank]]:
 
 
 def _common_steps(ranks: list[WatchedRank]) -> Iterator[list[Step]]:
-    """The steps that every rank has digests of, for the same parameters."""
+    """Yield the steps for which every rank has digests of the same parameters."""
     tables = [
         {(s.optimizer, s.number): s for s in rank.steps if s.gradients and s.parameters}
         for rank in ranks
@@ -98,7 +98,7 @@ def _common_steps(ranks: list[WatchedRank]) -> Iterator[list[Step]]:
 
 
 def _is_of_another_group(ranks: list[WatchedRank], step: Step) -> bool:
-    """Does the step belong to a model that DDP keeps equal between other ranks?"""
+    """Return whether the step belongs to a model that DDP synchronizes between other ranks."""
     group = {rank.rank for rank in ranks}
     return any(
         set(step.names) <= set(wrap.names)
@@ -108,15 +108,15 @@ def _is_of_another_group(ranks: list[WatchedRank], step: Step) -> bool:
 
 
 def _train_one_model(rank: WatchedRank, step: Step) -> bool:
-    """Do the ranks train together, under DDP or by exchanging gradients? Otherwise each may train
-    its own model from the same seed and data."""
+    """Return whether the ranks train together, under DDP or by exchanging gradients. Otherwise each
+    may train its own model from the same seed and data."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
     return bool(ddp_wraps(rank)) or any(e.t < step.t and _exchanges(e) for e in rank.of(Collective))
 
 
 def _exchanges(event: Collective) -> bool:
-    """Does every rank contribute a tensor?"""
+    """Return whether every rank contributes a tensor."""
     return event.op not in RECEIVE and event.shape not in (None, [], [1])
 
 
@@ -124,7 +124,7 @@ def _exchanges(event: Collective) -> bool:
 
 
 def _unequal_steps(seen: Observation) -> Finding | None:
-    """All ranks compute the same passes, but not all of them step."""
+    """Report ranks that compute the same passes but do not all step."""
     exchange = (any(map(_exchanges, rank.of(Collective))) for rank in seen.ranks)
     if not is_data_parallel(seen) and not all(exchange):
         return None

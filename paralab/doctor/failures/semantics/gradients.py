@@ -32,7 +32,7 @@ class Apart:
         return next((window for window in windows(rank) if window.step is step), None)
 
     def norms(self, of: str) -> tuple[str, ...]:
-        """The evidence: the norm of the first tensor that differs, on each rank."""
+        """Return the evidence: the norm of the first differing tensor on each rank."""
         place = self.steps[0].names.index(self.names[0])
         values = [(getattr(step, of) or [])[place] for step in self.steps]
         shown = [
@@ -71,7 +71,7 @@ def explain_gradients(apart: Apart) -> Finding | None:
 
 
 def _averages_by_hand(rank: WatchedRank) -> bool:
-    """Did the user's all_reduce calls have the shapes of all parameters, or their total size?"""
+    """Return whether the user's all_reduce calls match all parameter shapes or their total size."""
     calls = [event.shape for event in rank.of(Collective) if event.op == "all_reduce"]
     reduced = [shape for shape in calls if shape]
     for wrap in ddp_wraps(rank):
@@ -97,12 +97,12 @@ def _forwards(window: Window | None) -> list[Forward]:
 
 
 def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
-    """The rank to blame, if it is one of several."""
+    """Return the rank to blame, if it is one of several."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 
 
 def _past_the_wrapper(apart: Apart) -> Finding | None:
-    """No forward before the step went through DDP."""
+    """Report a step without any forward through DDP."""
     guilty = [
         (rank, window)
         for rank in apart.ranks
@@ -125,7 +125,7 @@ def _past_the_wrapper(apart: Apart) -> Finding | None:
 
 
 def _not_synced(apart: Apart) -> Finding | None:
-    """The last pass before the step was inside no_sync()."""
+    """Report a step whose last pass was inside no_sync()."""
     guilty = []
     for rank in apart.ranks:
         window = apart.window(rank)
@@ -155,7 +155,7 @@ def _not_synced(apart: Apart) -> Finding | None:
 
 
 def _too_early(apart: Apart) -> Finding | None:
-    """All forwards came first: the last one prepared DDP, and the first backward used that up."""
+    """Report forwards that all ran first: DDP was ready to send once, in the first backward."""
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []
@@ -180,7 +180,7 @@ def _too_early(apart: Apart) -> Finding | None:
 
 
 def _unfrozen(apart: Apart) -> Finding | None:
-    """The parameters were frozen at the time of wrapping, so DDP does not know them."""
+    """Report parameters that were frozen during wrapping, so DDP does not synchronize them."""
     rank = apart.ranks[0]
     frozen = {
         name
@@ -213,7 +213,7 @@ def _moved(apart: Apart) -> Finding | None:
 
 
 def _also_past(apart: Apart) -> Finding | None:
-    """Some of the forwards before the step went past the wrapper."""
+    """Report a step in which only some forwards bypass the wrapper."""
     past = [f for f in _forwards(apart.window(apart.ranks[0])) if f.through == "module"]
     if not past:
         return None

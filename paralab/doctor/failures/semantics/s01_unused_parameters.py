@@ -90,7 +90,7 @@ def unused_layer(script: Script) -> Iterator[Finding]:
 
 
 def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
-    """The layers with weights that a class always stores in itself."""
+    """Yield the layers with weights that a class always stores on self."""
     init = script.method(owner, "__init__", inherited=False)
     for name, definitions in init.definitions.items() if init else ():
         one = definitions[-1]
@@ -142,8 +142,8 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
 
 
 def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
-    """The parameters without a gradient after a pass in which DDP averages. If no parameter of a
-    model has one, the model belongs to another loss (a GAN's other half)."""
+    """Return the parameters without a gradient after a pass in which DDP averages. If no parameter
+    of a model has one, the model belongs to another loss (a GAN's other half)."""
     message = rank.raised.message if rank.raised else ""
     numbers = _WITHOUT.search(message) if UNFINISHED in message else None
     if numbers:
@@ -162,7 +162,7 @@ def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
 
 @check("S01", "H14", source="log")
 def unused_in_log(logs: Logs) -> Iterator[Finding]:
-    """H14 if only some ranks left the parameters out: the others waited for their average."""
+    """Report S01, or H14 if only some ranks skipped the parameters and the others waited."""
     causes = blame(logs)
     events = [e for e in causes.roots if e.trace and UNFINISHED in e.trace.text]
     changed = any("training graph has changed" in e.trace.text for e in events if e.trace)

@@ -87,7 +87,7 @@ def two_forwards(script: Script) -> Iterator[Finding]:
 
 
 def _are_both_run(first: Call, second: Call) -> bool:
-    """Two calls of the same model in one function, not in two branches of a test."""
+    """Return whether two calls of one model are in one function, not in two branches of a test."""
     tests = {one.node: one.taken for one in first.inside(If)}
     return (
         first.scope is second.scope

@@ -89,7 +89,7 @@ def _loss(backward: Call) -> ast.expr | None:
 
 
 def _is_past(script: Script, call: Call) -> bool | None:
-    """Does a call run the module inside DDP? None: no; False: perhaps."""
+    """Return whether a call runs the module inside DDP (None: no; False: perhaps)."""
     function = call.node.func
     sure = holds_inner(script, function, call.scope)
     if sure is not None:
@@ -104,7 +104,7 @@ def _is_past(script: Script, call: Call) -> bool | None:
 
 
 def holds_inner(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
-    """Is a value the module inside a DDP wrapper? None: no; False: perhaps."""
+    """Return whether a value is the module inside a DDP wrapper (None: no; False: perhaps)."""
     if depth > 6:
         return None
     match node:
@@ -131,7 +131,7 @@ def holds_inner(script: Script, node: ast.expr, scope: Scope, depth: int = 0) ->
 
 
 def _unwraps(script: Script, node: ast.Call) -> bool | None:
-    """`unwrap(model)`: a project function that returns `….module`, with a DDP model."""
+    """Return whether `unwrap(model)`, a project function, returns `….module` of a DDP model."""
     call = script.call_at.get(node)
     if call is None or not any(script.is_kind(one, call.scope, "ddp") for one in node.args):
         return None
@@ -141,7 +141,7 @@ def _unwraps(script: Script, node: ast.Call) -> bool | None:
 
 
 def _is_wrapped_name(script: Script, call: Call) -> bool | None:
-    """`plain(x)`, with `model = DDP(plain)` before."""
+    """Return whether a call is `plain(x)` after `model = DDP(plain)`."""
     function = call.node.func
     if not isinstance(function, ast.Name):
         return None
@@ -156,7 +156,7 @@ def _is_wrapped_name(script: Script, call: Call) -> bool | None:
 
 
 def _computes(script: Script, method: Scope) -> bool:
-    """Does a method of a model run a forward pass of it, or of its layers?"""
+    """Return whether a method of a model runs a forward pass of the model or its layers."""
     return any(
         one.method in ("self", "forward") or script.is_kind(one.node.func, one.scope, "module")
         for one in script.reached(method)
@@ -164,12 +164,12 @@ def _computes(script: Script, method: Scope) -> bool:
 
 
 def _is_alone(script: Script, call: Call) -> bool:
-    """Where one rank is alone, there is nothing to average."""
+    """Return whether only one rank runs the call: then there is nothing to average."""
     return any(script.differs(one.test, call.scope) for one in call.inside(If))
 
 
 def _is_thrown_away(script: Script, backward: Call) -> bool:
-    """Does no step use these gradients? Then only those of the input were wanted."""
+    """Return whether no step uses these gradients: the script only wants those of the input."""
     later = [
         call
         for call in script.calls_in(backward.scope)

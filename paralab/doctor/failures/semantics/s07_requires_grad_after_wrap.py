@@ -34,7 +34,7 @@ ENTRY = Entry(
 
 @dataclass(frozen=True)
 class Change:
-    """`target.requires_grad = to`. `filtered`: a test picks some of its parameters."""
+    """The statement `target.requires_grad = to`. `filtered`: a test selects some parameters."""
 
     node: ast.AST
     scope: Scope
@@ -114,7 +114,7 @@ def _change(script: Script, node: ast.AST, scope: Scope, target: ast.expr, to: b
 
 
 def _is_of(script: Script, change: Change, wrap: Call) -> bool:
-    """Does the changed part belong to the model that this call wraps?"""
+    """Return whether the changed part belongs to the model that this call wraps."""
     given, root = wrap.argument(0, "module"), change.target
     while True:
         if given is not None and code(root, 200) == code(given, 200):

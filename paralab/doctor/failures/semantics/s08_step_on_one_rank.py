@@ -63,7 +63,7 @@ def step_on_some_ranks(script: Script) -> Iterator[Finding]:
 
 
 def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:
-    """The condition that keeps some ranks from a call, or from every call of its function."""
+    """Return the condition that keeps some ranks from a call, or from all calls of its function."""
     for one in call.inside(If):
         if not one.exits and script.differs(one.test, call.scope):
             return one, call.scope
@@ -75,7 +75,7 @@ def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope
 
 
 def _in_other_branch(guard: If, step: Call) -> bool:
-    """Does the other branch of the test take a step too?"""
+    """Return whether the other branch of the test also takes a step."""
     node = guard.node
     other = (node.orelse if guard.taken else node.body) if isinstance(node, ast.If) else []
     return any(part is step.node for statement in other for part in ast.walk(statement))

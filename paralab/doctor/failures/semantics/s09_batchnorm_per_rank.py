@@ -82,7 +82,7 @@ def small_batches(script: Script) -> Iterator[Finding]:
 
 
 def _batch_size(script: Script, loader: Call) -> tuple[int | None, bool]:
-    """The batch size of a training loader, and whether no option can change it."""
+    """Return the batch size of a training loader, and whether no option can change it."""
     sampler = loader.argument(99, "sampler")
     given = loader.argument(1, "batch_size")
     if given is None or not script.is_kind(sampler, loader.scope, "distributed sampler"):

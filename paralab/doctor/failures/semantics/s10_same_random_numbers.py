@@ -124,7 +124,7 @@ def _is_inside(script: Script, call: Call, functions: list[Scope]) -> bool:
 
 
 def _runs(script: Script, call: Call, depth: int = 4) -> bool:
-    """Does nothing undecided keep a call from running?"""
+    """Return whether a call runs, with no undecided test around it."""
     if not is_decided(script, call):
         return False
     callers = script.callers(call.scope) if call.scope.is_function and depth else []
@@ -132,7 +132,7 @@ def _runs(script: Script, call: Call, depth: int = 4) -> bool:
 
 
 def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
-    """What training draws at random, in words, and whether it surely does."""
+    """Return what training draws at random, in words, and whether that is certain."""
     for wrap in wraps(script):
         for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
             if layer is not None and "Dropout" in layer.target:
@@ -191,7 +191,7 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
 
 
 def _states(rank: WatchedRank) -> dict[int, int]:
-    """The generator's state at each training forward, by the forward's number."""
+    """Return the generator's state at each training forward, by the forward's number."""
     return {
         number: forward.random
         for number, forward in enumerate(rank.of(Forward))
@@ -200,6 +200,6 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Did no pass over a loader begin before this forward? Beginning one draws a number."""
+    """Return whether no new pass over a loader began before this forward (that draws a number)."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

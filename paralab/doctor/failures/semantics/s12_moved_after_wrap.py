@@ -69,7 +69,7 @@ def moved_to_cpu(script: Script) -> Iterator[Finding]:
 
 
 def _is_wrapper(script: Script, call: Call) -> bool:
-    """The DDP model or the module inside; not a copy, and nothing that may be something else."""
+    """Return whether a value is certainly the DDP model or the module inside, and not a copy."""
     assert call.receiver is not None
     if script.kinds(call.receiver, call.scope) == {"ddp"}:
         makers = script.makers(call.receiver, call.scope)

@@ -84,7 +84,7 @@ _IN_FORWARD = ("all_reduce", "all_gather", "all_gather_into_tensor")
 
 
 def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> bool:
-    """Does backward start from the reduced tensor, in this function or in one that calls it?"""
+    """Return whether backward starts from the reduced tensor, here or in a calling function."""
     assert backward.receiver is not None
     if backward.scope is reduce.scope:
         if position(backward.node) < position(reduce.node) or not _in_graph(
@@ -107,7 +107,7 @@ def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> b
 
 
 def _ingredients(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
-    """The expressions in a function that a tensor is computed from, without a cut in the graph."""
+    """Yield the expressions behind a tensor in a function, up to a cut in the graph."""
     waiting, seen = [node], set[ast.expr]()
     while waiting and len(seen) < 100:
         value = waiting.pop()
@@ -129,7 +129,7 @@ def _ingredients(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple
 
 
 def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
-    """Is a tensor computed by a forward pass or a loss, and not detached on the way?"""
+    """Return whether a tensor comes from a forward pass or a loss and was not detached."""
     return any(
         isinstance(part, ast.Call)
         and part in script.call_at

@@ -113,7 +113,7 @@ def sum_by_name(script: Script) -> Iterator[Finding]:
 
 
 def _is_mean(script: Script, node: ast.expr, scope: Scope) -> bool | None:
-    """A mean over a batch, unchanged: True; `total / len(loader)`: False; else None."""
+    """Return True for an unchanged batch mean, False for `total / len(loader)`, else None."""
     for _ in range(8):
         if isinstance(node, ast.Name):
             own = script.reaching(node, scope)
@@ -151,7 +151,7 @@ def _uses_after(script: Script, given: ast.Name, reduce: Call) -> list[ast.Name]
 
 
 def _is_shown(script: Script, use: ast.Name, scope: Scope) -> bool:
-    """Is a use part of what is printed or logged, as it is? `return x.item()` leaves it open."""
+    """Return whether a use is printed or logged unchanged; undecided for `return x.item()`."""
     parents = scope.module.parents
     node: ast.AST = use
     while node in parents:
@@ -240,8 +240,8 @@ def _sums(event: Collective) -> bool:
 
 
 def _divides_after(place: Place) -> bool:
-    """Does the function divide something from this line on, or pass the result on? True if its
-    source cannot be read."""
+    """Return whether the function divides something after this line or passes the result on. True
+    if its source cannot be read."""
     try:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, ValueError, SyntaxError):

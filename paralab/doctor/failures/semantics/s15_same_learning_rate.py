@@ -56,7 +56,7 @@ def rate_scaled_twice(script: Script) -> Iterator[Finding]:
 
 
 def _products(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> list[Product]:
-    """The multiplications by the world size that follow each other on the way to a value."""
+    """Return the successive multiplications by the world size that lead to a value."""
     if depth > 8:
         return []
     match node:

@@ -90,7 +90,7 @@ def layout_in_log(logs: Logs) -> Iterator[Finding]:
 
 
 def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]] | None:
-    """Shape and strides, as DDP prints them."""
+    """Return shape and strides, as DDP prints them."""
     for line in logs.lines:
         if match := pattern.search(line.text):
             shape, strides = (
@@ -101,5 +101,5 @@ def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]]
 
 
 def in_same_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Do two sets of strides differ only in dimensions of size 1?"""
+    """Return whether two sets of strides differ only in dimensions of size 1."""
     return all(mine == its for size, mine, its in zip(shape, one, other, strict=True) if size > 1)

@@ -36,7 +36,7 @@ class Window:
 
 
 def windows(rank: WatchedRank) -> list[Window]:
-    """The windows of the optimizer with the most steps, without the time before its first step."""
+    """Return the windows of the optimizer with the most steps, starting with its first step."""
     made = Counter(step.optimizer for step in rank.steps)
     main = made.most_common(1)[0][0] if made else None
     ends = [step.t + (step.seconds or 0.0) for step in rank.steps if step.optimizer == main]
@@ -48,7 +48,7 @@ def windows(rank: WatchedRank) -> list[Window]:
 
 
 def measured(seen: Observation) -> list[list[Window]]:
-    """For each rank, the windows after the warm-up that all ranks have; empty if there are too few."""
+    """Return each rank's windows after the warm-up that all ranks have; empty if too few."""
     if not seen.over or not seen.ranks:
         return []
     per_rank = [windows(rank) for rank in seen.ranks]
@@ -76,7 +76,7 @@ class Reduction:
 
 
 def reductions(seen: Observation) -> Reduction | None:
-    """What DDP measured. The rank that waits least arrived last and shows what sending takes."""
+    """Return DDP's times. The rank that waits least arrived last: its wait is the sending time."""
     per_rank = [
         {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
         for rank in seen.ranks
@@ -96,7 +96,7 @@ def reductions(seen: Observation) -> Reduction | None:
 
 
 def report_at(site: Site | None, *findings: Finding | None) -> Iterator[Finding]:
-    """Findings, placed at a line of the script."""
+    """Yield findings, placed at a line of the script."""
     for finding in findings:
         if finding is not None:
             yield replace(finding, file=site.file, line=site.line) if site else finding

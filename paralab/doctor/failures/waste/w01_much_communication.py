@@ -40,7 +40,7 @@ SMALL = 0.02  # of the step: not worth reporting
 def judge_communication(
     communication: float, exposed: float, step: float, how: str
 ) -> Finding | None:
-    """`how` says what is sent. Communication that overlaps with computing costs nothing."""
+    """Report too much communication. `how` names it; overlapping communication costs nothing."""
     if not step or communication < RULE * step or exposed < SMALL * step:
         return None
     why = (
@@ -102,8 +102,8 @@ def communication_on_ranks(seen: Observation) -> Iterator[Finding]:
 
 
 def _collectives(window: Window) -> list[Collective]:
-    """The collectives that the user's code waited for, without sends and receives, which wait for
-    the other side's computing."""
+    """Return the collectives that the user's code waited for, without sends and receives, which
+    wait for the other side to compute."""
     calls = [event for event in window.events if isinstance(event, Collective)]
     return [call for call in calls if call.seq and call.seconds and not call.asynchronous]
 

@@ -43,7 +43,7 @@ def exposed_with(buckets: int, transfer: float, backward: float) -> float:
 def judge_buckets(
     sizes: Sequence[int], backward: float, transfer: float, exposed: float, step: float
 ) -> Finding | None:
-    """`sizes`: bytes of the buckets in one synchronization."""
+    """Report buckets that cannot overlap. `sizes`: bytes of each bucket in one synchronization."""
     total, largest = sum(sizes), max(sizes, default=0)
     if not (step and total and backward) or largest < max(SPLITTABLE_BYTES, ONE_LARGE * total):
         return None

@@ -37,7 +37,7 @@ ALWAYS = 0.90
 
 
 def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int) -> Finding | None:
-    """A rank that the others wait for, step after step."""
+    """Report a rank that the others wait for in step after step."""
     if not step or waited < max(RULE * step, SLICE_SECONDS):
         return None
     share = waited / step
@@ -93,7 +93,7 @@ def straggler_on_ranks(seen: Observation) -> Iterator[Finding]:
 
 
 def _arrival(window: Window) -> float | None:
-    """When a rank reached its first synchronization: DDP's backward, or a collective."""
+    """Return when a rank reached its first synchronization: DDP's backward, or a collective."""
     return next((event.t for event in window.events if _synchronizes(event)), None)
 
 

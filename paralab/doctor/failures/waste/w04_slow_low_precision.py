@@ -29,7 +29,7 @@ LOW = ("bf16", "fp16")
 
 
 def judge_precision(precision: str, ratio: Ratio, device: str) -> Finding | None:
-    """`ratio`: the speed-up over the same configuration in fp32."""
+    """Report slow low precision. `ratio`: the speed-up over the same configuration in fp32."""
     sure = ratio.verdict == "slower"
     if not sure and (ratio.low is not None or ratio.value > 1 - RULE):
         return None
@@ -51,7 +51,7 @@ def judge_precision(precision: str, ratio: Ratio, device: str) -> Finding | None
 
 @check("W04", source="run")
 def slower_precision(recorded: Recorded) -> Iterator[Finding]:
-    """Only a comparison has the same training in both precisions."""
+    """Report slow precisions in a comparison, which has the same training in both precisions."""
     for row in recorded.rows:
         plain = next((other for other in recorded.rows if _is_fp32_twin(other, row)), None)
         if row.precision in LOW and plain:

@@ -24,7 +24,7 @@ UNEVEN = 0.10  # of the stages' time, beyond what the schedule costs
 
 
 def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
-    """`measured` and `ideal`: the idle share of the stages' time. `busy`: seconds of each stage."""
+    """Report unequal stages. `measured`, `ideal`: the idle share; `busy`: seconds of each stage."""
     if measured - ideal < UNEVEN:
         return None
     why = f"The stages idle {measured:.0%} of the time; these micro-batches need only {ideal:.0%}."

@@ -35,8 +35,8 @@ FIX = (
 def judge_losses(
     losses: Sequence[float | None], scales: Sequence[float], first: int = 0, unit: str = "step"
 ) -> Finding | None:
-    """`losses`: None if not finite. `scales`: of GradScaler, one per step; empty without it.
-    `first`: the number of the first step."""
+    """Report losses that stay non-finite. `losses`: None if not finite. `scales`: of GradScaler,
+    one per step; empty without one. `first`: the number of the first step."""
     bad = next((number for number, loss in enumerate(losses) if loss is None), None)
     falls = falling(scales)
     if (bad is None and falls < FALLS) or (bad is not None and losses[-1] is not None):
@@ -58,7 +58,7 @@ def judge_losses(
 
 
 def falling(scales: Sequence[float]) -> int:
-    """How many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
+    """Return how many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
     count = 0
     while count + 1 < len(scales) and scales[-count - 1] < scales[-count - 2]:
         count += 1
