@@ -1,7 +1,7 @@
-"""Attach to a job that hangs now: where each rank is stuck, and which one is missing.
+"""Attach to a hung job: report where each rank is stuck and which rank is missing.
 
-If the job was started by `paralab doctor --`, a side thread in each rank answers, and its
-collectives are known as well. Otherwise py-spy (pip install "paralab[attach]") reads the stacks. It
+If the job was started by `paralab doctor --`, a side thread in each rank answers and also reports
+its collectives. Otherwise py-spy (pip install "paralab[attach]") reads the stacks. It
 does not pause the processes.
 """
 
@@ -32,11 +32,11 @@ from paralab.errors import UsageError
 from paralab.machine import processes
 
 LOOK_AGAIN_SECONDS = 0.5
-BUSY_SECONDS = 0.05  # processor time between two looks
+BUSY_SECONDS = 0.05  # CPU time between two samples
 SPY_SECONDS = 20
-SPY_TRIES = 3  # a process that runs while py-spy reads it may give a torn stack
+SPY_TRIES = 3  # py-spy may read an inconsistent stack from a running process
 NO_PERMISSION = (
-    "py-spy may not read this process: use the same user or sudo (macOS always needs sudo), allow "
+    "py-spy cannot read this process: use the same user or sudo (macOS always needs sudo), allow "
     "ptrace (sysctl kernel.yama.ptrace_scope=0), or start the container with --cap-add=SYS_PTRACE"
 )
 JOB = (  # what the ranks of one job share
@@ -46,7 +46,7 @@ JOB = (  # what the ranks of one job share
     "WORLD_SIZE",
     "PARALAB_LAUNCHER",
 )
-# Functions of torch in which a rank waits for the others, in words.
+# torch functions in which a rank waits for the others, and how to describe them.
 WAITING = {
     "_sync_buffers": "the forward of the DDP model (its buffers)",
     "_engine_run_backward": "a backward pass",
@@ -63,9 +63,9 @@ class Attached:
 class RankNow:
     """What one rank is doing.
 
-    stack   of the main thread, outermost first; None if it could not be read
-    unread  why not
-    moves   the rank used the processor or changed its place between two looks
+    stack   the main thread's frames, outermost first; None if unreadable
+    unread  why the stack is unreadable
+    moves   the rank used the CPU or changed lines between two samples
     """
 
     rank: int
@@ -77,7 +77,7 @@ class RankNow:
 
     @property
     def place(self) -> Place | None:
-        """The user's innermost line; if there is none, the innermost line."""
+        """Return the innermost line of user code, or of any code if there is none."""
         stack = self.stack or []
         own = [frame for frame in stack if not frame.is_library and not frame.file.startswith("<")]
         places = [Place(f.file, f.line or 0, f.function) for f in (own or stack)[-1:]]
@@ -85,7 +85,7 @@ class RankNow:
 
     @property
     def collective(self) -> str | None:
-        """The collective that the stack is in."""
+        """Return the collective in which the rank is waiting, judging by its stack."""
         for frame in reversed(self.stack or []):
             is_public = not frame.function.startswith(("_", "wrapper"))
             if frame.file.endswith("distributed_c10d.py") and is_public:
@@ -175,12 +175,12 @@ def _evidence(ranks: Ranks) -> list[str]:
 
 def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     why = (
-        f"The process of rank {missing} is gone, and rank {first.rank} waits in {first.collective} at "
-        f"{first.place}. It left without an error: after an error its launcher would have ended the "
+        f"The process of rank {missing} is gone, but rank {first.rank} waits in {first.collective} "
+        f"at {first.place}. It exited without an error: after an error, its launcher would end the "
         "other ranks."
     )
     fix = (
-        "Let all ranks leave together. `paralab doctor -- COMMAND` shows what that rank did before."
+        "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did before."
     )
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
 
@@ -190,11 +190,11 @@ def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
     at, evidence = late.place, _evidence(ranks)
     if late.state in STOPPED:
         why = f"Rank {late.rank} {STOPPED[late.state]}, {waits}."
-        fix = "kill -CONT PID continues a stopped process."
+        fix = "`kill -CONT PID` continues a stopped process."
         return make_finding("H10", "error", why, at, evidence, late.rank, fix=fix)
     doing = "busy" if late.moves else "stuck"
     why = f"Rank {late.rank} is {doing} at {late.place}, {waits}. Attach again to see if it moves."
-    fix = "Find out what that rank does at this line."
+    fix = "Find out what that rank is doing at this line."
     return make_finding("H13", "suspect", why, at, evidence, late.rank, fix=fix)
 
 
@@ -210,8 +210,8 @@ def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
 def _together(first: RankNow, ranks: Ranks) -> Finding:
     why = (
         f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
-        "Either the network does not respond, or only some ranks called an earlier collective, and "
-        "this call is paired with another one."
+        "Either the network does not respond, or only some ranks called an earlier collective, so "
+        "this call is paired with a different one."
     )
     fix = "`paralab doctor --stall 60 -- COMMAND` records every collective with its line."
     return make_finding("H10", "suspect", why, first.place, _evidence(ranks), fix=fix)
@@ -221,7 +221,7 @@ def _together(first: RankNow, ranks: Ranks) -> Finding:
 
 
 def ranks_of(pid: int) -> dict[int, int]:
-    """rank -> process, for the job of a launcher, of one of its ranks, or of a program without a
+    """Map rank to process id. `pid` is a launcher, one of its ranks, or a program without a
     launcher."""
     if not psutil.pid_exists(pid):
         raise UsageError(
@@ -241,7 +241,7 @@ def ranks_of(pid: int) -> dict[int, int]:
 
 
 def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> set[int]:
-    """The ranks that were started on this machine, including those that are gone."""
+    """Return the ranks that were started on this machine, including those that are gone."""
     found = set(family)
     for own in environments:
         rank, local, count = (own.get(n, "") for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -252,14 +252,14 @@ def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> 
 
 
 def _by_rank(pids: Iterable[int]) -> dict[int, int]:
-    """Of two processes with one rank, the later one in `pids`."""
+    """Map rank to process id. If two processes have the same rank, the later one wins."""
     ranks = {int(rank): pid for pid in pids if (rank := _environment(pid).get("RANK"))}
     return dict(sorted(ranks.items()))
 
 
 def _job(pid: int) -> tuple[str, ...] | None:
-    """What the ranks of one job share. None for a process that is not a rank, such as the shell
-    around one or a DataLoader worker."""
+    """Return what the ranks of one job share. Return None for a process that is not a rank, such as
+    a shell or a DataLoader worker."""
     own = _environment(pid)
     if "RANK" not in own or not processes.is_python(pid):
         return None
@@ -271,7 +271,7 @@ def _job(pid: int) -> tuple[str, ...] | None:
 
 def _environment(pid: int) -> dict[str, str]:
     found = processes.environment_of(pid)
-    # paralab forks its own ranks, so their environment is that of the template. Their name is
+    # paralab forks its ranks, so they have the template's environment. They are named
     # `rank 3`.
     kind, _, number = processes.name_of(pid).partition(" ")
     return {**found, "RANK": number} if kind == "rank" and number.isdigit() else found
@@ -288,7 +288,7 @@ def _find_spy() -> str:
 
 
 def _stack(spy: str, pid: int) -> tuple[list[Frame] | None, str | None]:
-    """The frames of the main thread, outermost first, or why they cannot be read."""
+    """Return the main thread's frames, outermost first, or why they cannot be read."""
     command = [spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     error = ""
     for _ in range(SPY_TRIES):
@@ -308,7 +308,7 @@ def _main_frames(threads: list[dict[str, Any]], pid: int) -> list[Frame]:
     main = [t for t in threads if t["thread_name"] == "MainThread" or t["os_thread_id"] == pid]
     frames = (main or threads)[0]["frames"] if threads else []
     return [
-        # py-spy says `Class.method`, tracebacks say `method`.
+        # py-spy writes `Class.method`, tracebacks write `method`.
         Frame(file=frame["filename"], line=frame["line"], function=frame["name"].rpartition(".")[2])
         for frame in reversed(frames)
     ]

@@ -1,6 +1,6 @@
 """The baseline: findings that a project accepts for now, so that only new ones are reported.
 
-A finding is recognized by its id, its file, and the text of its line, so it may move.
+A finding is identified by its id, its file, and the text of its line, so the line may move.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Baseline:
         self._left = _read(settings.baseline) if settings.baseline else Counter[Accepted]()
 
     def accepts(self, finding: Finding) -> bool:
-        """Is the finding in the baseline? Uses up its entry."""
+        """Return whether the baseline accepts the finding, and use up the entry that does."""
         key = _key(finding, self._settings, self._sources)
         if key is None or not self._left[key]:
             return False
@@ -42,7 +42,7 @@ class Baseline:
         return True
 
     def stale(self, files: Collection[str]) -> int:
-        """The number of entries for these files that nothing used."""
+        """Return the number of unused entries for these files."""
         checked = {self._settings.relative(file) for file in files}
         return sum(count for key, count in self._left.items() if key.file in checked)
 
@@ -50,9 +50,9 @@ class Baseline:
 def write_baseline(
     path: Path, findings: Iterable[Finding], settings: Settings, sources: Sources
 ) -> int:
-    """Replace a baseline with these findings; return how many it accepts."""
+    """Replace a baseline with these findings, and return the number of entries."""
     if path.exists():
-        _read(path)  # do not overwrite a file that is something else
+        _read(path)  # do not overwrite a file that is not a baseline
     keys = Counter(key for each in findings if (key := _key(each, settings, sources)))
     rows = [
         {"id": key.id, "file": key.file, "code": key.code, "count": count}

@@ -50,7 +50,7 @@ ENTRIES = _all()
 
 
 def entry(id: str) -> Entry:
-    """Look up an entry; `h1` and `H01` are the same. An unknown id is a usage error."""
+    """Return the entry with this id (`h1` means `H01`). Raise a usage error if there is none."""
     written = id.strip().upper()
     if len(written) == 2:
         written = f"{written[0]}0{written[1]}"
@@ -69,13 +69,13 @@ def entry(id: str) -> Entry:
 
 
 def checks(source: Source) -> dict[Check, tuple[str, ...]]:
-    """The checks for one source, each with the ids it may report."""
+    """Return the checks for one source, each with the ids that it may report."""
     return registered[source]
 
 
 def checked_ids(source: Source) -> set[str]:
     ids = {id for ids in checks(source).values() for id in ids}
-    if source in ("log", "ranks"):  # one check knows the messages of all entries
+    if source in ("log", "ranks"):  # one check matches the messages of all entries
         kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
         ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
     return ids
@@ -83,7 +83,7 @@ def checked_ids(source: Source) -> set[str]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Checks create many objects and drop few: the collector would take as long as they do."""
+    """Disable the garbage collector. Checks free few objects, so it would double their time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -101,8 +101,8 @@ def apply(
 ) -> list[Finding]:
     """Run the checks for one source, or those that may report one of these ids.
 
-    Equal findings count once. With `on_error`, a check that raises costs only its own findings; it
-    is called with the ids and name of the check.
+    Equal findings are reported once. If a check raises, `on_error` is called with its ids and name,
+    and the other checks still run.
     """
     found: list[Finding] = []
     with without_garbage_collection():

@@ -35,7 +35,7 @@ Say = Callable[[Finding], None]
 
 @dataclass(frozen=True)
 class Given:
-    """The paths of a command line by kind."""
+    """The paths on the command line, by kind."""
 
     scripts: list[Path] = field(default_factory=list)
     projects: list[Path] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Given:
 
 
 def sort_paths(paths: Sequence[Path]) -> Given:
-    """A folder with a manifest is a run, one with Python files a project, any other has logs."""
+    """Sort paths by kind. A folder holds a run (manifest), a project (Python files), or logs."""
     given = Given()
     for path in {os.path.realpath(path): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
@@ -78,7 +78,7 @@ class Case:
         self.notes: list[str] = []
 
     def add(self, findings: Sequence[Finding], off: Collection[str] = ()) -> None:
-        """`off`: failures that are only counted."""
+        """Add findings. Those with an id in `off` are only counted."""
         for finding in dict.fromkeys(findings):
             ignored = self.ignore(finding)
             if ignored:
@@ -91,7 +91,7 @@ class Case:
                 self.findings.append(finding)
 
     def ignore(self, finding: Finding) -> Ignored | None:
-        """What silences a finding: a comment, or a pattern in per-file-ignores."""
+        """Return what silences a finding: a comment, or a pattern in per-file-ignores."""
         comment = self.comments.silencing(finding)
         if comment:
             return Ignored(finding, "comment", comment.reason, comment)
@@ -126,7 +126,7 @@ class Case:
 
 
 def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diagnosis:
-    """Check scripts, folders, run folders, and logs, also together."""
+    """Check any mix of scripts, folders, run folders, and logs."""
     given = sort_paths(paths)
     case = Case(settings)
     ways: list[Source] = []
@@ -151,7 +151,7 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
         case.notes += logs.notes
         case.run_checks("log", logs)
         looked_at.append(f"{plural(len(given.logs), 'log')} for {_number('log')}")
-        not_looked_at.append("mistakes that print nothing")
+        not_looked_at.append("failures that print nothing")
     subject = (
         ", ".join(map(str, paths)) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
     )
@@ -173,7 +173,7 @@ def accept_findings(paths: Sequence[Path], settings: Settings) -> Diagnosis:
 
 
 def _check_scripts(case: Case, given: Given) -> str:
-    """Check the scripts and folders; return what was checked, in words."""
+    """Check the scripts and folders, and return a description of what was checked."""
     settings = case.settings
     ids = settings.select | settings.hidden
     scripts = [path for path in given.scripts if not settings.excludes(path)]
@@ -208,7 +208,7 @@ def _check_scripts(case: Case, given: Given) -> str:
 
 
 def _refuse_if_nothing_was_checked(results: Sequence[Checked]) -> None:
-    """A single script that cannot be analyzed is a usage error."""
+    """Raise a usage error if the only script cannot be analyzed."""
     if len(results) == 1 and not results[0].modules and results[0].failures:
         raise UsageError(results[0].failures[0].reason, fix="a file that Python can parse")
 
@@ -218,7 +218,7 @@ def _beyond_scripts(given: Given) -> str:
     alone = len(given.scripts) == 1 and not given.projects
     script = given.scripts[0] if alone else "SCRIPT.py"
     return (
-        f"{beyond} failures that only show when a script runs "
+        f"{beyond} failures that only appear when a script runs "
         f"(`paralab doctor --try 3 -- torchrun --nproc_per_node=2 {script}`)"
     )
 

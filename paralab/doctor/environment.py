@@ -21,13 +21,12 @@ import psutil
 T = TypeVar("T")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT = 29500
-ANSWER_SECONDS = 3.0  # for a name server, or the other end of a connection
+ANSWER_SECONDS = 3.0  # how long to wait for a name server or a connection
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says about the job: its launcher, its ranks, and those on this
-    machine."""
+    """The job according to its environment: its launcher, its ranks, and those on this machine."""
 
     variables: Mapping[str, str]
     by: str | None = None
@@ -41,8 +40,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read the variables of torchrun and Slurm. In an sbatch script without a step yet, use the
-    job's."""
+    """Read the variables of torchrun and Slurm. In an sbatch script before any srun, use those of
+    the job."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -76,8 +75,8 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Port:
-    """`asked`: it is MASTER_PORT, not just the default. `owner`: the command that listens there, if
-    known."""
+    """A port. `asked`: it comes from MASTER_PORT and is not the default. `owner`: the command that
+    listens on it, if known."""
 
     number: int
     asked: bool
@@ -91,7 +90,7 @@ def look_at_port(environment: Mapping[str, str]) -> Port:
     number = asked or DEFAULT_PORT
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # As torch's store does: a port that is closing counts as free.
+            # Like torch's store, treat a port that is closing as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", number))
             probe.listen(1)
@@ -102,8 +101,8 @@ def look_at_port(environment: Mapping[str, str]) -> Port:
 
 
 def owner_of(port: int) -> tuple[int | None, str | None]:
-    """(the process that listens on a port, its command); None if unknown, as for another user's
-    process."""
+    """Return the process that listens on a port, and its command. Both are None if unknown, for
+    example if another user owns the process."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status != psutil.CONN_LISTEN or not connection.laddr:
@@ -116,7 +115,7 @@ def owner_of(port: int) -> tuple[int | None, str | None]:
 
 @dataclass(frozen=True)
 class Address:
-    """The rendezvous address. `connects`: None if not tried."""
+    """The rendezvous address. `connects` is None if no connection was tried."""
 
     name: str
     resolved: str | None
@@ -141,7 +140,7 @@ def look_at_address(environment: Mapping[str, str]) -> Address | None:
 
 
 def resolve(name: str) -> tuple[str | None, str | None]:
-    """(address, None), or (None, why not). Give up if the name server does not respond."""
+    """Return (address, None) or (None, reason). Give up if the name server does not respond."""
 
     def ask() -> str:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -155,8 +154,8 @@ def resolve(name: str) -> tuple[str | None, str | None]:
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
-    """Return the answer, or raise TimeoutError. The call cannot be canceled, so it runs in a daemon
-    thread."""
+    """Return the result of `ask`, or raise TimeoutError. The call cannot be canceled, so it runs in
+    a daemon thread."""
     answers: list[T] = []
     errors: list[Exception] = []
 
@@ -178,8 +177,8 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory limit and use of the container or job. `killed`: processes that ran out of
-    memory."""
+    """The memory limit and use of the container or job. `killed`: the number of processes killed
+    for lack of memory."""
 
     limit_bytes: int | None = None
     used_bytes: int | None = None
@@ -187,7 +186,7 @@ class Memory:
 
 
 def look_at_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
-    """Read cgroup 2 as a container sees it, or else cgroup 1."""
+    """Read cgroup v2 as a container sees it, or else cgroup v1."""
     first = ("limit_in_bytes", "usage_in_bytes", "oom_control")
     for limit, used, events in (
         ("memory.max", "memory.current", "memory.events"),
@@ -232,7 +231,7 @@ def look_at_disk(path: Path) -> Disk:
 class Interface:
     name: str
     up: bool
-    megabits: int | None  # None: virtual, or the driver does not say
+    megabits: int | None  # None: virtual, or the driver does not report it
 
 
 def look_at_interfaces(root: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:

@@ -1,9 +1,9 @@
 """The events that watched ranks write: the schema of `paralab.observe`, field by field.
 
-Every event has `t` (Unix seconds when it began), `step` (the optimizer steps that the rank had
-finished), `site` (the line in the user's code, or None), and `seconds` if it took time. An operation
-that raised has `error`. Long runs keep whole steps (see `observe.budget`): all events between two
-kept `Step`s belong to the second.
+Every event has `t` (Unix seconds when it began), `step` (how many optimizer steps the rank had
+finished), `site` (the line in the user's code, or None), and `seconds` if it took time. An
+operation that raised has `error`. Long runs keep whole steps (see `observe.budget`): all events
+between two kept `Step`s belong to the second.
 
 "Sampled" fields exist only in steps 1 2 3 4 8 16 32 64 128 192 … (if kept). A digest is [norm, sum]
 per tensor, None if there is no tensor; a norm of -1 is NaN, and -2 infinity. Equal tensors have equal
@@ -24,7 +24,7 @@ Digest = list[list[float] | None]
 
 
 def _tag(name: str) -> str:
-    """`zero_grad` for ZeroGrad."""
+    """Return the tag of an event class: `zero_grad` for ZeroGrad."""
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
@@ -32,12 +32,12 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
     t: float = 0.0
     step: int = 0
     site: Site | None = None
-    seconds: float | None = None  # None if it is not timed, or not over
+    seconds: float | None = None  # None if it is not timed or has not ended
     error: str | None = None  # "RuntimeError: …"
 
 
 class Start(Event, frozen=True):
-    """The process knows its rank. `world`: from the launcher. `cores`: that it may use.
+    """The process knows its rank. `world`: from the launcher. `cores`: those it may use.
     `trial_steps`: from `--try`."""
 
     rank: int = 0
@@ -85,7 +85,7 @@ class Destroy(Event, frozen=True):
 class Wrap(Event, frozen=True):
     """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping; None if it raised.
     Lists are in the order of named_parameters(). `seq`: the first and last number of its collectives
-    in the default group. `ranks`: that DDP reduces over. `ignored`: names that it does not reduce."""
+    in the default group. `ranks`: of its group. `ignored`: parameters it does not reduce."""
 
     ranks: list[int] = []
     ignored: list[str] = []
@@ -98,7 +98,7 @@ class Wrap(Event, frozen=True):
     buffers: list[str] = []
     batch_norms: int = 0
     sync_batch_norms: int = 0
-    dropouts: int = 0  # with p > 0
+    dropouts: int = 0  # number of dropout layers with p > 0
     options: dict[str, Any] = {}  # static_graph, device_ids, …
     seq: list[int] | None = None
 
@@ -123,14 +123,14 @@ class Forward(Event, frozen=True):
 class Backward(Event, frozen=True):
     """A backward pass. Dictionaries have the number of a model, as text, as their key.
 
-    loss          the value it started from, if it is one number (sampled on a GPU)
-    lacking       trainable parameters without a gradient after it (sampled)
+    loss          the value of the loss, if it is one number (sampled on a GPU)
+    lacking       trainable parameters without a gradient after the pass (sampled)
     unused_bytes  what DDP with find_unused_parameters found unused in the previous pass (sampled)
     laid          [name, shape, strides of the gradient, of DDP's bucket] where they differ (sampled)
     unsynced      models inside no_sync()
-    reduced       it passes through a tensor that a collective overwrote
+    reduced       the pass goes through a tensor that a collective overwrote
     weight        the factor from backward(gradient=…)
-    grad_norm     of all gradients after it (sampled)
+    grad_norm     the norm of all gradients after the pass (sampled)
     seq           as in Forward
     """
 
@@ -147,7 +147,7 @@ class Backward(Event, frozen=True):
 
     @property
     def without_grad(self) -> list[str] | None:
-        """Parameters without a gradient in all wrapped models; None if unknown."""
+        """Return the parameters without a gradient in all wrapped models, or None if unknown."""
         if self.lacking is None:
             return None
         return [name for names in self.lacking.values() for name in names]
@@ -166,7 +166,7 @@ class Step(Event, frozen=True):
 
 
 class ZeroGrad(Event, frozen=True):
-    """zero_grad. `optimizer`: None for a module's."""
+    """zero_grad. `optimizer`: None for the method of a module."""
 
     optimizer: int | None = None
 
@@ -242,7 +242,7 @@ class Batch(Event, frozen=True):
 
 
 class Epoch(Event, frozen=True):
-    """The end of a pass over a DataLoader. A loop that is left early has none."""
+    """The end of a pass over a DataLoader. A loop that ends early has no such event."""
 
     loader: int = 0
     epoch: int = 1
@@ -393,7 +393,7 @@ class Exit(Event, frozen=True):
 
 
 class End(Event, frozen=True):
-    """The program ended by itself, possibly after an exception."""
+    """The program ended on its own, possibly after an exception."""
 
     how: str = "finished"
 
@@ -427,8 +427,8 @@ def _kinds() -> dict[str | int | None, type[Event]]:
 
 
 def typed(event: dict[str, Any], sites: dict[int, Site]) -> Event | None:
-    """Convert an event; None if a newer paralab wrote it. Values are not checked: a sampler of the
-    user may have an `epoch` of any type."""
+    """Convert an event. Return None if a newer paralab wrote it. Values are not checked: a user's
+    sampler may have an `epoch` of any type."""
     kind = _kinds().get(event.get("event", ""))
     if kind is None:
         return None

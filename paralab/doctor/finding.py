@@ -23,7 +23,7 @@ class Edit:
 @dataclass(frozen=True)
 class Finding:
     """`error`: certain and harmful. `warning`: certain, and costs time or quality. `suspect`:
-    possible; `why` says what would decide it."""
+    possible; `why` explains what would decide it."""
 
     id: str
     severity: Severity
@@ -38,7 +38,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`train.py:41`, or empty."""
+        """Return `train.py:41`, or an empty string."""
         return f"{self.file or ''}{f':{self.line}' if self.file and self.line else ''}"
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that could not be checked: a whole file, or one check of it (`check`)."""
+    """Something that could not be checked: a whole file, or one `check` of it."""
 
     file: str
     reason: str  # a sentence that names the file or the check
@@ -60,7 +60,7 @@ class Failure:
 @dataclass(frozen=True)
 class Looked:
     """One fact about this machine, good or bad. `value`: what was measured, or why nothing was.
-    `findings`: their ids."""
+    `findings`: the ids of findings about it."""
 
     name: str
     value: str | None
@@ -69,7 +69,7 @@ class Looked:
 
 
 def ordered(findings: list[Finding]) -> list[Finding]:
-    """The most certain first; among those the one that gains most; then by place."""
+    """Sort findings by certainty, then by gain, then by place."""
     place = {severity: number for number, severity in enumerate(SEVERITIES)}
     return sorted(
         findings, key=lambda f: (place[f.severity], -(f.gain or 0), f.file or "", f.line or 0, f.id)

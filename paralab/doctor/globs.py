@@ -22,7 +22,7 @@ class Pattern:
 
 @cache
 def compile_pattern(text: str) -> Pattern:
-    """`build` matches at any depth, `/build` and `src/*.py` from the top, and `**` any folders."""
+    """Compile a pattern: `build` matches anywhere, `/build` at the top, and `**` any folders."""
     negated = text.startswith("!")
     body = text.removeprefix("!").removeprefix("\\")
     anchored = "/" in body.rstrip("/")
@@ -30,19 +30,19 @@ def compile_pattern(text: str) -> Pattern:
     expression = ("" if anchored else "(?:.*/)?") + _translate(words)
     try:
         compiled = re.compile(expression)
-    except re.error:  # an odd bracket: take it literally
+    except re.error:  # an unbalanced bracket: match it literally
         compiled = re.compile(re.escape(words))
     return Pattern(compiled, negated, body.endswith("/"))
 
 
 def compile_patterns(lines: Iterable[str]) -> list[Pattern]:
-    """The patterns of a .gitignore, without comments and empty lines."""
+    """Compile the lines of a .gitignore, except comments and empty lines."""
     kept = (line.rstrip() for line in lines)
     return [compile_pattern(line) for line in kept if line.strip("/!") and line[0] != "#"]
 
 
 def is_matched(path: str, patterns: Iterable[Pattern], is_folder: bool = False) -> bool:
-    """Do the patterns match a path? The last match wins, so `!keep.py` takes one back."""
+    """Return whether the patterns match a path. The last match wins: `!keep.py` undoes one."""
     matched = False
     for pattern in patterns:
         if pattern.matches(path, is_folder):
@@ -51,7 +51,7 @@ def is_matched(path: str, patterns: Iterable[Pattern], is_folder: bool = False) 
 
 
 def is_excluded(path: str, patterns: Iterable[Pattern]) -> bool:
-    """Do the patterns match a file or one of the folders around it?"""
+    """Return whether the patterns match a file or one of its parent folders."""
     parts = path.split("/")
     folders = ("/".join(parts[:number]) for number in range(1, len(parts)))
     chosen = list(patterns)
@@ -61,7 +61,7 @@ def is_excluded(path: str, patterns: Iterable[Pattern]) -> bool:
 
 
 def _translate(pattern: str) -> str:
-    """A regular expression; `*` and `?` stop at a slash."""
+    """Translate a pattern to a regular expression. `*` and `?` do not match a slash."""
     found, at = "", 0
     while at < len(pattern):
         if pattern.startswith("**/", at):

@@ -1,5 +1,5 @@
-"""Find the failure that a message belongs to. The patterns are in the entries, so logs, observed
-ranks, and run folders all know the same messages."""
+"""Find the failure that a message belongs to. The patterns are in the entries, so logs, watched
+ranks, and run folders all use the same ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Known:
         rank: int | None,
         evidence: tuple[str, ...],
     ) -> Finding:
-        """`rank`: the only one that printed it."""
+        """Turn a message into a finding. `rank`: the only rank that printed it."""
         words = {name: text or "" for name, text in self.match.groupdict().items()}
         who = named(ranks)
         words |= {"who": who[0].lower() + who[1:], "at": f" at {at}" if at else ""}
@@ -64,8 +64,8 @@ def _patterns(kinds: tuple[str, ...]) -> list[tuple[Entry, Message, re.Pattern[s
 def find_message(
     text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
 ) -> Known | None:
-    """The first message of the catalog that occurs in a text: causes before notes, which torch may
-    print behind an exception. `lines`: the rest of the log."""
+    """Return the first catalog message in a text. Causes precede notes, which torch may print after
+    an exception. `lines`: the rest of the log."""
     for entry, message, pattern in sorted(_patterns(kinds), key=lambda one: one[1].kind == "note"):
         if (match := pattern.search(text)) and (
             not message.beside or any(re.search(message.beside, line.text) for line in lines)
@@ -75,7 +75,7 @@ def find_message(
 
 
 def named(ranks: Iterable[int | None]) -> str:
-    """ "Rank 1", "Ranks 0 and 2", or "A process" """
+    """Return "Rank 1", "Ranks 0 and 2", or "A process"."""
     known = sorted({rank for rank in ranks if rank is not None})
     if not known:
         return "A process"
@@ -86,7 +86,7 @@ def named(ranks: Iterable[int | None]) -> str:
 
 @lru_cache(maxsize=4)
 def printed_messages(logs: Logs) -> dict[Message, list[tuple[Known, Line]]]:
-    """The messages of the catalog in lines outside tracebacks, the most specific first."""
+    """Return the catalog messages in lines outside tracebacks, the most specific first."""
     found: dict[Message, list[tuple[Known, Line]]] = defaultdict(list)
     for line in logs.lines:
         if known := find_message(line.text, ("printed", "note"), logs.lines):
@@ -95,14 +95,14 @@ def printed_messages(logs: Logs) -> dict[Message, list[tuple[Known, Line]]]:
 
 
 def explains(logs: Logs, event: Event | None = None) -> bool:
-    """Whether the catalog knows the exception of this event, or a line of a job that failed."""
+    """Return whether the catalog explains this event's exception, or a line of a failed job."""
     if event is not None:
         return bool(event.trace and find_message(event.trace.text, lines=logs.lines))
     return any(message.kind == "printed" for message in printed_messages(logs))
 
 
 def messages_in(logs: Logs) -> Iterator[Finding]:
-    """What the catalog knows about the exceptions that ended the job, and about other lines."""
+    """Report what the catalog says about the exceptions that ended the job, and other lines."""
     events = blame(logs).roots or blame(logs).victims
     raised: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
     for event in events:
@@ -127,7 +127,7 @@ def messages_in(logs: Logs) -> Iterator[Finding]:
 
 
 def _of_lines(logs: Logs, told: list[tuple[Known, Line]]) -> Finding:
-    """Python prints before a warning the line of code that it is about."""
+    """Report a message. Before a warning, Python prints the line of code that caused it."""
     known = told[0][0]
     ranks = {line.rank for _, line in told}
     if process := known.match.groupdict().get("pid"):

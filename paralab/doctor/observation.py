@@ -1,15 +1,15 @@
-"""What watched ranks wrote, as the checks read it.
+"""The events of watched ranks, in the form that checks read.
 
 An observation is a folder. Every rank writes these files (after a restart by torchrun,
-`rank<N>.<attempt>` instead of `rank<N>`; the last attempt counts):
+`rank<N>.<attempt>` instead of `rank<N>`; only the last attempt is read):
 
     rank<N>.jsonl    one event per line (`doctor.events` is the schema). A long run keeps whole steps:
-                     the first 64, then one in 8 or fewer, as each rank can afford it. Checks only get
+                     the first 64, then one in 8 or fewer, depending on their cost. Checks only get
                      the steps that all ranks kept.
     rank<N>.now      the operations that are open; still readable if the rank hangs or was killed
     rank<N>.recent   the last 512 operations of the other, light steps, and those that are open, as
                      numbers of calls that the first file explains
-    rank<N>.json     stacks and last collectives, when asked
+    rank<N>.json     stacks and last collectives, on request
 
     observation = Observation.read(folder)
     for rank in observation.ranks:
@@ -52,7 +52,7 @@ from paralab.record.reader import WatchedTail
 from paralab.record.ring_log import OPEN, ROWS, Row, read_ring_log
 
 Kind = TypeVar("Kind", bound=Event)
-# Operations that make collectives; `seq` has the numbers.
+# Operations that run collectives; `seq` has their numbers.
 Numbered = Collective | Forward | Backward | Wrap
 # Operations that need the other ranks.
 WAITING = (
@@ -70,13 +70,13 @@ REPEATED = (
 class WatchedRank:
     """One watched rank.
 
-    doing     operations that had begun and not ended when the folder was read, outermost first
+    doing     operations that were open when the folder was read, outermost first
     lives     its process exists; None if it runs on another machine
     state     of its process, as one letter of `ps`; None if it is gone or on another machine
     progress  grows with every event and every operation that begins
     recent    the last light steps, without minor events
-    settled   it has stopped where `doing` says: it hangs or has ended
-    answer    its stacks and collectives, if asked
+    settled   it hangs or has ended, in the operations in `doing`
+    answer    its stacks and collectives, if requested
     """
 
     rank: int
@@ -91,7 +91,7 @@ class WatchedRank:
     answer: StackDump | None = None
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """The events of one kind. Checks ask often, so the answer is kept."""
+        """Return the events of one kind. The result is cached, because many checks need it."""
         if kind not in self._by_kind:
             self._by_kind[kind] = [event for event in self.events if isinstance(event, kind)]
         return self._by_kind[kind]
@@ -105,8 +105,8 @@ class WatchedRank:
 
     @cached_property
     def story(self) -> list[Event]:
-        """`events` and `recent`: for hangs, which need what came last. Checks of whole steps use
-        `events`."""
+        """Return `events` and `recent`. Checks for hangs need the latest operations; checks of
+        whole steps use `events`."""
         if not self.recent:
             return list(self.events)
         return sorted([*self.events, *self.recent], key=lambda event: event.t)
@@ -117,12 +117,12 @@ class WatchedRank:
 
     @property
     def made(self) -> int:
-        """The number of optimizer steps."""
+        """Return the number of optimizer steps."""
         return max((event.step for event in (*self.story, *self.doing)), default=0)
 
     @property
     def raised(self) -> Raised | None:
-        """The exception that ended it."""
+        """Return the exception that ended this rank."""
         return self.last(Raised)
 
     @property
@@ -131,7 +131,7 @@ class WatchedRank:
 
     @property
     def reached_end(self) -> bool:
-        """It reached the end of the program, or called an exit."""
+        """Return whether it reached the end of the program or called an exit function."""
         return self.last(End) is not None or self.left is not None
 
     @property
@@ -140,26 +140,26 @@ class WatchedRank:
 
     @property
     def is_blind(self) -> bool:
-        """Watching this rank failed, so a missing event may have happened."""
+        """Return whether watching failed, so that something may have happened without an event."""
         return self.last(Off) is not None
 
     @property
     def last_place(self) -> Place | None:
-        """The last line of the user's code that is known."""
+        """Return the last known line of user code."""
         events = reversed((*self.story, *self.doing))
         return next((event.site.place for event in events if event.site), None)
 
     @property
     def waits_since(self) -> float | None:
-        """When (Unix seconds) it entered an operation that needs the others; None if it is in none,
-        or its process is gone."""
+        """Return when (Unix seconds) it entered an operation that needs the others. Return None if
+        it is in no such operation or its process is gone."""
         inner = self.doing[-1] if self.doing else None
         return inner.t if self.lives is not False and isinstance(inner, WAITING) else None
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """group -> number -> the innermost operation that made this collective. Open operations
-        count if the rank has stopped."""
+        """Return group -> number -> the innermost operation that ran this collective. Include open
+        operations if the rank has stopped."""
         found: dict[str, dict[int, Numbered]] = {}
         open_ = self.doing if self.settled else ()
         for event in sorted((*self.story, *open_), key=lambda event: event.t):
@@ -175,9 +175,9 @@ class Observation:
     """All watched ranks.
 
     world            how many ranks there should be
-    over             the command has ended, with `exit_code`. Checks also run before: one that argues
-                     from something missing (never called, too few) must wait until `over`
-    stalled_seconds  how long no rank has made progress; None if that is not the question
+    over             the command has ended, with `exit_code`. Checks also run earlier: one that
+                     infers from something missing (never called, too few) must wait until `over`
+    stalled_seconds  how long no rank has made progress; None if not measured
     ended_by_us      a trial was over, or the job hung for good
     notes            what kept a process from being watched
     """
@@ -193,7 +193,7 @@ class Observation:
 
     @property
     def settled(self) -> bool:
-        """Nothing more will come soon: the job has ended or hangs."""
+        """Return whether the job has ended or hangs, so that no event is about to arrive."""
         return self.over or self.stalled_seconds is not None
 
     @classmethod
@@ -243,27 +243,27 @@ class _File:
 
     @property
     def made(self) -> int:
-        """The number of optimizer steps."""
+        """Return the number of optimizer steps."""
         steps = [event.step for event in self.events] + [row.step for row in self.rows[-1:]]
         return max(steps, default=0)
 
     def open_now(self) -> list[Event]:
-        """Operations of light steps that the rank is in."""
+        """Return the open operations of light steps."""
         return [e for row in self.rows if row.seconds == OPEN for e in self._typed(row, {})]
 
     def recent(self) -> list[Event]:
-        """Finished operations of the last light steps, from the beginning of a step."""
+        """Return the finished operations of the last light steps, beginning with a whole step."""
         cut = self.rows[0].step if len(self.rows) == ROWS else -1
         made = self._collectives_made()
         found = [e for row in self.rows if row.seconds >= 0 for e in self._typed(row, made)]
         return [event for event in found if event.step > cut]
 
     def _collectives_made(self) -> dict[int, int]:
-        """row -> how many collectives it made: up to the first one of the next row. If none follows
-        soon, as many as the last time."""
+        """Return row -> the number of collectives it ran: up to the first one of the next row. If
+        no row follows soon, assume as many as last time."""
         made: dict[int, int] = {}
         usual: dict[int, int] = {}  # call -> how many
-        following: dict[str, Row] = {}  # group -> the next row that counts in it
+        following: dict[str, Row] = {}  # group -> the next row with collectives in it
         for row in reversed(self.rows):
             call = self.calls.get(row.call, {})
             if not row.first or call.get("of") == "batch":
@@ -293,7 +293,7 @@ class _File:
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
-    """Steps that one rank kept and another rank ran but did not keep."""
+    """Return the steps that one rank kept and another rank ran but did not keep."""
     kept = [file for file in files if file.kept]
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()
@@ -303,7 +303,7 @@ def _not_shared(files: Collection[_File]) -> set[int]:
 
 
 class Reader:
-    """Reads a folder again and again, each time only what is new."""
+    """Reads a growing folder repeatedly, each time only what is new."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -349,7 +349,7 @@ def _answered(path: Path, asked: float) -> bool:
 
 
 def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRank:
-    """One rank; `apart` lists steps that other ranks did not keep."""
+    """Return one watched rank. `apart`: the steps that other ranks did not keep."""
     count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.open_now() if isinstance(event, WAITING)]
@@ -374,12 +374,12 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRa
 
 
 def _is_of(event: Event, steps: set[int]) -> bool:
-    """It belongs to one of these steps, and every step repeats it."""
+    """Return whether an event belongs to one of these steps and recurs in every step."""
     return isinstance(event, REPEATED) and event.step + (not isinstance(event, Step)) in steps
 
 
 def _life(start: Start) -> tuple[bool | None, str | None]:
-    """(whether its process exists, its state); None if it runs on another machine."""
+    """Return whether the process exists, and its state. Both are None on another machine."""
     if start.host != socket.gethostname():
         return None, None
     state = state_of(start.pid)
@@ -387,6 +387,6 @@ def _life(start: Start) -> tuple[bool | None, str | None]:
 
 
 def _rank_and_attempt(path: Path) -> tuple[int, int]:
-    """rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
+    """Parse a file name: rank0.jsonl is the first attempt of rank 0, rank0.2.jsonl the third."""
     rank, _, attempt = path.stem.removeprefix("rank").partition(".")
     return int(rank), int(attempt or 0)

@@ -1,4 +1,4 @@
-"""How far each rank got in each pass over a DataLoader, and the collectives it called in it."""
+"""How far each rank got in each pass over a DataLoader, and which collectives it called."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paralab.doctor.source_context import is_outside
 class Pass:
     """One pass over a loader.
 
-    batches     how many it read
-    reached     the last batch in which it was in a collective
+    batches     how many batches the rank read
+    reached     the last batch in which the rank was in a collective
     exhausted   the loader ended
-    over        the rank went on to something else, because the loader ended or it left early
+    over        the rank left the loop, because the loader ended or earlier
     """
 
     loader: Loader
@@ -32,7 +32,7 @@ class Pass:
 
 
 def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
-    """(loader, epoch) -> what this rank did in this pass."""
+    """Map (loader, epoch) to what this rank did in this pass."""
     found: dict[tuple[int, int], Pass] = {}
     current: Pass | None = None
     for event in (*rank.story, *rank.doing):
@@ -51,7 +51,7 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
         elif isinstance(event, Numbered) and _needs_ranks(event):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
-                continue  # an open operation may end in the next moment
+                continue  # an open operation may be about to end
             current.reached = current.batches
             current.collectives.append(event)
     for each in found.values() if rank.reached_end else ():
@@ -60,7 +60,7 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
 
 
 def _is_left(current: Pass, event: Numbered) -> bool:
-    """The first collective was inside the loop over the loader, and this one is outside."""
+    """Return whether this collective is outside the loop and the first one was inside it."""
     loop = current.loader.site
     inside = current.collectives[0].site if current.collectives else None
     if loop is None or inside is None or event.site is None or event.site is inside:
@@ -69,7 +69,7 @@ def _is_left(current: Pass, event: Numbered) -> bool:
 
 
 def _needs_ranks(event: Numbered) -> bool:
-    """It made collectives, is inside one, or failed there."""
+    """Return whether the operation ran collectives, is inside one, or failed in one."""
     if not isinstance(event, (Backward, Forward, Collective)) or not event.seq:
         return False
     is_open = isinstance(event, Backward) and event.seconds is None

@@ -1,7 +1,7 @@
 """Fixes as text: a finding's edits become a unified diff and, with --fix, a new file.
 
-Edits replace whole lines and keep everything else byte for byte. A file that is not exactly the
-text that was checked stays unchanged.
+Edits replace whole lines and keep everything else byte for byte. A file that has changed since the
+check stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paralab.errors import UsageError
 
 
 class DoesNotFit(Exception):
-    """The edits cannot be made to this text; the message says why."""
+    """The edits cannot be applied to this text; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Fixes:
 
 
 def _span(edit: Edit) -> tuple[float, float]:
-    """The part of the file that an edit replaces, where line n reaches from n to n+1. An insertion
+    """Return the part of the file that an edit replaces, where line n spans n to n+1. An insertion
     is the point before its line."""
     return (edit.first, edit.last + 1)
 
 
 def overlap(one: Edit, other: Edit) -> bool:
-    """Do two edits touch the same lines (3–5 and 4–4), or insert before the same line?"""
+    """Return whether two edits touch the same lines (3–5, 4–4) or insert before the same line."""
     if one.file != other.file:
         return False
     (a, b), (c, d) = _span(one), _span(other)
@@ -70,7 +70,7 @@ def overlap(one: Edit, other: Edit) -> bool:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """The text after the edits, with the line ends of the file, also a missing last one."""
+    """Return the text after the edits. Keep the file's line endings, even a missing last one."""
     lines = lines_of(text)
     end = next(
         (line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n"
@@ -96,7 +96,7 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 
 
 def shown_path(file: str) -> str:
-    """A path relative to the current folder, if it is below it."""
+    """Return the path relative to the current folder if the file is inside it."""
     try:
         return Path(file).resolve().relative_to(Path.cwd().resolve()).as_posix()
     except (ValueError, OSError):
@@ -117,7 +117,7 @@ def _diff(file: str, before: str, after: str) -> str:
 
 
 def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
-    """A unified diff over all files; None if there is nothing to change or the edits do not fit."""
+    """Return a unified diff over all files, or None if nothing changes or the edits do not fit."""
     parts = []
     for file in dict.fromkeys(edit.file for edit in edits):
         before = sources.text(file)
@@ -179,7 +179,7 @@ def _reason_to_leave(finding: Finding, chosen: list[Edit], sources: Sources) -> 
 
 
 def _apply(edits: Sequence[Edit], files: set[str], sources: Sources) -> dict[str, str]:
-    """The new text of each file; raises if it would not be valid Python."""
+    """Return the new text of each file. Raise if it would not be valid Python."""
     texts = {}
     for file in sorted(files):
         texts[file] = edited(
@@ -191,7 +191,7 @@ def _apply(edits: Sequence[Edit], files: set[str], sources: Sources) -> dict[str
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a temporary file and rename it: the file has the old or the new text, nothing between."""
+    """Write a temporary file and rename it, so that the file is never half written."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

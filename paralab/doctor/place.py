@@ -26,7 +26,7 @@ class Place:
 @dataclass(frozen=True)
 class Site:
     """Where a call came from: up to four frames of the user's code, innermost first. Two calls of
-    one helper have the same first place and differ in the next."""
+    one helper share the first place and differ in the next one."""
 
     stack: tuple[Place, ...]
 

@@ -1,7 +1,7 @@
 """Preflight: this machine and its allocation, before training. `look` gathers facts; the machine
 checks judge them.
 
-A fact that could not be found out is None, and `unknown` says why. This process never imports torch;
+An unknown fact is None, and `unknown` gives the reason. This process never imports torch;
 child processes do.
 """
 
@@ -77,16 +77,16 @@ class Facts:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that torch can use."""
+        """Return the GPUs that torch can use."""
         return self.torch.gpus if self.torch else ()
 
     @property
     def ranks_here(self) -> int | None:
-        """The ranks on this machine: as the launcher says, or else one per GPU."""
+        """Return the number of ranks on this machine: from the launcher, or else one per GPU."""
         return self.launch.local_ranks or len(self.gpus) or None
 
     def evidence(self, *names: str) -> tuple[str, ...]:
-        """Rows as evidence for a finding; the table derives its verdicts from them."""
+        """Return rows as evidence for a finding. `table` derives its verdicts from them."""
         values = dict(rows(self))
         return tuple(
             f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names
@@ -100,7 +100,7 @@ CONCERNS = (
 
 
 def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Gather all facts. Tests that load the cores run one after the other, the timed one alone."""
+    """Gather all facts. CPU-heavy tests run one after the other, and the timed one runs alone."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -177,7 +177,7 @@ def _limits() -> Limits:
 
 
 def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
-    """(name, value) of each fact; None if it is unknown or not set."""
+    """Yield each fact as (name, value). The value is None if it is unknown or not set."""
     yield "cores", f"{facts.cores} of {facts.machine_cores} usable ({facts.cpu})"
     yield "memory", _memory(facts)
     yield "torch", _torch(facts.torch) if facts.torch else None
@@ -212,7 +212,7 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
 
 
 def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
-    """Every fact with its verdict."""
+    """Return every fact with its verdict."""
     found = []
     for name, value in rows(facts):
         about = [f for f in findings if any(e.startswith(f"{name}: ") for e in f.evidence)]

@@ -1,4 +1,4 @@
-"""Tests that need other processes: what torch can do, and whether two ranks reach each other. Each
+"""Tests that need other processes: what torch can do, and whether two ranks can connect. Each
 test has a deadline."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from paralab.machine.child import command
 from paralab.machine.host import loopback
 
-BYTES = 25 * 2**20  # a bucket of DDP
-SECONDS = 20.0  # for one test: import torch, connect, a few all-reduces
+BYTES = 25 * 2**20  # the size of a DDP bucket
+SECONDS = 20.0  # deadline of one test: import torch, connect, run a few all-reduces
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce between two ranks. `copy_seconds`: to copy as many bytes in memory. `problem`:
-    why there is no time."""
+    """An all-reduce between two ranks. `copy_seconds`: the time to copy as many bytes in memory.
+    `problem`: why there is no time."""
 
     backend: str
     ranks: tuple[str, str]
@@ -58,7 +58,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs over NCCL; if that fails, once more through CPU memory."""
+    """Two GPUs over NCCL and, if that fails, again through CPU memory."""
 
     direct: Link
     through_host: Link | None
@@ -69,8 +69,8 @@ def two_ranks(
     devices: tuple[int | None, int | None] = (None, None),
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Let two processes all-reduce a bucket. They rendezvous through a file, so they need no port,
-    and end before this returns."""
+    """Time an all-reduce of one bucket between two processes. They rendezvous through a file, so
+    they need no port. They end before this returns."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )
@@ -86,7 +86,7 @@ def two_ranks(
 def _run(
     folder: Path, backend: str, devices: Sequence[int | None], environment: dict[str, str]
 ) -> tuple[list[int | None], list[list[dict[str, Any]]], list[str]]:
-    """(exit codes, None after the deadline; the JSON that each printed; its stderr)."""
+    """Return the exit codes (None after the deadline), and each process's JSON and stderr."""
     # DETAIL may crash torch (H19).
     quiet = {"TORCH_DISTRIBUTED_DEBUG": "OFF", "PYTHONUNBUFFERED": "1"}
     near = {"GLOO_SOCKET_IFNAME": name} if (name := loopback()) and backend == "gloo" else {}
@@ -172,7 +172,7 @@ def _pair(devices: tuple[int, int]) -> Pair:
 
 
 def driver_gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs that the driver sees, whatever torch can use; None if it does not respond."""
+    """Return the GPUs that the driver reports, or None if the driver does not respond."""
     question = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.check_output(

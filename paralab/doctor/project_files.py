@@ -1,5 +1,5 @@
-"""The Python files of a folder that train in parallel: what git tracks or could track, and text
-that mentions torch and something parallel."""
+"""The Python files of a folder that train in parallel. They are not ignored by git, and mention
+torch and something parallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SKIPPED = frozenset(
     ["node_modules", "site-packages", "__pycache__", "venv", "build", "dist", "__pypackages__"]
 )  # and every folder whose name begins with a dot or that has a pyvenv.cfg
 GIT_SECONDS = 30
-# Code, not words in a comment: many scripts only mention `accelerate launch` or torchrun.
+# Match code, not comments: many scripts only mention `accelerate launch` or torchrun.
 PARALLEL = re.compile(
     rb"torch\.distributed|torch import distributed|init_process_group|DataParallel|\bDDP\b|FSDP|"
     rb"fully_shard|Distributed\w*Sampler|GradScaler|no_sync|Accelerator\b|pipelining|LOCAL_RANK|"
@@ -35,7 +35,7 @@ MAIN = re.compile(r"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """`python`: how many Python files there are. `parallel`: those that train in parallel."""
+    """`python`: the number of Python files. `parallel`: those that train in parallel."""
 
     python: int
     parallel: list[Path]
@@ -47,9 +47,9 @@ def find_files(folder: Path) -> ProjectFiles:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The Python files in a folder, without ignored files and virtual environments."""
+    """Return the Python files in a folder, without ignored files and virtual environments."""
     listed = [path for path in _list_with_git(folder) if path.suffix == ".py"]
-    if not listed:  # no git here, or the folder itself is ignored but was asked for
+    if not listed:  # no git here, or the user named an ignored folder
         listed = [path for path in _walk(folder) if path.suffix == ".py"]
     environments: dict[Path, bool] = {}
     kept = (path for path in sorted(listed) if not _is_skipped(path, folder, environments))
@@ -57,7 +57,7 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def trains_in_parallel(path: Path) -> bool:
-    """Does the text mention torch (or accelerate) and something parallel?"""
+    """Return whether the text mentions torch (or accelerate) and something parallel."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -69,10 +69,10 @@ def trains_in_parallel(path: Path) -> bool:
 
 
 def entry_points(files: Iterable[Path]) -> list[Path]:
-    """The files that are scripts, or that no other file of these imports.
+    """Return the files that are scripts or that none of the other files imports.
 
-    A module that another file imports is checked with its importer: only there are its callers, and
-    the guards around the calls, known.
+    A module that another file imports is checked with its importer, which has its callers and the
+    guards around the calls.
     """
     texts = {path.resolve(): path.read_text("utf-8", "replace") for path in files if path.exists()}
     imported = {
@@ -107,7 +107,7 @@ def _local_imports(path: Path, text: str) -> Iterator[Path]:
 
 
 def _list_with_git(folder: Path) -> list[Path]:
-    """Tracked files and new files that no .gitignore matches; empty without git."""
+    """Return tracked files and new files that are not ignored; an empty list without git."""
     here = folder.resolve()
     if not any((each / ".git").exists() for each in (here, *here.parents)):
         return []
@@ -128,7 +128,7 @@ def _list_with_git(folder: Path) -> list[Path]:
 
 
 def _walk(top: Path) -> Iterator[Path]:
-    """The files under a folder, with each .gitignore applied from its own folder down."""
+    """Yield the files under a folder. Each .gitignore applies from its own folder down."""
     waiting: list[tuple[Path, list[tuple[Path, list[Pattern]]]]] = [(top, [])]
     while waiting:
         folder, rules = waiting.pop()
@@ -154,7 +154,7 @@ def _walk(top: Path) -> Iterator[Path]:
 
 
 def _is_skipped(path: Path, top: Path, environments: dict[Path, bool]) -> bool:
-    """Is the file in a hidden folder, a build folder, or a virtual environment below `top`?"""
+    """Return whether a file is in a hidden folder, build folder, or virtual environment."""
     parts = path.relative_to(top).parts[:-1]
     if any(part in SKIPPED or part.startswith(".") for part in parts):
         return True

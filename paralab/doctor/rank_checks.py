@@ -13,11 +13,11 @@ from paralab.doctor.place import Place, Site
 from paralab.doctor.registry import Check, check, entries
 
 NORM_TOLERANCE = 1e-5  # of the norm: equal tensors give equal norms up to rounding
-SUM_TOLERANCE = 1e-3  # of the norm: sums cancel, and round more
+SUM_TOLERANCE = 1e-3  # of the norm: sums cancel, so their rounding error is larger
 
 
 def equal(one: list[float] | None, other: list[float] | None) -> bool:
-    """Do two digests, [norm, sum] each, belong to equal tensors, as far as they show?"""
+    """Return whether two digests, [norm, sum] each, may belong to equal tensors."""
     if one is None or other is None:
         return one is other
     if one[0] < 0 or other[0] < 0:  # NaN, infinity
@@ -30,13 +30,13 @@ def equal(one: list[float] | None, other: list[float] | None) -> bool:
 
 
 def differing(digests: Iterable[Digest]) -> list[int]:
-    """The positions at which ranks hold different tensors."""
+    """Return the positions at which ranks hold different tensors."""
     first, *others = digests
     return [i for i, one in enumerate(first) if any(not equal(one, other[i]) for other in others)]
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """The one rank that differs while all others agree. None for two ranks: either may be wrong."""
+    """Return the one rank that differs from all others. None for two: either may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
@@ -54,17 +54,17 @@ def place_of(at: Event | Site | Place | None) -> Place | None:
 
 
 def watched(seen: Observation) -> bool:
-    """Was every rank observed from its start? Then what is missing did not happen."""
+    """Return whether every rank was watched from its start, so that no event is missing."""
     return len(seen.ranks) == seen.world and not any(rank.last(Off) for rank in seen.ranks)
 
 
 def ddp_wraps(rank: WatchedRank) -> list[Wrap]:
-    """The DDP models of a rank that still exist."""
+    """Return the DDP models of a rank that still exist."""
     return [wrap for wrap in rank.of(Wrap) if wrap.kind == "ddp" and wrap.model is not None]
 
 
 def is_data_parallel(seen: Observation) -> bool:
-    """Does every rank have a DDP model?"""
+    """Return whether every rank has a DDP model."""
     return len(seen.ranks) > 1 and all(ddp_wraps(rank) for rank in seen.ranks)
 
 
@@ -80,8 +80,8 @@ def make_finding(
     doubt: str = "",
     gain: float | None = None,
 ) -> Finding:
-    """A finding at the line of an event. `fix`: if the entry's does not fit this case. `doubt`:
-    what would make it certain ("if …"); it makes the finding a suspect."""
+    """Create a finding at the line of an event. `fix` replaces the entry's fix. `doubt`: what would
+    make it certain ("if …"); the finding is then a suspect."""
     if doubt:
         severity, why = "suspect", f"{why} Certain {doubt}."
     place = place_of(at)
@@ -91,7 +91,7 @@ def make_finding(
 
 
 def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:
-    """Register a check of one watched rank. One finding is enough: the ranks run the same script."""
+    """Register a check of one rank. One finding is enough: all ranks run the same script."""
 
     def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
         @wraps(find)

@@ -1,8 +1,8 @@
 """The collectives of watched ranks as `CollectiveCall`s.
 
-Their numbers come from the process group itself. So collectives that DDP makes (buffers in a
-forward, buckets in a backward, all of them in a wrap) count as well, and belong to the line of the
-user's code that caused them.
+Their numbers come from the process group itself. They therefore include the collectives of DDP:
+buffers in a forward, buckets in a backward, and everything in a wrap. Each belongs to the line of
+user code that caused it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
-    """An exception that is not merely the loss of another rank."""
+    """Return whether the rank raised an exception that is not just the loss of another rank."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
 
@@ -56,8 +56,8 @@ class Stuck:
 
 
 def once_per_rank(answer: Callable[[WatchedRank], T]) -> Callable[[WatchedRank], T]:
-    """Keep an answer as long as the rank that it is about. Many checks ask, and a rank is read
-    again and again."""
+    """Cache a result for as long as its rank object exists. Many checks need it, and ranks are read
+    repeatedly."""
 
     @wraps(answer)
     def ask(rank: WatchedRank) -> T:
@@ -82,8 +82,8 @@ def stuck(rank: WatchedRank) -> Stuck | None:
 
 
 def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
-    """A long forward, backward, or wrap may just compute. The flight recorder of a rank that
-    answered knows, unless it is empty although there were collectives."""
+    """Return whether a rank waits in an operation. A long forward, backward, or wrap may just
+    compute. The flight recorder shows which, unless it is empty in spite of collectives."""
     if isinstance(operation, Collective) or rank.answer is None:
         return True
     recorded = rank.answer.collectives
@@ -105,7 +105,7 @@ def group_of(operation: Numbered) -> str:
 
 @once_per_rank
 def calls(rank: WatchedRank) -> list[CollectiveCall]:
-    """Every collective of a rank, including the one that it is stuck in."""
+    """Return every collective of a rank, including the one in which it is stuck."""
     found = {
         (group, number): _call(event, group, number)
         for group, numbered in rank.collectives.items()
@@ -126,7 +126,7 @@ def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
 
 
 def _site(event: Numbered) -> object:
-    """Backward passes and wraps are the same wherever the user calls them."""
+    """Return what identifies a call. Backward passes and wraps are equal wherever they are."""
     if isinstance(event, (Backward, Wrap)):
         return type(event)
     return (type(event), event.site) if event.site else None
@@ -134,7 +134,7 @@ def _site(event: Numbered) -> object:
 
 @lru_cache(maxsize=1)
 def mismatches(seen: Observation) -> list[Mismatch]:
-    """Where the ranks part, and who is behind."""
+    """Return where the ranks diverge, and which ranks are behind."""
     groups: list[Init | Group] = []
     for rank in seen.ranks:
         groups += [*rank.of(Init), *rank.of(Group)]
@@ -158,26 +158,26 @@ def has_failed(call: CollectiveCall) -> bool:
 
 
 def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Whether the backend takes two calls for the same: equal kinds and shapes, and buffers of the
-    same model."""
+    """Return whether the backend pairs two calls: equal kinds and shapes, and buffers of the same
+    model."""
     models = {c.record.model for c in (one, other) if isinstance(c.record, Forward)}
     return (one.kind, one.shapes) == (other.kind, other.shapes) and len(models) < 2
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:
-    """Whether two operations have the same kind and come from the same line."""
+    """Return whether two operations have the same kind and come from the same line."""
     mine, its = _site(one), _site(other)
     return type(one) is type(other) and (mine is None or its is None or mine == its)
 
 
 def times_called(rank: WatchedRank, operation: Numbered) -> int:
-    """How often a rank has made this call, including one that is not over."""
+    """Return how often a rank has made this call, including one that is still open."""
     events = (*rank.story, *rank.doing)
     return sum(is_same_call(operation, e) for e in events if isinstance(e, Numbered))
 
 
 def kind(operation: Numbered) -> str:
-    """What goes over the wire."""
+    """Return which collective an operation runs."""
     if isinstance(operation, Collective):
         return operation.op
     return "all_reduce" if isinstance(operation, Backward) else "broadcast"

@@ -1,5 +1,5 @@
-"""Explain exceptions of observed ranks that no other check explains: their tracebacks are read like
-the log of a job."""
+"""Explain exceptions of watched ranks that no other check explains, by reading their tracebacks
+like the log of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = re.compile(r"^(rank \d+):\d+: ")
 
 
 def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) -> list[Finding]:
-    """Replace the bare finding that there was an exception by what the catalog knows about it."""
+    """Replace the finding that there was an exception with the catalog's explanation of it."""
     raised = [(rank, rank.raised) for rank in seen.ranks if rank.raised and rank.raised.text]
     explained = any(f.severity == "error" and f.id != UNEXPLAINED for f in findings)
     if explained or not raised:

@@ -16,7 +16,7 @@ from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.reader import Failure, read_failures
 
-FEWEST = 4  # measured steps: with fewer, one slow moment makes a straggler
+FEWEST = 4  # measured steps: with fewer, one slow step looks like a straggler
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """0 if too few steps were measured; checks then judge no share of it."""
+        """Return the step time, or 0 if too few steps were measured to compare shares of it."""
         times = self.result.step_seconds
         return times.median if times and self.metrics.steps_measured >= FEWEST else 0.0
 
     @property
     def is_crowded(self) -> bool:
-        """Does the fullest node have more compute threads than cores?"""
+        """Return whether the busiest node has more compute threads than cores."""
         nodes = len({rank.node for rank in self.plan.ranks}) or 1
         threads = self.plan.threads_per_device * -(-len(self.result.grid.devices) // nodes)
         return bool(self.plan.device == "cpu" and threads > self.recording.manifest.machine.cores)
 
     @property
     def last_buckets(self) -> list[Bucket]:
-        """The buckets of one synchronization: those of the last backward pass."""
+        """Return the buckets of one synchronization: those of the last backward pass."""
         buckets = [bucket for bucket in self.metrics.buckets if bucket.kind == "all_reduce"]
         return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
 
     def report(self, *findings: Finding | None) -> Iterator[Finding]:
-        """Findings about this run, with its folder as their place."""
+        """Yield findings about this run, with its folder as their place."""
         yield from (replace(one, file=str(self.folder)) for one in findings if one is not None)
 
     @property

@@ -37,14 +37,14 @@ class Message:
     `why` and `fix` may use the pattern's named groups, {who} ("rank 1"), and {at} (" at train.py:12
     (`loss.backward()`)"). Without `why`, a check of the entry explains the message."""
 
-    pattern: str  # `.` matches line ends, too
+    pattern: str  # `.` also matches line ends
     why: str = ""
     fix: str = ""  # default: the entry's
     severity: Severity = "error"
     # raised: an exception that ended a process; printed: any line; note: any line of a job that
     # did not fail
     kind: Literal["raised", "printed", "note"] = "raised"
-    blames: bool = True  # the rank that prints it is the culprit
+    blames: bool = True  # the rank that prints it caused the failure
     beside: str = ""  # a pattern that another line of the log must match
 
 
@@ -61,7 +61,7 @@ class Entry:
     example: str
     sources: tuple[str, ...] = ()  # owner/repository#number
     silent: bool = False  # no other tool reports it on a plain PyTorch script
-    limits: str | None = None  # what no check here can see, and why
+    limits: str | None = None  # what no check can detect, and why
     messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class Diagnosis:
     ways: tuple[Source, ...]
     findings: tuple[Finding, ...]  # the most certain first
     looked_at: str  # in words
-    not_looked_at: str  # so that "nothing found" promises no more than it can
+    not_looked_at: str  # so that "nothing found" does not promise too much
     ignored: tuple[Ignored, ...] = ()
     hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
     failures: tuple[Failure, ...] = ()  # what could not be checked
@@ -32,23 +32,23 @@ class Diagnosis:
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
     def exit_code(self, strict: bool = False) -> int:
-        """0 clean, 1 findings, a file that cannot be analyzed, or a command that failed. Suspects
-        count only if `strict`."""
+        """Return 1 for findings, a file that cannot be analyzed, or a failed command; otherwise 0.
+        Ignore suspects unless `strict`."""
         findings = any(strict or finding.severity != "suspect" for finding in self.findings)
         unread = any(failure.check is None for failure in self.failures)
         return int(findings or unread or bool(self.command_exit_code))
 
     def certain(self) -> tuple[Finding, ...]:
-        """Errors and warnings."""
+        """Return the errors and warnings."""
         return tuple(finding for finding in self.findings if finding.severity != "suspect")
 
     @property
     def is_undecided_log(self) -> bool:
-        """A log without an error. Its suspects are shown: they are the best answer there is."""
+        """Return whether this is a log without an error. Then suspects are the best answer."""
         return self.ways == ("log",) and all(each.severity != "error" for each in self.findings)
 
     def count(self, *severities: str) -> str:
-        """`2 errors, 1 suspect`, or empty."""
+        """Return `2 errors, 1 suspect`, or an empty string."""
         counts = {
             severity: sum(finding.severity == severity for finding in self.findings)
             for severity in SEVERITIES
@@ -57,7 +57,7 @@ class Diagnosis:
         return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
 
     def summary(self, suspects_shown: bool) -> list[str]:
-        """The lines that end every report: how many findings, and what is not shown."""
+        """Return the last lines of the report: the number of findings, and what is not shown."""
         shown = self.count() if suspects_shown else self.count("error", "warning")
         lines = []
         if shown:
@@ -119,5 +119,5 @@ class Diagnosis:
 
 
 def _name(subject: str) -> str:
-    """The name of a folder instead of its dots."""
+    """Return the name of a folder in place of `.` or `..`."""
     return f"{Path(subject).resolve().name}/" if subject in (".", "..") else subject

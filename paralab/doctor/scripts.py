@@ -1,4 +1,4 @@
-"""Check many scripts: several processes share the files, and one bad file costs one line."""
+"""Check many scripts: several processes share the files, and a bad file adds one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_PARSED = 1000  # modules kept in memory, about 0.5 MB each
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks said about one script and the local modules it imports."""
+    """The result of checking one script and the local modules it imports."""
 
     path: Path
     findings: list[Finding] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Checked:
 
 
 def check_project(files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
-    """Check the entry points with the modules they import, then what none of them imports."""
+    """Check the entry points with the modules they import, then the remaining files."""
     first = entry_points(files)
     results = check_scripts(first, ids)
     covered = {module for result in results for module in result.modules}
@@ -71,7 +71,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
 
 
 def merge(results: Sequence[Checked]) -> list[Finding]:
-    """All findings. If two scripts share a module, the most certain finding per line and id."""
+    """Return all findings. In a shared module, keep the most certain one per line and id."""
     best: dict[tuple[str, str, int | None], Finding] = {}
     for finding in (finding for result in results for finding in result.findings):
         place = os.path.realpath(finding.file) if finding.file else ""
@@ -85,7 +85,7 @@ def merge(results: Sequence[Checked]) -> list[Finding]:
 def _check_in_processes(
     paths: Sequence[Path], ids: Collection[str], processes: int
 ) -> Iterator[Checked]:
-    """Share the files in runs of neighbors: files in one folder import the same modules."""
+    """Give each process neighboring files, because files in one folder import the same modules."""
     size = -(-len(paths) // processes)
     context = multiprocessing.get_context("spawn")  # safe with threads, and the same everywhere
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
@@ -105,7 +105,7 @@ def _check_in_processes(
 
 
 def _check_part(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
-    """Check scripts in this process; they share what was parsed."""
+    """Check scripts in this process, so that they share parsed modules."""
     project, results = Project(), []
     with without_garbage_collection():
         for path in paths:

@@ -14,7 +14,7 @@ from paralab.doctor.globs import compile_patterns, is_excluded
 from paralab.errors import UsageError, unknown
 
 # Off unless selected. H17 was half of all warnings on public code: most scripts end without
-# destroy_process_group(), and that rarely does harm.
+# destroy_process_group(), which rarely does harm.
 DEFAULT_OFF = frozenset({"H17"})
 TABLE = "[tool.paralab.doctor]"
 KEYS = ("select", "ignore", "exclude", "per-file-ignores", "baseline")
@@ -23,8 +23,8 @@ EVERYTHING = "ALL"
 
 @dataclass(frozen=True)
 class Settings:
-    """`hidden`: off by default, counted only. `root`: the folder that patterns start from: that of
-    pyproject.toml, or the current one."""
+    """`hidden`: off by default, only counted. `root`: patterns are relative to this folder, that of
+    pyproject.toml or the current one."""
 
     select: frozenset[str] = frozenset(ENTRIES) - DEFAULT_OFF
     hidden: frozenset[str] = DEFAULT_OFF
@@ -39,7 +39,7 @@ class Settings:
         )
 
     def pattern_for(self, id: str, file: str | Path) -> str | None:
-        """The pattern in per-file-ignores that turns a failure off in a file."""
+        """Return the pattern in per-file-ignores that turns a failure off in a file."""
         path = self.relative(file) if self.per_file_ignores else ""
         return next(
             (
@@ -51,7 +51,7 @@ class Settings:
         )
 
     def relative(self, file: str | Path) -> str:
-        """A file as patterns and baselines name it: relative to the root, with slashes."""
+        """Return the path that patterns and baselines use: relative to the root, with slashes."""
         return Path(os.path.relpath(os.path.realpath(file), self.root.resolve())).as_posix()
 
 
@@ -90,7 +90,7 @@ def read_settings(
 
 
 def parse_ids(words: Sequence[str]) -> frozenset[str]:
-    """`H03`, `h3`, `H` for a group, or `ALL`; commas also separate ids."""
+    """Parse ids: `H03`, `h3`, `H` for a group, or `ALL`. Commas may separate them."""
     found: set[str] = set()
     for word in (part.strip() for each in words for part in each.split(",")):
         if word.upper() == EVERYTHING:
@@ -103,7 +103,7 @@ def parse_ids(words: Sequence[str]) -> frozenset[str]:
 
 
 def _find_file(paths: Sequence[Path]) -> Path | None:
-    """The nearest pyproject.toml with our table, above everything that is checked."""
+    """Return the nearest pyproject.toml with our table, above all checked files."""
     given = [Path(os.path.realpath(path)) for path in paths if str(path) != "-"]
     folders = [path if path.is_dir() else path.parent for path in given] or [Path.cwd()]
     start = Path(os.path.commonpath(folders))

@@ -18,7 +18,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True)
 class Condition:
-    """An `if` around a line, and the side of it."""
+    """An `if` around a line, and the branch that the line is in."""
 
     file: str
     line: int
@@ -48,7 +48,7 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def conditions(place: Place) -> list[Condition]:
-    """The `if` statements around a line in its function, outermost first."""
+    """Return the `if` statements around a line in its function, outermost first."""
     found = []
     for node in _around(place):
         if isinstance(node, ast.If):
@@ -60,18 +60,18 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """The conditions around all frames of a call: those of a caller apply to its helper."""
+    """Return the conditions around all frames of a call. A caller's apply to its helper."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 
 def opposite(one: Site, other: Site) -> bool:
-    """Are two calls on the two sides of one `if`?"""
+    """Return whether two calls are in the two branches of one `if`."""
     mine = {(c.file, c.line): c.side for c in site_conditions(one)}
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
 
 
 def written(place: Place) -> str:
-    """The statement in a line, without its comment."""
+    """Return the statement in a line, without its comment."""
     inner = next(reversed(_around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
@@ -79,8 +79,8 @@ def written(place: Place) -> str:
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
-    """Statements that leave a loop around a call, innermost loop first. `loop_line`: the line of the
-    loop over the data; `only_around`: ignore that loop and those inside it."""
+    """Return statements that leave a loop around a call, innermost loop first. `loop_line`: the
+    line of the loop over the data; `only_around`: ignore that loop and those inside it."""
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
@@ -95,8 +95,8 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
 
 @lru_cache(maxsize=1024)
 def is_outside(site: Site, loop: Site) -> bool:
-    """Is the call outside the loop? Only the innermost frames of a call are known: it is outside if
-    it comes from a caller of the loop's function and not through that function."""
+    """Return whether the call is outside the loop. Only the innermost frames are known: it is
+    outside if it comes from a caller of the loop's function, not through that function."""
     functions = {(place.file, place.function) for place in site.stack}
     if (loop.file, loop.place.function) not in functions:
         callers = {(place.file, place.function) for place in loop.stack[1:]}
@@ -106,7 +106,7 @@ def is_outside(site: Site, loop: Site) -> bool:
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:
-    """Conditional returns and exits in the same function, between a line and this place."""
+    """Return conditional returns and exits in the same function, between `after` and `place`."""
     return [
         leaving
         for function in _around(place)[:1]
@@ -116,8 +116,8 @@ def returns_before(place: Place, after: int) -> list[Leaving]:
 
 
 def _around(place: Place) -> list[ast.AST]:
-    """The nodes around a line, outermost first, from the innermost function inwards; empty if the
-    file cannot be read."""
+    """Return the nodes around a line, from its innermost function inward. Return an empty list if
+    the file cannot be read."""
     chain: list[ast.AST] = []
     node: ast.AST | None = _tree(place.file)
     while node is not None:

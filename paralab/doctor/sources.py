@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines with their ends, as Python counts them: str.splitlines also breaks at form feeds."""
+    """Return the lines with their ends, like Python: str.splitlines also breaks at form feeds."""
     return list(io.StringIO(text, newline=""))
 
 
@@ -18,13 +18,13 @@ class Sources:
     _texts: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, file: str) -> str | None:
-        """None if the file is not here (a log may name files of another machine) or is not text."""
+        """Return the text, or None if the file is not text or not on this machine."""
         if file not in self._texts:
             self._texts[file] = read(Path(file))
         return self._texts[file]
 
     def lines(self, file: str) -> list[str]:
-        """The lines without their ends; empty if the file is not here."""
+        """Return the lines without their ends, or an empty list if the file is not here."""
         return [line.rstrip("\r\n") for line in lines_of(self.text(file) or "")]
 
     def line(self, file: str | None, number: int | None) -> str | None:
@@ -32,7 +32,7 @@ class Sources:
         return lines[number - 1] if number and 1 <= number <= len(lines) else None
 
     def forget(self) -> None:
-        """Read everything again, because files have changed."""
+        """Clear the cache, because files have changed."""
         self._texts.clear()
 
 
@@ -49,7 +49,7 @@ def read(path: Path) -> str | None:
 
 
 def python_of(path: Path) -> str:
-    """The text of a script in its declared encoding, without a byte order mark. Bytes that do not
-    decode become replacement characters."""
+    """Return the text of a script in its declared encoding, without a byte order mark. Bytes that
+    do not decode become replacement characters."""
     text = read(path)
     return path.read_bytes().decode("utf-8", errors="replace") if text is None else text

@@ -1,8 +1,8 @@
 """Comments that silence a finding: `# paralab: ignore[G01] reason`, on the line or alone on the
 line before.
 
-A comment covers its whole statement, because a formatter may spread it over several lines. Case and
-spaces do not matter: a comment that looks as if it silences something must do so.
+A comment covers its whole statement, because a formatter may split the statement over several
+lines. Case and spaces do not matter: a comment that looks like one of these must work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ignored:
 
 
 def find_comments(file: str, text: str) -> list[Ignore]:
-    """Every such comment in a script; text in strings is not a comment."""
+    """Return every such comment in a script, ignoring text in strings."""
     if "paralab" not in text.lower():
         return []
     waiting: list[tuple[int, re.Match[str]]] = []
@@ -99,7 +99,7 @@ class Comments:
         return self._by_file[file]
 
     def silencing(self, finding: Finding) -> Ignore | None:
-        """The comment that silences a finding."""
+        """Return the comment that silences a finding."""
         if not finding.file:
             return None
         comments = self.in_file(finding.file)
@@ -109,7 +109,7 @@ class Comments:
         return comment
 
     def notes(self, files: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Mistakes in the comments themselves. `ids`: the failures that the checks looked for."""
+        """Return mistakes in the comments themselves. `ids`: the failures that were checked."""
         notes = []
         for comment in (each for file in dict.fromkeys(files) for each in self.in_file(file)):
             if not comment.ids:

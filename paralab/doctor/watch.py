@@ -33,8 +33,8 @@ from paralab.machine.signals import STOPS, hear
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-LIVE_SECONDS = 2.0  # between two runs of the checks
-SHARE = 0.002  # of a core, which the ranks may need: for reading, and again for the checks
+LIVE_SECONDS = 2.0  # between runs of the checks
+SHARE = 0.002  # of a core that the ranks may need: for reading, and again for the checks
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
@@ -70,7 +70,7 @@ def observe(
 ) -> Observed:
     """Run the command; its ranks write events into the folder.
 
-    `steps` makes it a trial, which ends when every rank has made this many optimizer steps; without
+    `steps` makes it a trial, which ends when every rank has run this many optimizer steps; without
     a GPU its ranks run on the CPU. `say` gets each finding as soon as it is certain.
     `end_when_hung` (default: only in a trial) ends ranks that can never continue."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Watch:
         self.say, self.ends = say, ends
         self.reported: list[Finding] = []
         self.stopped = False
-        self._found: set[tuple[object, ...]] = set()  # errors of the last run of the checks
+        self._found: set[tuple[object, ...]] = set()  # errors from the previous run of the checks
         self._named: set[tuple[int, float]] = set()  # stalls that were reported
         self._progress: tuple[int, ...] = ()
         self._began = self._moved = time.monotonic()
@@ -126,8 +126,8 @@ class Watch:
             self._wait(read / SHARE)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the next poll or the end of the job. A long run is read less often if reading
-        takes time."""
+        """Wait for the next poll or the end of the job. Poll a long run less often if reading is
+        slow."""
         longest = min(POLL_SECONDS + (time.monotonic() - self._began) / 50, LONGEST_SECONDS)
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(min(max(POLL_SECONDS, seconds), longest))
@@ -141,8 +141,8 @@ class Watch:
             self.say(finding)
 
     def look(self, seen: Observation) -> None:
-        """Report errors that the checks find twice in a row: the first time, the event that explains
-        it (an exception, a reduction) may be about to come. Slow checks run less often."""
+        """Report errors that the checks find twice in a row: the first time, its explanation (an
+        exception, a reduction) may not have arrived. Slow checks run less often."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
             errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
@@ -190,12 +190,12 @@ class Watch:
 
 
 def _same(finding: Finding) -> tuple[object, ...]:
-    """Two findings with this key are the same, even if their numbers have grown."""
+    """Return a key that is the same for findings that differ only in their numbers."""
     return finding.id, finding.file, finding.line, finding.rank
 
 
 def notes_of(seen: Observation) -> tuple[str, ...]:
-    """Remarks that are not findings: what a trial replaced, and what could not be watched."""
+    """Return remarks that are not findings: what a trial replaced or could not watch."""
     notes = []
     for rank in seen.ranks:
         notes += [f"replaced for the trial: {e.what} by {e.by}" for e in rank.of(Replaced)]
@@ -220,8 +220,8 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the command in its own session: we get Ctrl-C and pass it on. If we are killed, the
-    command ends too."""
+    """Start the command in its own session, so that we get Ctrl-C and pass it on. If we are killed,
+    the command ends too."""
     program = command[0]
     # torchrun from paralab's environment, which may not be active
     beside = Path(sys.executable).parent / program
@@ -238,7 +238,7 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         raise UsageError(f"There is no command {program!r} on this machine.", fix=fix) from None
     except PermissionError:
         fix = f"paralab doctor -- python {program}"
-        raise UsageError(f"{program} may not be executed.", fix=fix) from None
+        raise UsageError(f"{program} is not executable.", fix=fix) from None
 
 
 def _with_the_parent() -> Callable[[], Any] | None:
@@ -263,7 +263,7 @@ def _passing_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
     """Ask the command to end, which ends its ranks. Then kill what is left, including ranks in
-    sessions of their own."""
+    their own sessions."""
     family = {job.pid, *descendants_of(job.pid), *ranks}
     if job.poll() is None:
         with suppress(ProcessLookupError):

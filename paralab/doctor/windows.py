@@ -17,7 +17,7 @@ from paralab.doctor.observation import WatchedRank
 
 @dataclass
 class MicroStep:
-    """One backward pass with what led to it. `scale`: of the GradScaler, 1 without one."""
+    """One backward pass and what led to it. `scale`: the GradScaler's, or 1 without one."""
 
     backward: Backward
     forwards: list[Forward] = field(default_factory=list)
@@ -27,19 +27,19 @@ class MicroStep:
 
     @property
     def is_mean(self) -> bool:
-        """Its losses are means over their targets."""
+        """Return whether its losses are means over their targets."""
         return {loss.reduction for loss in self.losses if loss.grad} == {"mean"}
 
     @property
     def loss_value(self) -> float | None:
-        """The sum of what the loss functions returned; None if one of them is unknown."""
+        """Return the sum of the loss functions' results, or None if one of them is unknown."""
         values = [loss.value for loss in self.losses if loss.grad]
         known = [value for value in values if value is not None]
         return sum(known) if known and len(known) == len(values) else None
 
     @property
     def factor(self) -> float | None:
-        """What the user multiplied the losses by before backward: 1/4 if divided by four."""
+        """Return the user's factor on the losses before backward: 1/4 if divided by four."""
         given, value, weight = self.backward.loss, self.loss_value, self.backward.weight
         if not isinstance(given, float | int) or not value or not self.scale:
             return None
@@ -47,14 +47,14 @@ class MicroStep:
 
     @property
     def size(self) -> int | None:
-        """The number of samples."""
+        """Return the number of samples."""
         sizes = [forward.size for forward in self.forwards if forward.grad]
         return sizes[-1] if sizes else None
 
 
 @dataclass
 class Window:
-    """`step`: None if the scaler skipped it, or if it has not come yet."""
+    """`step`: None if the scaler skipped it or it has not run yet."""
 
     micro_steps: list[MicroStep]
     events: list[Event]
@@ -63,8 +63,8 @@ class Window:
 
     @property
     def is_accumulated(self) -> bool:
-        """Several passes of one loop, not several losses of one batch: the same line runs again,
-        from the same callers, or from several (one of them inside no_sync) with a batch for each."""
+        """Return whether these are passes of one loop, not several losses of one batch. The same
+        line runs again, from the same callers, or from several with a batch each (no_sync)."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
         if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
@@ -77,9 +77,9 @@ class Window:
         return [event for event in self.events if isinstance(event, Clip)]
 
 
-@lru_cache(maxsize=64)  # many checks ask
+@lru_cache(maxsize=64)  # many checks need it
 def windows(rank: WatchedRank) -> list[Window]:
-    """In order; the last one may have no step."""
+    """Return the windows in order. The last one may have no step."""
     found: list[Window] = []
     current = _Collector()
     for event in rank.events:
@@ -131,7 +131,7 @@ class _Collector:
 
 
 def accumulated(rank: WatchedRank) -> Iterator[Window]:
-    """The windows of one loop over micro-batches that ended in a step, taken or skipped."""
+    """Yield the windows of one loop over micro-batches that ended in a step, even if skipped."""
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:
             yield window
@@ -142,7 +142,7 @@ def is_close(one: float, other: float) -> bool:
 
 
 def are_weighted_by(passes: list[MicroStep], counts: list[int]) -> bool:
-    """Did the user weight each pass by its count? Also true if nobody knows."""
+    """Return whether the user weighted each pass by its count. True if unknown."""
     pairs = zip((one.factor for one in passes), counts, strict=True)
     shares = [factor / count for factor, count in pairs if factor is not None and count]
     return len(shares) < len(passes) or all(is_close(share, shares[0]) for share in shares)

@@ -1,6 +1,6 @@
-"""A side thread that answers where this rank is, and what its last collectives were.
+"""A side thread that reports where this rank is, and its last collectives.
 
-To ask, touch the file `ask` in the folder that the ranks write to.
+To request a report, touch the file `ask` in the folder that the ranks write to.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ def begin(folder: str) -> Rank:
     rank.when_known = lambda: answer_when_asked(rank)
     os.register_at_fork(after_in_child=lambda: _forked(rank))
     if multiprocessing.parent_process() is not None:
-        exits.children_end_too(rank)  # may be a DataLoader worker, although it has RANK
+        exits.children_end_too(rank)  # this may be a DataLoader worker, which inherits RANK
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank.identify()
     return rank
 
 
 def _forked(rank: Rank) -> None:
-    """A forked child has none of our threads, and may become another rank."""
+    """Start over in a forked child, which has none of our threads and may become another rank."""
     # Keep the parent's files open and its GPU memory allocated.
     rank.parents = rank.journal, rank.slot, rank.overwritten
     rank.fresh()

@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from paralab.observe.digests import EVERY, is_sampled
 
-SHARE = 0.005  # of a step's time, on average
+SHARE = 0.005  # of a step's time that watching may take, on average
 LEAST, LATER = 8, 64  # the smallest interval: in the first 1,024 steps, and from then on
 RAREST = 1024
 
 
 def affordable(plain: float, digests: float, step: float, least: int) -> int:
     """Return the smallest interval that fits the budget. `plain` is the cost of a watched step
-    without digests, and `digests` their cost, which arises in one step in 64 at most.
+    without digests, and `digests` the extra cost of digests, in at most one step in 64.
 
     a step of 10 ms may cost 0.05 ms more:   plain 0.4 ms    digests 3 ms
       one in   8                                  0.050   +        0.047    too much
@@ -39,7 +39,7 @@ class Budget:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self.spent = 0  # nanoseconds since the last reported step; all our code adds to it
+        self.spent = 0  # nanoseconds of our code since the last reported step
         self.watched = True
         self.until = 1
         self.every = LEAST
@@ -65,7 +65,7 @@ class Budget:
             else:
                 self._plain = _mean(self._plain, spent)
         if self._began is None:
-            self._began = self.clock()  # the time before the first step does not count
+            self._began = self.clock()  # ignore the time before the first step
         else:
             self.all_spent += spent
         is_known = step % EVERY == 0
@@ -86,10 +86,10 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """The share of the time since the first step that watching took."""
+        """Return the share of the time since the first step that watching took."""
         return self.all_spent / self.all_passed if self.all_passed else 0.0
 
 
 def _mean(before: float, now: float) -> float:
-    """A moving average, which soon forgets the expensive first steps."""
+    """Return a moving average, which soon forgets the expensive first steps."""
     return (before + now) / 2 if before else now

@@ -20,7 +20,7 @@ class Changes:
         self.on = False
 
     def watch(self) -> None:
-        """Start with the first wrapper. Before it, these changes do not matter."""
+        """Start when the first model is wrapped. Earlier changes do not matter."""
         if self.on:
             return
         self.on = True

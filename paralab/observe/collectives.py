@@ -1,5 +1,5 @@
-"""Collectives and process groups. The numbers of collectives come from the group itself, so those
-that DDP makes in C++ count too: they belong to the forward, backward, or wrap event whose `seq`
+"""Collectives and process groups. The numbers of collectives come from the group itself, so they
+include those that DDP runs in C++. Those belong to the forward, backward, or wrap event whose `seq`
 spans them."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ POINT_TO_POINT = {
     *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
     "batch_isend_irecv",
 }
-# Collectives inside these belong to them.
+# Collectives inside these operations belong to them.
 WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
 NAMES = (
     *("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list"),
@@ -74,8 +74,8 @@ def install(rank: Rank) -> None:
 
 
 def sequence(group: Any = None) -> int | None:
-    """The number of the last collective that this rank began in a group; None if there is no group,
-    the rank is not in it, or the backend does not count."""
+    """Return the number of the last collective that this rank began in a group. Return None without
+    a group, outside it, or if the backend does not number them."""
     try:
         return int((group or c10d.GroupMember.WORLD)._get_sequence_number_for_group())  # type: ignore[union-attr]
     except Exception:
@@ -120,7 +120,7 @@ def _address(environment: Mapping[str, str]) -> str | None:
 
 
 def _given_environment() -> dict[str, str]:
-    """The launcher's environment, without the program's own changes. Only Linux shows it."""
+    """Return the launcher's environment, without changes by the program. Linux only."""
     try:
         pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -173,7 +173,7 @@ def _light(rank: Rank, name: str) -> Light:
 
 
 def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
-    """(the first tensor or None, the group) from a collective's arguments."""
+    """Return the first tensor (or None) and the group from a collective's arguments."""
     value_at, group_at = COLLECTIVES[name]
     value: Any = None
     if value_at is not None:
@@ -199,6 +199,6 @@ def _value(tensor: torch.Tensor) -> float | None:
 
 
 def rank_first(rank: Rank) -> int | None:
-    """The first collective number of the open operation."""
+    """Return the first collective number of the open operation."""
     seq = rank.doing[-1].get("seq") if rank.doing else None
     return seq[0] if seq else None

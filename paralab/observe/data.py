@@ -21,7 +21,7 @@ class Loaders:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.passes: list[int] = []  # over each loader
+        self.passes: list[int] = []  # number of passes over each loader
         self.made: weakref.WeakKeyDictionary[Any, list[list[Any]]] = weakref.WeakKeyDictionary()
         self.light = Light(rank, "batch", ("loader", "epoch", "size"))
 
@@ -128,5 +128,5 @@ class Loaders:
 def _length(value: Any) -> int | None:
     try:
         return len(value)
-    except Exception:  # an iterable dataset, or its __len__ fails
+    except Exception:  # an iterable dataset, or __len__ fails
         return None

@@ -1,5 +1,5 @@
-"""Two numbers per tensor, to compare it between ranks: the norm and the sum. And the steps in which
-to compute them.
+"""Two numbers per tensor, to compare it between ranks: the norm and the sum. Also the steps in
+which to compute them.
 
 All ranks must pick the same steps, so only the step's number decides: the first few, then fewer,
 then one in 64.
@@ -17,20 +17,20 @@ import torch
 
 FIRST = 4
 EVERY = 64
-DEPTH = 4  # of a batch made of dicts and lists
-ROWS = 64  # of a batch, each with a checksum
-VALUES = 128  # of a row, spread over it: images have black borders
+DEPTH = 4  # of nested dicts and lists in a batch
+ROWS = 64  # per batch, each with a checksum
+VALUES = 128  # per row, spread over it, because images have black borders
 
 
 def is_sampled(number: int) -> bool:
-    """1 2 3 4 8 16 32 64 128 192 …"""
+    """Return whether to sample this step: 1 2 3 4 8 16 32 64 128 192 …"""
     return number <= FIRST or number % EVERY == 0 or (number < EVERY and number & (number - 1) == 0)
 
 
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
-    """[norm, sum] of each tensor, None for None. All tensors of one device and dtype need one
-    transfer."""
+    """Return [norm, sum] of each tensor, and None for None. All tensors with the same device and
+    dtype need one transfer."""
     there = [_plain(tensor.detach()) for tensor in tensors if tensor is not None]
     if not there:
         return [None] * len(tensors)
@@ -54,23 +54,23 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _finite(value: float) -> float:
-    """JSON has no NaN and no infinity: write -1 and -2."""
+    """Replace NaN with -1 and infinity with -2, because JSON has neither."""
     return -1.0 if value != value else -2.0 if value in (float("inf"), float("-inf")) else value
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """The bytes of a contiguous CPU tensor, without numpy, which may not be installed."""
+    """Return the bytes of a contiguous CPU tensor without numpy, which may be missing."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
-    """The first tensors in nested tuples, lists, and dicts."""
+    """Return the first tensors in nested tuples, lists, and dicts."""
     return list(itertools.islice(_tensors_in(value, 0), most))
 
 
 def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
-    """This is not a nested function, because one that calls itself is a reference cycle. It would
-    keep the tensors until the garbage collector runs, perhaps in a forked DataLoader worker, where
+    """Yield tensors. A nested function that calls itself would be a reference cycle. It would keep
+    the tensors until the garbage collector runs, perhaps in a forked DataLoader worker, where
     freeing pinned memory fails because it needs CUDA."""
     if isinstance(part, torch.Tensor):
         yield part
@@ -81,7 +81,7 @@ def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def of_rows(tensor: torch.Tensor) -> list[int]:
-    """A checksum of each of the first rows of a batch in CPU memory."""
+    """Return a checksum of each of the first rows of a batch in CPU memory."""
     if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.numel() == 0:
         return []
     rows = tensor.detach()[:ROWS].reshape(min(len(tensor), ROWS), -1)

@@ -13,7 +13,7 @@ from typing import Any
 from paralab.observe import sites
 from paralab.observe.rank import Rank
 
-MOST_TEXT = 20_000  # the last characters of a traceback
+MOST_TEXT = 20_000  # characters at the end of a traceback
 
 
 def install(rank: Rank) -> None:
@@ -31,7 +31,7 @@ def install(rank: Rank) -> None:
 
 
 def children_end_too(rank: Rank) -> None:
-    """Processes of multiprocessing do not run atexit; they have their own finalizers."""
+    """Register a finalizer: multiprocessing's processes run finalizers but not atexit."""
     multiprocessing.util.Finalize(None, end, args=(rank, "finished"), exitpriority=-100)
 
 
@@ -58,7 +58,7 @@ def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None
 
 
 def without_us(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our wrappers."""
+    """Return the traceback without our wrappers."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(sites.PACKAGE):
         trace = trace.tb_next
     if trace is not None:
@@ -71,7 +71,7 @@ def _observe_exits(rank: Rank) -> None:
 
     def note(status: Any, call: str) -> None:
         """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of
-        torch.multiprocessing.spawn end like this, too."""
+        torch.multiprocessing.spawn also end like this."""
         error = sys.exc_info()[1]
         if status and error is not None and not isinstance(error, SystemExit):
             note_exception(rank, error, error.__traceback__)

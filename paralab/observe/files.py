@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved and loaded, where, and whether the names fit the model."""
+"""Checkpoints: what is saved and loaded, where, and whether the names match the model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _path(target: Any) -> str | None:
 
 
 def _keys(value: Any) -> list[str]:
-    """The names of the tensors in a state dict, which may be one part of a checkpoint."""
+    """Return the names of the tensors in a state dict, which may be part of a checkpoint."""
     parts = [value, *value.values()] if isinstance(value, dict) else []
     for part in parts:
         items = part.items() if isinstance(part, dict) else ()

@@ -12,7 +12,7 @@ MOST = 20  # gradients to report
 
 
 def strides_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The strides of each parameter. Leave out parameters with gaps or overlaps, whose buckets are
+    """Return the strides of each parameter, except those with gaps or overlaps, whose buckets are
     different."""
     return {name: p.stride() for name, p in module.named_parameters() if _is_dense(p)}
 
@@ -23,8 +23,8 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 
 
 def laid_otherwise(module: nn.Module, wrapped: dict[str, tuple[int, ...]]) -> list[list[Any]]:
-    """[name, shape, strides of the gradient, of the bucket] of each gradient whose strides differ
-    from its bucket's."""
+    """Return [name, shape, strides of the gradient, of the bucket] for each gradient whose strides
+    differ from its bucket's."""
     found: list[list[Any]] = []
     for name, parameter in module.named_parameters():
         gradient, strides = parameter.grad, wrapped.get(name)

@@ -1,8 +1,8 @@
 """What light steps record (see `observe.budget`): only when an operation begins and ends.
 
 A call is its event, a few values, and its line in the user's code. It is written once, with a number.
-From then on, each time costs one row of numbers (`record.ring_log`), so that we can still name a
-hang like in a watched step.
+From then on, each time costs one row of numbers (`record.ring_log`), so that we can locate a hang
+as in a watched step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paralab.observe import sites
 from paralab.observe.rank import Fields, Rank
 from paralab.record.ring_log import FAILED, OPEN, OPEN_ASIDE
 
-MOST_CALLS = 10_000  # then leave out values: every step has new shapes
+MOST_CALLS = 10_000  # then omit values, because every step has new shapes
 Values = tuple[Any, ...]
 Opened = tuple[int, int, float, int]  # row, call, t, first
 Look = Callable[[tuple[Any, ...], Fields], Any]
@@ -31,7 +31,7 @@ class Light:
 
     values  the values for `names`, from the arguments; None to record nothing
     count   the number of the last collective that this rank began in the call's group. It is slow,
-            so we ask only before the call; the next call shows how many collectives this one made
+            so we get it only before the call; the next call shows how many collectives this one ran
     waits   also record calls without such a number each time; otherwise only new values
     """
 
@@ -47,7 +47,7 @@ class Light:
         self.rank, self.event, self.names = rank, event, names
         self.values, self.count, self.waits = values, count, waits
         self.mark = {"event": event}  # in `rank.doing`
-        self.way = (0, 0)  # how it was called the last time
+        self.way = (0, 0)  # how it was called last time
 
     def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Opened | None:
         values = self.values(args, kwargs)
@@ -74,7 +74,7 @@ class Light:
         self.rank.recent.end(opened[0], time.time() - opened[2])  # type: ignore[union-attr]
 
     def fail(self, opened: Opened, error: str) -> None:
-        """Record a call that raised an exception; its row no longer counts."""
+        """Record a call that raised an exception, and invalidate its row."""
         row, call, t, first = opened
         self._leave()
         self.rank.recent.end(row, FAILED)  # type: ignore[union-attr]
@@ -92,7 +92,7 @@ class Light:
             del doing[doing.index(self.mark) :]  # operations inside it did not end
 
     def call(self, values: Values, where: sites.Where = ()) -> int:
-        """The number of a call. The first time, write what it stands for."""
+        """Return the number of a call. The first time, write what the number means."""
         rank = self.rank
         if len(rank.calls) >= MOST_CALLS:
             values = (None,) * len(values)

@@ -17,7 +17,7 @@ AVERAGING = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-MOST_COUNTED = 1_000_000  # targets in CPU memory to count in every step
+MOST_COUNTED = 1_000_000  # largest number of CPU targets to count in every step
 
 
 def install(rank: Rank) -> None:

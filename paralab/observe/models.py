@@ -29,7 +29,7 @@ OPTIONS = (
     "gradient_as_bucket_view",
 )
 MOST_IGNORED = 1000  # names
-MOST_NODES = 2000  # of autograd's graph, when searching for a tensor that a collective overwrote
+MOST_NODES = 2000  # of autograd's graph to search for a tensor that a collective overwrote
 
 
 class Models:
@@ -38,9 +38,9 @@ class Models:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.numbers: dict[int, int] = {}  # id of the wrapper, and of what it wraps
+        self.numbers: dict[int, int] = {}  # ids of the wrapper and the wrapped module -> number
         self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
-        # Groups of DDP. In torch 2.13 a model that is the last owner of its group may hang.
+        # DDP's groups. In torch 2.13, a model that is the last owner of its group may hang.
         self.groups: set[Any] = set()
         self.names: dict[int, str] = {}  # id of a parameter -> its name
         # The strides of each model's parameters when DDP wrapped it.
@@ -100,14 +100,14 @@ class Models:
         }
 
     def _living(self) -> list[tuple[int, nn.Module, str]]:
-        """Wrappers that the program still has."""
+        """Return the wrappers that still exist."""
         pairs = enumerate(self.wrapped)
         return [
             (n, wrapper, kind) for n, (known, kind) in pairs if (wrapper := known()) is not None
         ]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
-        """The wrapped module is called, but no forward of a wrapper is open. The site is where the
+        """Record a call of the wrapped module outside a wrapper's forward. The site is where the
         user called it, not one of its own methods."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
             fields = self._of_forward(module, inputs, {})
@@ -205,7 +205,7 @@ class Models:
         }
 
     def _is_reduced(self, loss: Any) -> bool:
-        """Whether the backward pass goes through a tensor that a collective overwrote."""
+        """Return whether the backward pass goes through a tensor that a collective overwrote."""
         target, self.rank.overwritten = self.rank.overwritten, None
         if target is None or loss is None or loss.grad_fn is None:
             return False
@@ -231,7 +231,7 @@ def _in_world(args: Any, kwargs: Any) -> int | None:
 
 
 def _before_forward(args: Any, kwargs: Any) -> int | None:
-    """None for a forward that makes no collectives: no buffers, and no `with model.join()`."""
+    """Return None for a forward without collectives: no buffers and no `with model.join()`."""
     wrapper = args[0]
     join = getattr(wrapper, "_join_config", None)
     is_joined = join is not None and join.enable
@@ -263,7 +263,7 @@ def described(module: nn.Module) -> Fields:
 
 
 def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
-    """[first, last] number of the collectives that an operation makes. Until it ends, `last` is the
+    """Return the [first, last] number of an operation's collectives. Until it ends, `last` is the
     number before it, and the span is empty."""
     if last is None:
         return None
@@ -273,7 +273,7 @@ def spanned(last: int | None, end: int | None = None, begun: bool = False) -> li
 
 
 def autocast_now() -> str | None:
-    """ "cpu bfloat16", or None outside autocast."""
+    """Return "cpu bfloat16", or None outside autocast."""
     for device in ("cuda", "cpu"):
         if torch.is_autocast_enabled(device):
             return f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
@@ -281,7 +281,7 @@ def autocast_now() -> str | None:
 
 
 def random_state() -> int:
-    """A checksum of this rank's random stream: dropout masks and noise come from it."""
+    """Return a checksum of this rank's random state, which determines dropout masks and noise."""
     state = (
         torch.cuda.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -291,7 +291,7 @@ def random_state() -> int:
 
 
 def _options(kwargs: Fields) -> Fields:
-    """The options that were given, and torch's debug level (OFF, INFO, DETAIL)."""
+    """Return the options that were passed, and torch's debug level (OFF, INFO, DETAIL)."""
     level = getattr(dist, "get_debug_level", None)
     debug = {"debug": level().name} if level is not None else {}
     return {**{name: kwargs[name] for name in OPTIONS if name in kwargs}, **debug}

@@ -29,9 +29,9 @@ class Optimizers:
     def __init__(self, rank: Rank, models: Models) -> None:
         self.rank, self.models = rank, models
         self.numbers: dict[int, int] = {}
-        self.made: dict[int, int] = {}  # steps of each optimizer that the program still has
-        self.count = 0  # of optimizers
-        self.before = 0  # steps of optimizers that are gone: one model may follow another
+        self.made: dict[int, int] = {}  # steps of each optimizer that still exists
+        self.count = 0  # number of optimizers
+        self.before = 0  # steps of deleted optimizers: one model may follow another
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, Fields] = {}
 
@@ -54,7 +54,7 @@ class Optimizers:
             wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
 
     def _making(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Remember the optimizer; there is no event."""
+        """Register the optimizer, without an event."""
         self.living.add(optimizer)
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -171,7 +171,7 @@ class Optimizers:
 
 
 def on_host(args: Any) -> bool:
-    """Whether the value can be read without waiting for a GPU."""
+    """Return whether the value can be read without waiting for a GPU."""
     return all(tensor.device.type == "cpu" for tensor in tensors_in(args, 1))
 
 

@@ -1,8 +1,8 @@
 """This process as a watched rank: its events and its open operations.
 
-Events wait in memory until we know which rank this process is: from the launcher's environment, from
+Events stay in memory until this process has a rank: from the launcher's environment, from
 init_process_group, or else at its first backward pass. A process with none of these (the parent of
-spawned ranks, a DataLoader worker, a tool) leaves no trace. An error in our code is recorded and
+spawned ranks, a DataLoader worker, a tool) writes nothing. An error in our code is recorded and
 switches watching off; the user's program never sees it.
 """
 
@@ -33,14 +33,14 @@ MAY_WAIT = {
     *("init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline"),
     *("save", "load", "held"),
 }
-# Left out of light steps.
+# Omitted in light steps.
 MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}
-MOST_WAITING = 10_000  # events, until the rank is known
+MOST_WAITING = 10_000  # events kept in memory until the rank is known
 
 
 def _encoder() -> Callable[[Any], str]:
-    """One JSON encoder for all events. The standard library makes a new one each time, which takes
-    longer than the encoding."""
+    """Return one JSON encoder for all events. The standard library creates a new one each time,
+    which takes longer than encoding."""
     slow = json.JSONEncoder(separators=(",", ":"), default=str)
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     try:
@@ -73,7 +73,7 @@ class Rank:
         self.watched = True  # record everything in this step; else it is a light step
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
-        self.steps = 0  # finished optimizer steps, of the optimizer with most steps
+        self.steps = 0  # finished steps of the optimizer with the most steps
         # Light backward passes since the last step, and before it: a scaler may skip steps.
         self.passes = self.usual = 0
         self.waiting: list[Fields] = []
@@ -115,7 +115,7 @@ class Rank:
     # --- steps
 
     def step_is_over(self, steps: int) -> None:
-        """An optimizer has finished a step; `steps` are finished now."""
+        """Record that an optimizer finished a step. `steps`: how many it has finished."""
         if steps == self.steps:
             return  # another optimizer is ahead
         self.steps = steps
@@ -129,21 +129,21 @@ class Rank:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
 
     def pass_is_made(self) -> None:
-        """Count a backward pass in a light step. If no step follows for long (does the scaler skip
-        all of them?), record everything again."""
+        """Count a backward pass in a light step. If no step follows for long (the scaler may skip
+        them all), record everything again."""
         self.passes += 1
         if self.passes > max(EVERY, 2 * self.usual):
             self.watched = True
 
     def samples(self, count: int) -> bool:
-        """Whether to read tensors now: early on, `count` decides, then the number of the step."""
+        """Return whether to read tensors now: by `count` in early steps, then by step number."""
         return is_sampled(count if self.steps < EVERY else self.steps + 1)
 
-    # --- operations that may not come back
+    # --- operations that may never return
 
     def open(self, event: str, fields: Fields) -> Fields:
-        """An operation begins. Other processes can read the open operations, whatever happens to
-        this one."""
+        """Record that an operation begins. Other processes can read the open operations, even if
+        this one dies."""
         operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site()}
         operation.update(fields)
         if threading.get_ident() == self.main:
@@ -169,7 +169,7 @@ class Rank:
         brief = [_brief(operation) for operation in waiting[-3:]]
         self.slot.write(_encode(brief).encode() if brief else b"[]")
 
-    # --- who this is
+    # --- identity
 
     def identify(self, rank: int | None = None, world: int | None = None) -> None:
         """Record which rank this process is, and start writing."""
@@ -192,8 +192,8 @@ class Rank:
         self.when_known()
 
     def _is_taken(self) -> bool:
-        """Whether another living process is this rank: then this one is a tool that inherited its
-        environment."""
+        """Return whether another living process is this rank. Then this one is a tool that
+        inherited its environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
                 with path.open() as file:
@@ -232,7 +232,7 @@ class Rank:
         }
 
     def switch_off(self, error: BaseException) -> None:
-        """Our code failed: record the error and stop watching."""
+        """Record an error in our code, and stop watching."""
         if not self.on:
             return
         with suppress(Exception):
@@ -244,7 +244,7 @@ class Rank:
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
 
     def flush(self) -> None:
-        """Close the files at the end."""
+        """Close the files when the process ends."""
         if self.journal is not None:
             journal, self.journal = self.journal, None
             self.on = False
@@ -253,7 +253,7 @@ class Rank:
 
 
 def _brief(operation: Fields) -> Fields:
-    """Leave out long lists, such as all parameter names of a model."""
+    """Omit long lists, such as all parameter names of a model."""
     return {k: v for k, v in operation.items() if not (isinstance(v, list) and len(v) > 8)}
 
 

@@ -2,8 +2,8 @@
 overlap, and the buckets.
 
 The numbers come from a private method of DDP, called only here. If a version of torch lacks it or
-renames a number, there is no event. They describe the previous pass, and are known when the next
-forward begins.
+renames a number, there is no event. They describe the previous pass and become available when the
+next forward begins.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ STANDARD = tuple(
 Where = tuple[int, ...]
 
 _own: dict[int, bool] = {}
-_codes: dict[int, CodeType] = {}  # keeps them alive, so that ids stay unique
+_codes: dict[int, CodeType] = {}  # keep code objects alive, so that ids stay unique
 _numbers: dict[tuple[tuple[CodeType, int], ...], int] = {}
 _of: dict[Where, int] = {}
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: not in an installed package, the standard library, or
+    """Return whether a file is the user's: not in an installed package, the standard library, or
     paralab."""
     if file.startswith("<"):
         return False
@@ -42,7 +42,7 @@ def is_own(file: str) -> bool:
 
 
 def where(outside: Any = None) -> Where:
-    """The user's innermost frames, except methods of `outside`."""
+    """Return the user's innermost frames, except methods of `outside`."""
     found: list[int] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -60,9 +60,9 @@ def where(outside: Any = None) -> Where:
 
 
 def near(depth: int, through: int) -> Where | None:
-    """The user's two innermost frames, without walking the stack, if the call comes the same way as
-    before: the frame at this depth has the code `through`, and the user's frame calls it. Otherwise
-    None."""
+    """Return the user's two innermost frames without walking the stack, or None. This works if the
+    call takes the same path as before: the frame at this depth has the code `through`, and the
+    user's frame calls it."""
     if not depth:
         return None  # the first call; a frame that refers to itself would keep its callers alive
     try:
@@ -78,7 +78,7 @@ def near(depth: int, through: int) -> Where | None:
 
 
 def way_here() -> tuple[int, int]:
-    """(depth, through) for calls of `near` from the same place."""
+    """Return (depth, through) for calls of `near` from the same place."""
     depth, frame = 0, sys._getframe(0)
     while (user := frame.f_back) is not None and not _own.get(id(user.f_code)):
         depth, frame = depth + 1, user
@@ -86,7 +86,7 @@ def way_here() -> tuple[int, int]:
 
 
 def places(at: Where) -> list[list[Any]]:
-    """[file, line, function] for each frame."""
+    """Return [file, line, function] for each frame."""
     return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]
 
 
@@ -103,8 +103,8 @@ def _lines(at: Where) -> list[tuple[CodeType, int]]:
 
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
-    """The number of a place and, the first time, the event that explains it. Two instructions on
-    the same line are the same place."""
+    """Return the number of a place and, the first time, the event that describes it. Two
+    instructions on the same line are the same place."""
     if not at:
         return None, None
     if at in _of:

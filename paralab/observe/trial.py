@@ -17,8 +17,8 @@ WAIT_SECONDS = 0.1
 
 
 def hold(rank: Rank, made: int) -> None:
-    """Wait here before one step too many. When all ranks wait or have ended, the watcher lets them
-    exit with success."""
+    """Wait before a step beyond the limit. When all ranks wait or have ended, the watcher lets them
+    exit with code 0."""
     if rank.trial_steps is None or made < rank.trial_steps:
         return
     rank.open("held", {})
@@ -31,7 +31,7 @@ def hold(rank: Rank, made: int) -> None:
 
 
 def spare_files(rank: Rank) -> None:
-    """Save over an existing checkpoint to our folder instead, and load it from there."""
+    """Redirect saves over an existing checkpoint to our folder, and load them from there."""
     moved: dict[str | None, str] = {}
     save, load = torch.serialization.save, torch.serialization.load
 

@@ -1,7 +1,7 @@
 """A trial on a machine without a GPU: where possible, the CPU replaces CUDA, and an event reports
 it.
 
-torch.cuda.is_available() stays False, so a script that asks can choose for itself.
+torch.cuda.is_available() stays False, so a script that calls it can choose its own device.
 """
 
 from __future__ import annotations

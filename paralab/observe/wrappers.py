@@ -1,4 +1,4 @@
-"""Wrap a function of torch, invisibly for the caller, even if our code fails.
+"""Wrap a torch function, invisibly to the caller, even if our code fails.
 
 `describe` gets the arguments before the call and returns the fields of the event, or None for no
 event. `conclude` gets the result and returns more fields. Neither may change anything. In light
@@ -120,7 +120,7 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
 
 
 def show_warnings_of_callers() -> None:
-    """A warning that names torch's caller would name our wrapper: name the real caller."""
+    """Make warnings that name torch's caller name the real caller, not our wrapper."""
     show = warnings.showwarning
 
     def showwarning(
@@ -139,7 +139,7 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """Forget these ids when `thing` is freed, because Python may reuse them. Do not keep it
+    """Forget these ids when `thing` is freed, because Python may reuse them. This does not keep it
     alive."""
 
     def forget() -> None:
@@ -152,10 +152,10 @@ def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
 def argument(
     args: tuple[Any, ...], kwargs: Fields, place: int, name: str, default: Any = None
 ) -> Any:
-    """An argument that was passed by position or by name."""
+    """Return an argument that was passed by position or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def is_inside(rank: Rank, *events: str) -> bool:
-    """Whether such an operation is open: calls inside it get no events of their own."""
+    """Return whether such an operation is open. Calls inside it get no events."""
     return any(operation["event"] in events for operation in rank.doing)

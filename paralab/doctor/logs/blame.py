@@ -1,11 +1,11 @@
-"""Who failed first, and who only noticed: every error of a job is a root (the rank's own), a
-victim's (another rank is gone), or unknown.
+"""Who failed first, and who failed as a consequence. Every error in a job is a root (the rank's
+own), a victim's (another rank is gone), or unknown.
 
     12:00:07  rank 1  ValueError: image 13 has 0 bytes      root: nothing to do with other ranks
     12:00:07  rank 0  Connection closed by peer             victim: it waited for rank 1
     12:00:08  rank 0  ended by SIGTERM                      victim: torchrun cleaned up
 
-The first root is the cause. Without one, the culprit is among the ranks that left no error."""
+The first root is the cause. Without one, the culprit is among the ranks without an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = ("KeyboardInterrupt", "SystemExit", "SignalException")
 
 @dataclass(frozen=True)
 class Event:
-    """`waited`: this victim waited until its timeout; otherwise it lost a connection."""
+    """`waited`: this victim waited until its timeout. Other victims lost a connection."""
 
     role: Role
     rank: int | None
@@ -64,7 +64,7 @@ class Event:
 
     @property
     def in_backward(self) -> bool:
-        """It waited for gradients. All ranks take part in those, so the missing rank is wrong."""
+        """Return whether it waited for gradients. Then the missing rank is wrong: all must join."""
         return any("torch/autograd" in f.file or f.function == "backward" for f in self.frames)
 
     @property
@@ -73,8 +73,8 @@ class Event:
 
     @property
     def alone(self) -> bool | None:
-        """Whether it called the collective under a rank condition, and so is the culprit. None: the
-        file is not here, or has changed."""
+        """Return whether it called the collective under a rank condition, and so is the culprit.
+        Return None if the file is not here or has changed."""
         own = [frame for frame in self.frames if frame.own]
         if self.in_backward or not own:
             return False if self.in_backward else None
@@ -83,7 +83,7 @@ class Event:
 
     @property
     def signal(self) -> str | None:
-        """The signal that ended it: from its exit code, or in the fault handler's words."""
+        """Return the signal that ended it, from its exit code or the fault handler's message."""
         if self.exit:
             return self.exit.signal
         if not (self.trace and self.trace.is_fatal_signal):
@@ -103,7 +103,7 @@ class Event:
         rank: int | None = None,
         evidence: Iterable[str] | None = None,
     ) -> Finding:
-        """A finding at its line. `fix` is the entry's by default, `evidence` its own."""
+        """Create a finding at its line. `fix` defaults to the entry's, `evidence` to its own."""
         file, line = (self.at.file, self.at.line) if self.at else (None, None)
         seen = self.evidence() if evidence is None else tuple(evidence)
         return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, seen)
@@ -124,7 +124,7 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
 
 @dataclass(frozen=True)
 class Blame:
-    """All events in the order of time. `absent`: ranks that left no error; `silent`: those that the
+    """All events in time order. `absent`: ranks without an error; `silent`: those of them that the
     launcher did not end."""
 
     roots: tuple[Event, ...]
@@ -135,7 +135,7 @@ class Blame:
 
     @property
     def crash(self) -> Event | None:
-        """The first root, if a signal ended it."""
+        """Return the first root if a signal ended it."""
         return self.roots[0] if self.roots and self.roots[0].signal else None
 
 
@@ -152,7 +152,7 @@ def blame(logs: Logs) -> Blame:
     events.sort(key=lambda event: _when(event, logs))
 
     failed = {event.rank for event in events if event.role != "unknown"}
-    failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # its end is cut off
+    failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # truncated
     ended = {x.rank for x in logs.exits if x.rank is not None and (x.asked or x.code == -15)}
     silent = logs.heard - failed - {exit_.rank for exit_ in logs.exits}
     absent = tuple(sorted(silent | (ended - failed)))
@@ -164,8 +164,8 @@ def blame(logs: Logs) -> Blame:
 
 
 def fatal(logs: Logs) -> list[Traceback]:
-    """Tracebacks that ended a process: torch's hook printed them, or nothing came after them. One
-    that a logger printed, or after which its file goes on, was caught."""
+    """Return tracebacks that ended a process: torch's hook printed them, or nothing follows them.
+    If a logger printed one, or its file goes on after it, the exception was caught."""
     traces = [trace for trace in logs.tracebacks if trace.errors and not trace.of_launcher]
     plain = [trace for trace in traces if not trace.logged]
     sure = [t for t in plain if t.first.hooked or t.reported or t.followed <= 3]
@@ -189,7 +189,7 @@ def _of_trace(trace: Traceback) -> Event:
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """A signal is a cause, unless the launcher sent it or the rank had already lost another."""
+    """Classify an exit. A signal is a root unless the launcher sent it or another rank was lost."""
     told = {event.rank for event in traces}
     if exit_.asked or not exit_.code or exit_.rank in told or exit_.code == -15:
         return None
@@ -202,7 +202,7 @@ def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
 
 
 def _role_of_abort(logs: Logs) -> Role:
-    """C++ code that aborts prints why. Without its words nobody can tell."""
+    """Classify an abort. C++ code prints the reason before it aborts; otherwise it is unknown."""
     reasons = [x.text for x in logs.lines if "what():" in x.text or "Watchdog" in x.text]
     if any(MISMATCH.search(line.text) for line in logs.lines):
         return "victim"
@@ -212,8 +212,8 @@ def _role_of_abort(logs: Logs) -> Role:
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:
-    """A traceback has no stamp. In one file the order of lines counts; between files, when the
-    launcher saw the rank exit."""
+    """Return a sort key, because tracebacks have no timestamp. Within a file, use the order of
+    lines; between files, use the time at which the launcher saw the rank exit."""
     time, file, number = logs.when(event.line)
     if event.trace is not None and len(logs.sources) > 1:
         exits = (x.time for x in logs.exits if x.rank == event.rank and x.time is not None)

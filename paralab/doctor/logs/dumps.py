@@ -20,8 +20,8 @@ WRITTEN_BY_RECORDERS = (b'"entries"', b'"comm_lib_version"', b'"nccl_version"')
 class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise UsageError(
-            f"A pickle was not opened: it wants to build {module}.{name}, which no Flight Recorder writes.",
-            fix="give the file that NCCL wrote, unchanged",
+            f"A pickle was not opened: it has {module}.{name}, which no Flight Recorder writes.",
+            fix="pass the file that NCCL wrote, unchanged",
         )
 
 
@@ -37,7 +37,7 @@ def _is_pickle(start: bytes) -> bool:
 
 
 def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
-    """Return the dump as plain containers, or None if it is something else or torn off."""
+    """Return the dump as plain containers, or None if it is something else or truncated."""
     if path.stat().st_size > LARGEST:
         raise UsageError(f"{path} is a dump of more than {LARGEST >> 20} MB.")
     content = path.read_bytes()

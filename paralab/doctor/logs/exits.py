@@ -20,7 +20,7 @@ SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))"
 )
 EXITED = re.compile(r"Exited with exit code (\d+)")
-SIGNAL_WORDS = {  # of Slurm and of Python's fault handler
+SIGNAL_WORDS = {  # from Slurm and Python's fault handler
     **{"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7},
     **{"Illegal instruction": 4, "Terminated": 15, "Floating point exception": 8},
 }
@@ -39,7 +39,7 @@ class Exit:
     code: int | None = None
     rank: int | None = None
     pid: int | None = None
-    local_rank: int | None = None  # on its node; a torn report may not say more
+    local_rank: int | None = None  # on its node; a truncated report may have only this
     time: float | None = None
     first: bool = False  # torchrun's "Root Cause (first observed failure)"
     asked: bool = False
@@ -92,7 +92,7 @@ class Exits:
                 self.exits += [Exit(line, code, r, time=line.time) for r in tasks_of(tasks)]
 
     def _take(self, line: Line, key: str, value: str) -> None:
-        if key == "time":  # the first line of every entry of a report
+        if key == "time":  # the first line of each entry in a report
             stamp = STAMP.match(value)
             time = seconds(*stamp.groups()) if stamp else None
             self._entry = Exit(line, time=time, first=self._root)
@@ -107,7 +107,7 @@ class Exits:
 
 
 def spawned(line: Line) -> Exit | None:
-    """What torch.multiprocessing.spawn says about a process that exited without an exception."""
+    """Parse torch.multiprocessing.spawn's report of a process that exited without an exception."""
     found = SPAWNED.search(line.text)
     if found is None or (found[2] and found[2] not in signals.Signals.__members__):
         return None
@@ -116,7 +116,7 @@ def spawned(line: Line) -> Exit | None:
 
 
 def tasks_of(text: str) -> list[int]:
-    """ "0-2,5" means 0, 1, 2, and 5."""
+    """Parse a list of tasks: "0-2,5" means 0, 1, 2, and 5."""
     tasks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""What the logs of one job say, in the order of time."""
+"""The contents of one job's logs, in time order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF_A_YEAR = 183 * 86400
 @dataclass(eq=False)
 class Logs:
     sources: dict[str, int | None] = field(default_factory=dict)  # file -> the rank in its name
-    lines: list[Line] = field(default_factory=list)  # those with a word of trouble
+    lines: list[Line] = field(default_factory=list)  # those with a keyword
     tracebacks: list[Traceback] = field(default_factory=list)
     reports: list[Exits] = field(default_factory=list)
     last: dict[int, Line] = field(default_factory=dict)  # the last line of each rank
@@ -27,11 +27,11 @@ class Logs:
     dump_names: dict[int, str] = field(default_factory=dict)
 
     def merge(self) -> None:
-        """Sort by stamp, or else in the order of the files. Launchers print no year: in a job that
-        ran over New Year, January comes after December."""
+        """Sort by timestamp, or else in the order of the files. Launchers do not print the year: in
+        a job that runs past New Year, January comes after December."""
         kept = [*self.lines, *(trace.first for trace in self.tracebacks)]
         late = max((line.time for line in kept if line.time is not None), default=0.0)
-        starts: dict[str, float] = {}  # lines before a file's first stamp come just before it
+        starts: dict[str, float] = {}  # lines before a file's first timestamp sort just before it
         for line in kept:
             if line.time is not None:
                 starts[line.source] = min(line.time, starts.get(line.source, line.time))
@@ -51,7 +51,7 @@ class Logs:
 
     @cached_property
     def exits(self) -> list[Exit]:
-        """One per process: a report's entry says more than the line that announced it."""
+        """Return one exit per process. Prefer a report's entry, which has more information."""
         forced = {pid for report in self.reports for pid in report.forced}
         closed = {pid for report in self.reports for pid in report.closed}
         best: dict[object, Exit] = {}
@@ -66,7 +66,7 @@ class Logs:
 
     @cached_property
     def heard(self) -> set[int]:
-        """The ranks that these logs mention. Only they can have "left no error"."""
+        """Return the ranks that these logs mention. Only these can be ranks "without an error"."""
         known = {*self.sources.values(), *self.last, *self.dumps}
         known |= {exit_.rank for exit_ in self.exits} | {line.rank for line in self.lines}
         known |= {trace.rank for trace in self.tracebacks}
@@ -74,12 +74,12 @@ class Logs:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """All ranks of the job: those below one that was heard exist, too."""
+        """Return all ranks of the job, including every rank below the highest one mentioned."""
         return list(range(max(self.heard, default=-1) + 1))
 
     def _name_the_nameless(self) -> None:
-        """An error before init_process_group has no rank. If the launcher's report leaves only one
-        rank that can have raised it, it is that rank's."""
+        """Assign a rank to an error before init_process_group, which has none, if the launcher's
+        report leaves only one candidate."""
         named = {trace.rank for trace in self.tracebacks}
         nameless = [t for t in self.tracebacks if t.rank is None and not t.of_launcher | t.logged]
         failed = [x for x in self.exits if not x.asked and x.rank not in {None, *named}]

@@ -1,4 +1,4 @@
-"""One line of a log without what launchers put before it: colors, progress bars, ranks, and stamps.
+"""One line of a log, without prefixes from launchers: colors, progress bars, ranks, timestamps.
 
 [default1]:[rank1]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught …
 └ tee ────┘└ torch┘└ stamp ──────────────────────────────────────────┘└ text
@@ -23,13 +23,13 @@ CPP = re.compile(r"\[([IWEF])(?:(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d\.\d+))? (\S+
 ISO = re.compile(r"(?:\[?|.{0,24}? AT )\d{4}-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
 BEFORE_RANK = re.compile(
     r"[\d\s:.,TZ\[\]/-]*$|.*\d%\|"
-)  # a log collector's stamp, or a progress bar
+)  # a log collector's timestamp, or a progress bar
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """`time`: seconds since the start of an arbitrary year (launchers print no year), or None.
-    `stamped`: it begins with a stamp, as a logger writes and a dying interpreter does not."""
+    `stamped`: it begins with a timestamp, so a logger wrote it, not a dying interpreter."""
 
     source: str
     number: int
@@ -46,8 +46,8 @@ class Line:
 
 
 def clean(raw: bytes) -> str:
-    """Decode a line in any encoding and remove colors. Of a redrawn progress bar, keep the last
-    state."""
+    """Decode a line in any encoding and remove colors. Keep only the last state of a progress
+    bar."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or raw.count(0) * 3 > len(raw) > 0:
         raw = raw.replace(b"\0", b"").lstrip(b"\xff\xfe")  # UTF-16, as Windows shells redirect
     text = raw.decode("utf-8", errors="replace")
@@ -59,7 +59,7 @@ def clean(raw: bytes) -> str:
 
 
 def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float | None:
-    try:  # in a leap year, which has a 29th of February
+    try:  # in a leap year, which has a February 29
         start = datetime(2000, int(month), int(day), int(hour), int(minute))
     except ValueError:
         return None
@@ -67,8 +67,8 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
 
 
 def parse(source: str, number: int, text: str, rank: int | None, labelled: bool) -> Line:
-    """Parse a clean line. `rank` comes from the file's name; `labelled`: this file has a rank before
-    every line."""
+    """Parse a clean line. `rank` comes from the file's name; `labelled`: every line of the file
+    begins with a rank."""
     hooked = stamped = compiled = False
     time = None
     at = 0
@@ -77,7 +77,7 @@ def parse(source: str, number: int, text: str, rank: int | None, labelled: bool)
     if (start := text.find("[rank", at)) > at and BEFORE_RANK.match(text[at:start]):
         day = ISO.match(text[at:start].strip())
         time, at = seconds(*day.groups()) if day else None, start
-    for _ in range(3):  # tee, torch's rank, and a stamp, in any order
+    for _ in range(3):  # tee, torch's rank, and a timestamp, in any order
         if found := RANK.match(text, at):
             rank, at, hooked = int(found[1]), found.end(), True
         elif (found := TEE.match(text, at)) and found[1].lower() not in ("gpu", "stage", "layer"):

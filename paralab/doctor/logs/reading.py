@@ -1,7 +1,7 @@
 """Read the logs of a job, each file once and in blocks, so that a log of any length fits into memory.
 
-Lines with a word of trouble are kept, tracebacks and exits are put together. Of a block without
-such a word, only the last lines are read (where was each rank?)."""
+Lines with a keyword are kept, and tracebacks and exits are assembled. In a block without keywords,
+only the last lines are read, to find out where each rank was."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paralab.doctor.logs.line import LABEL, Line, clean, parse
 from paralab.doctor.logs.traceback import Assembler
 from paralab.errors import UsageError
 
-# In lower case. Few and general, because wordings change from version to version.
+# In lower case. Few and general, because messages change from version to version.
 WORDS = (
     *(b"error", b"exception", b"warn", b"nccl", b"watchdog", b"signal", b"exitcode", b"failed"),
     *(b"failures:", b"root cause", b"  rank  ", b"  host  ", b"  time  ", b"  traceback :"),
@@ -34,12 +34,12 @@ WORDS = (
     *(b"imbalance", b"autograd kernel", b"process group", b"cancelled", b"dataloader", b"detected"),
     b"expected",
 )
-PASTED = 300  # lines: of a shorter text, every line counts
+PASTED = 300  # lines: keep every line of a shorter text
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
-SAME = 200  # lines kept that differ only in their numbers
+SAME = 200  # how many lines to keep that differ only in their numbers
 TAIL = 40  # lines at the end of a block that are always read
-BEFORE = 3  # and before a line with a word: they tell the time, and whether a logger printed it
+BEFORE = 3  # lines before one with a keyword: they show the time, and whether a logger printed it
 FULLY = 20_000  # lines: shorter files are read line by line
 CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b\b\f"})
 EVERY = re.compile(  # every rank prints its own
@@ -69,7 +69,7 @@ def read_logs(paths: Iterable[str | Path]) -> Logs:
 
 
 def read_texts(texts: Mapping[int, str]) -> Logs:
-    """Read what each rank printed, in the order of time."""
+    """Read the output of each rank, in time order."""
     logs = Logs()
     for rank, text in texts.items():
         _File(f"rank {rank}", logs, rank).read(io.BytesIO(text.encode()))
@@ -92,13 +92,13 @@ def _files(name: str) -> Iterator[str]:
     if not path.exists():
         raise UsageError(
             f"There is no log {name}.",
-            fix="give the files that the job has written, or - to read them from a pipe",
+            fix="pass the files that the job wrote, or - to read from a pipe",
         )
     found = [file for file in sorted(path.rglob("*")) if LOG.search(file.name) and file.is_file()]
     if not found and path.is_dir():
-        fix = "logs end in .log, .err, .out, .txt, or .json; give other files by name"
+        fix = "logs end in .log, .err, .out, .txt, or .json; pass other files by name"
         if any(path.glob("*.py")):
-            fix = f"scripts are given by name: {name}/train.py"
+            fix = f"pass scripts by name: {name}/train.py"
         raise UsageError(f"The folder {name} holds no logs.", fix=fix)
     yield from map(str, found or [path])
 
@@ -118,7 +118,7 @@ def _read(name: str, logs: Logs) -> None:
                 if dump is not None and _take_dump(name, dump, logs):
                     return
             _File(name, logs).read(file)
-    except EOFError:  # the end of a compressed log is missing
+    except EOFError:  # a truncated compressed log
         return
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}.") from error
@@ -138,7 +138,7 @@ def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
     rank = recorded if isinstance(recorded, int) else rank
     rank = rank if rank is not None else len(logs.dumps)
     calls = from_flight_recorder(dumps.entries(dump))
-    logs.dumps[rank] = [call for call in calls if call.number is not None]  # no send, no recv
+    logs.dumps[rank] = [call for call in calls if call.number is not None]  # without send and recv
     logs.sources[name], logs.dump_names[rank] = rank, name
     return True
 
@@ -153,7 +153,7 @@ class _File:
         self.labelled = False
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
-        self.clock: float | None = None  # of the last stamp: lines without one have its time
+        self.clock: float | None = None  # the last timestamp; lines without one get it
         self.same: Counter[bytes] = Counter()  # lines without their numbers
 
     def read(self, file: IO[bytes]) -> None:
@@ -164,7 +164,7 @@ class _File:
             if not cut and len(block) < BLOCK:
                 rest = block
                 continue
-            if not cut:  # a progress bar that never ends, or no text at all
+            if not cut:  # an endless progress bar, or not text
                 cut = block.rfind(b"\r") + 1 or len(block)
             rest = block[cut:]
             self._block(block[:cut])
@@ -180,7 +180,7 @@ class _File:
 
     def _block(self, block: bytes) -> None:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:
-            block = block.replace(b"\0", b"")  # UTF-16, or a file that was copied while it grew
+            block = block.replace(b"\0", b"")  # UTF-16, or a file copied while it was written
         if not self.number:
             self.labelled = _is_labelled(block)
             if len(block[:4096].translate(None, CONTROL)) < 0.95 * len(block[:4096]):
@@ -194,7 +194,7 @@ class _File:
         if not lines[-1]:
             lines.pop()
         start, self.number = end - len(lines), end
-        done = 0  # lines before this one are done with
+        done = 0  # lines before this one are processed
         for index, raw in enumerate(lines):
             near_an_end = start + index < FULLY or index >= len(lines) - TAIL
             keep = start + index < PASTED or any(word in raw.lower() for word in present)
@@ -208,7 +208,7 @@ class _File:
                 done = index + 1
 
     def _is_new(self, raw: bytes) -> bool:
-        """Whether it differs in more than its numbers from lines that were kept often enough."""
+        """Return whether a line differs, in more than numbers, from lines kept often enough."""
         shape = raw.translate(None, b"0123456789.")
         self.same[shape] += 1
         return self.same[shape] <= SAME or bool(EVERY.search(raw))
@@ -237,7 +237,7 @@ class _File:
             self.logs.lines.append(line)
 
     def _notice(self, line: Line) -> None:
-        """Remember where each rank was last, and which ranks there are."""
+        """Record the last line of each rank, and which ranks exist."""
         if LAUNCHER.search(line.text) or line.text.startswith(
             ("  ", "Failures", "Root Cause", "srun: ", "slurmstepd")
         ):
@@ -252,8 +252,8 @@ class _File:
 
 
 def _is_labelled(block: bytes) -> bool:
-    """Whether `srun -l` printed the task's number before every line. Numbers that only count
-    seldom come twice."""
+    """Return whether `srun -l` printed the task's number before every line. Other numbers, such as
+    counters, rarely repeat."""
     lines = [clean(raw) for raw in block[:LONGEST_LINE].splitlines() if raw.strip()][:400]
     labels = [found[1] for line in lines if (found := LABEL.match(line))]
     most = len(labels) >= 3 and len(labels) >= 0.9 * len(lines)

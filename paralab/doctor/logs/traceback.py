@@ -1,5 +1,5 @@
-"""Python's tracebacks, put together from lines that may be interleaved with other ranks' lines.
-People also paste the last lines of a traceback, or only the exception."""
+"""Python's tracebacks, assembled from lines that may be interleaved with those of other ranks.
+People also paste only the last lines of a traceback, or only the exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERROR = re.compile(
     r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
 )
 BARE = re.compile(r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
-ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")  # no logger prints a traceback after that
+ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")  # no traceback follows such a log line
 FATAL = "Fatal Python error: "
 CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
@@ -34,7 +34,7 @@ TORCH_OR_PYTHON = re.compile(
 REPORTING = ("torch/multiprocessing/spawn.py", "torch/distributed/launcher/api.py")
 LONGEST = 200  # lines
 LONGEST_BARE = 3  # lines of a message without a traceback
-LONGEST_MESSAGE = 8  # lines, where nothing separates it from what the process prints next
+LONGEST_MESSAGE = 8  # lines, if nothing separates the message from later output
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's code, not a library's."""
+        """Return whether this is the user's code, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
 
     def __str__(self) -> str:
@@ -58,13 +58,13 @@ class Frame:
 class Traceback:
     lines: list[Line] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
-    errors: list[Line] = field(default_factory=list)  # of a chain, the last one ended the process
-    reported: bool = False  # quoted in torchrun's report; the process printed it before
-    logged: bool = False  # written by a logger, so somebody caught it
-    followed: int = 0  # lines that its stream printed afterwards
+    errors: list[Line] = field(default_factory=list)  # in a chain, the last one ended the process
+    reported: bool = False  # quoted in torchrun's report, after the process printed it
+    logged: bool = False  # written by a logger, so the program caught it
+    followed: int = 0  # lines that its stream printed after it
     caused: int = 0  # frames of the exception that a following one was raised from
     rank: int | None = None
-    header: Literal["", "plain", "boxed"] = ""  # "Traceback …", or how a notebook or rich writes it
+    header: Literal["", "plain", "boxed"] = ""  # "Traceback …", or a notebook's or rich's header
 
     @property
     def first(self) -> Line:
@@ -80,18 +80,18 @@ class Traceback:
 
     @property
     def message(self) -> list[Line]:
-        """The last exception, all its lines."""
+        """Return all lines of the last exception."""
         return self.lines[self.lines.index(self.errors[-1]) :] if self.errors else []
 
     @property
     def headline(self) -> str:
-        """The exception in one line; if its first line only announces the next, with that line."""
+        """Return the exception in one line, with the next if the first only announces it."""
         lines = self.message[: 2 if self.error.endswith(":") else 1]
         return " ".join(line.text.strip() for line in lines)
 
     @property
     def kind(self) -> str:
-        """The exception's class, without its module."""
+        """Return the exception's class, without its module."""
         found = ERROR.match(self.error)
         return found[1].rpartition(".")[2] if found else ""
 
@@ -101,8 +101,8 @@ class Traceback:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost frame of the user's code; with `raise … from …`, of the original. Without
-        one, the innermost outside torch: a library's recipe can be the whole program."""
+        """Return the innermost frame of user code; with `raise … from …`, that of the original. If
+        there is none, return the innermost frame outside torch: a library can be the program."""
         frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
         if self.header or not any(frame.function == "<module>" for frame in frames[1:]):
             frames.reverse()  # only editors print the innermost frame first
@@ -121,7 +121,7 @@ class Traceback:
         return is_victim("\n".join(line.text for line in self.errors), frames)
 
     def evidence(self) -> tuple[str, ...]:
-        """The user's frame, and the exception."""
+        """Return the user's frame and the exception."""
         at = self.where
         frame = [at.read] if at and at.read else []
         # The fault handler prints the error first, then the frames.
@@ -136,15 +136,15 @@ class Assembler:
         self.done: list[Traceback] = []
         self.open: Traceback | None = None
         self._previous: Line | None = None
-        self._message = False  # in the lines of the exception's message
+        self._message = False  # inside the exception's message
         self._blank = False
-        self._current = False  # in the thread that a fault handler calls current
+        self._current = False  # inside the thread that the fault handler marks as current
         self._prefix: re.Pattern[str] | None = (
             None  # what a launcher or a person put before each line
         )
 
     def feed(self, line: Line) -> bool:
-        """Take a line. Return False if it belongs to no traceback."""
+        """Process a line. Return False if it belongs to no traceback."""
         line = self._without_prefix(line)
         text = line.text
         if HEADER in text and len(text) < 200 + len(HEADER):
@@ -163,19 +163,19 @@ class Assembler:
         return False
 
     def _without_prefix(self, line: Line) -> Line:
-        """What stands before "Traceback" (a host, a quotation mark, a collector's stamp) also stands
-        before the next lines. Only numbers may differ."""
+        """Remove a prefix (a host, a quotation mark, a collector's timestamp). The prefix of
+        "Traceback" recurs in the next lines, with other numbers at most."""
         start = line.text.find(HEADER)
         if start > 0:
             shape = r"\d+".join(map(re.escape, re.split(r"\d+", line.text[:start])))
             self._prefix = re.compile(shape)
         elif self.open and self._prefix and (found := self._prefix.match(line.text)):
-            self.open.logged &= not line.stamped  # a logger stamps only the first line
+            self.open.logged &= not line.stamped  # a logger adds a timestamp only to the first line
             return replace(line, text=line.text[found.end() :], stamped=False)
         return line
 
     def skip(self, number: int) -> None:
-        """Count lines that nobody reads: the process went on after its last traceback."""
+        """Count skipped lines, which show that the process continued after its last traceback."""
         if self.done and self.open is None:
             self.done[-1].followed += number
 
@@ -237,11 +237,11 @@ class Assembler:
                 trace.errors.append(line)
                 self._message = True
         elif text.startswith("   ") and trace.frames and not ERROR.match(text):
-            last = trace.frames[-1]  # its code, or the marks below it
+            last = trace.frames[-1]  # the code of the frame, or the marks below it
             trace.frames[-1] = replace(last, code=last.code or text.strip())
         elif not text.lstrip().startswith("[Previous line"):
             if trace.lines and not trace.header and not ERROR.match(text):
-                return False  # frames that a stack dump printed, or a torn excerpt
+                return False  # frames from a stack dump or a truncated excerpt
             trace.errors.append(line)
             self._message = True
         trace.lines.append(line)
@@ -249,7 +249,7 @@ class Assembler:
         return True
 
     def _continue_fatal(self, line: Line) -> bool:
-        """After "Fatal Python error: Segmentation fault" come all threads, each with its innermost
+        """Process a line after "Fatal Python error: …". All threads follow, each with its innermost
         call first. Only the frames of the current thread matter."""
         assert self.open is not None
         text = line.text
@@ -265,7 +265,7 @@ class Assembler:
         return True
 
     def _is_over(self, line: Line) -> bool:
-        """After the message: torchrun's report, or a blank line without a chained exception."""
+        """Return whether the traceback is over: torchrun's report or a blank line follows."""
         assert self.open is not None
         text = line.text
         if text.startswith(("====", "----", "Failures:")):

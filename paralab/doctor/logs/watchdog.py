@@ -1,4 +1,4 @@
-"""NCCL's watchdog: which collective timed out on which rank, and how far each rank had come.
+"""NCCL's watchdog: which collective timed out on which rank, and how far each rank had got.
 
 [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523, …,
          Timeout(ms)=600000) ran for 600020 milliseconds before timing out.
@@ -30,7 +30,7 @@ UNKNOWN_SIZE = 1 << 63  # NCCL prints -1 as a large number for coalesced operati
 
 @dataclass
 class Waiting:
-    """What the watchdog of one rank says about one group. `call`: the collective that timed out."""
+    """The watchdog's report for one rank and group. `call`: the collective that timed out."""
 
     rank: int | None
     group: str
@@ -42,7 +42,7 @@ class Waiting:
 
     @property
     def number(self) -> int:
-        """Of the collective that timed out; -1 if none did."""
+        """Return the number of the collective that timed out, or -1 if none did."""
         return -1 if self.call is None or self.call.number is None else self.call.number
 
     @property
@@ -59,9 +59,9 @@ def _group_in(text: str) -> str | None:
 
 
 def waiting_ranks(logs: Logs) -> list[Waiting]:
-    """One per rank and group. Only the first timeout of each counts; later lines repeat it. A
-    timeout names no group: the next lines of the rank, about the same number, do. If they are
-    missing, those of other ranks do."""
+    """Return one report per rank and group. Use the first timeout; later lines repeat it. A timeout
+    names no group, but the rank's next lines about the same number do. If they are missing, use
+    those of other ranks."""
     by_rank: dict[tuple[int | None, str], Waiting] = {}
     groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
     others: dict[int, set[str]] = defaultdict(set)  # number -> the groups of all ranks
@@ -75,7 +75,7 @@ def waiting_ranks(logs: Logs) -> list[Waiting]:
         timeout, progress = TIMEOUT.search(line.text), PROGRESS.search(line.text)
         if not timeout and not progress:
             continue
-        rank = line.rank if line.rank is not None else rank  # it continues the line before
+        rank = line.rank if line.rank is not None else rank  # it continues the previous line
         name = _group_in(line.text)
         if timeout:
             number = int(timeout[1])

@@ -59,7 +59,7 @@ def _by_group() -> list[tuple[str, list[Entry]]]:
 
 
 def page(entry: Entry) -> str:
-    """The page of a failure in Markdown."""
+    """Return the Markdown page of a failure."""
     parts = [
         f"# {entry.id} {entry.title}",
         f"**Symptom.** {entry.symptom}",
@@ -84,13 +84,13 @@ def page(entry: Entry) -> str:
 
 
 def url(source: str) -> str:
-    """The address of `pytorch/pytorch#33148`; GitHub redirects from an issue to a pull request."""
+    """Return the URL of `pytorch/pytorch#33148`. GitHub redirects issues to pull requests."""
     repository, number = source.split("#")
     return f"https://github.com/{repository}/issues/{number}"
 
 
 def pages() -> dict[str, str]:
-    """The pages of docs/doctor/ by file name, the index first."""
+    """Return the pages of docs/doctor/ by file name, the index first."""
     about = f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) lists which source finds which."
     index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():

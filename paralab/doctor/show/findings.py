@@ -20,7 +20,7 @@ from paralab.units import plural
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 AROUND = 2  # lines of context before and after
-MOST_PLACES = 20  # of one failure; --format concise lists all
+MOST_PLACES = 20  # shown for one failure; --format concise lists all
 
 
 def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
@@ -84,7 +84,7 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
     table = fact_table()
     table.add_row("  why", Text(first.why))
     table.add_row("  fix", Text(first.fix))
-    # The evidence often begins with the line that the context shows already.
+    # The evidence often begins with the line that the context already shows.
     shown = f"{Path(first.file).name}:{first.line}:" if first.file and context else None
     for evidence in first.evidence:
         if not (shown and evidence.startswith(shown)):
@@ -104,7 +104,7 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
 
 
 def _place_and_code(finding: Finding, sources: Sources) -> Text:
-    """`train.py:41  dist.barrier()`; the reason for a rank's finding, or without a line."""
+    """Return `train.py:41  dist.barrier()`, or the reason if there is a rank or no line."""
     code = (sources.line(finding.file, finding.line) or "").strip()
     code = code if finding.rank is None else ""
     return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)
@@ -118,7 +118,7 @@ def say_finding(finding: Finding) -> None:
 
 
 def print_fixes(fixes: Fixes) -> None:
-    """Print what --fix changed, and what it left by id and reason."""
+    """Print what --fix changed, and what it did not, by id and reason."""
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
         console.print(coloured(patch), soft_wrap=True)
@@ -136,7 +136,7 @@ def print_fixes(fixes: Fixes) -> None:
 
 
 def coloured(patch: str, indent: str = "") -> Text:
-    """A unified diff in color."""
+    """Return a unified diff in color."""
     text = Text()
     for line in patch.splitlines():
         style = "bold" if line.startswith(("---", "+++")) else DIFF_STYLES.get(line[:1], "")
@@ -158,7 +158,7 @@ def _headline(finding: Finding) -> Text:
 
 
 def _place(finding: Finding) -> str:
-    """`train.py:41, rank 1`"""
+    """Return `train.py:41, rank 1`."""
     line = f":{finding.line}" if finding.line else ""
     parts = [f"{shown_path(finding.file)}{line}"] if finding.file else []
     parts += [f"rank {finding.rank}"] if finding.rank is not None else []

@@ -1,6 +1,6 @@
 """One line per finding: `--format concise` for people and editors, `--format github` for Actions.
 
-Needs only Python: the pre-commit hook prints with it.
+Needs only Python, because the pre-commit hook uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def shown_findings(diagnosis: Diagnosis, suspects: bool) -> Sequence[Finding]:
 
 
 def concise(diagnosis: Diagnosis, suspects: bool) -> list[str]:
-    """`train.py:41: H03 error dist.barrier() runs only on rank 0.`, sorted by place."""
+    """Return lines like `train.py:41: H03 error dist.barrier() runs …`, sorted by place."""
     by_place = sorted(
         shown_findings(diagnosis, suspects), key=lambda f: (f.file or "", f.line or 0, f.id)
     )
@@ -31,7 +31,7 @@ def concise(diagnosis: Diagnosis, suspects: bool) -> list[str]:
 
 
 def github(diagnosis: Diagnosis, suspects: bool) -> list[str]:
-    """Workflow commands: GitHub Actions shows them beside the changed lines."""
+    """Return workflow commands, which GitHub Actions shows beside the changed lines."""
     lines = []
     for finding in shown_findings(diagnosis, suspects):
         title = f"{finding.id} {ENTRIES[finding.id].title}"
@@ -48,7 +48,7 @@ def github(diagnosis: Diagnosis, suspects: bool) -> list[str]:
 def print_lines(
     diagnosis: Diagnosis, style: str, suspects: bool, echo: Callable[..., None]
 ) -> None:
-    """Print the findings on stdout; what could not be checked and the summary on stderr."""
+    """Print the findings to stdout, and what could not be checked and the summary to stderr."""
     for line in (github if style == "github" else concise)(diagnosis, suspects):
         echo(line)
     for line in (*map(str, diagnosis.failures), *diagnosis.notes, *diagnosis.summary(suspects)):

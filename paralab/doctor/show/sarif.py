@@ -18,7 +18,7 @@ from paralab.doctor.sources import Sources
 from paralab.doctor.suppressions import Ignored
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-FINGERPRINT = "primaryLocationLineHash"  # the name under which code hosts recognize a result
+FINGERPRINT = "primaryLocationLineHash"  # the key by which code hosts identify a result
 LEVELS = {"error": "error", "warning": "warning", "suspect": "note"}
 PRECISIONS = {"error": "very-high", "warning": "high", "suspect": "medium"}
 
@@ -86,7 +86,7 @@ def _result(
 
 
 def _locations(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """A code host drops a result without a place, so one without goes to the top of the file."""
+    """Return the place, or else the top of the file: code hosts drop results without a place."""
     file = finding.file or (diagnosis.subject if Path(diagnosis.subject).is_file() else None)
     if not file:
         return []
@@ -105,7 +105,7 @@ def _artifact(file: str) -> dict[str, str]:
 
 
 def _fingerprint(finding: Finding, sources: Sources) -> str:
-    """Equal as long as the text of the line is, wherever it moves."""
+    """Return a hash that stays the same when the line moves, as long as its text is the same."""
     line = (sources.line(finding.file, finding.line) or "").strip()
     return hashlib.sha256(
         f"{finding.id}\0{finding.file and shown_path(finding.file)}\0{line}".encode()
@@ -113,7 +113,7 @@ def _fingerprint(finding: Finding, sources: Sources) -> str:
 
 
 def _number_equal_lines(results: list[dict[str, Any]]) -> None:
-    """Number equal lines of a file: a code host shows results with one fingerprint as one."""
+    """Number equal lines of a file, because code hosts merge results with equal fingerprints."""
     numbers: Counter[str] = Counter()
     for result in results:
         line = result["partialFingerprints"][FINGERPRINT]
@@ -138,8 +138,8 @@ def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
 
 
 def _replacement(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    """An insertion is an empty region. A replacement ends before the newline of its last line, which
-    may be the end of the file."""
+    """Convert an edit. An insertion is an empty region. A replacement ends before the newline of
+    its last line, which may be the end of the file."""
     region = {"startLine": edit.first, "startColumn": 1}
     if not edit.lines:
         return {"deletedRegion": region | {"endLine": edit.last + 1, "endColumn": 1}}
