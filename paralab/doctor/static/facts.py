@@ -41,7 +41,7 @@ SAME_VALUE = frozenset(
         "share_memory apply"
     ).split()
 )
-# Method names too common to identify a project class.
+# Method names that are too common to identify a project class.
 _COMMON_METHODS = frozenset(
     (
         "step update save load close train eval forward backward reset add append get set run "
@@ -494,7 +494,7 @@ class Facts:
                 if found is not None:
                     return found
             elif made.target in (DDP, DP) and node.attr == "module":
-                return None  # the model inside
+                return None  # the inner model
             elif made.target and made.target.rpartition(".")[2][:1].isupper():
                 return canonical(f"{made.target}.{node.attr}")
         if node.attr in _COMMON_METHODS:
@@ -641,7 +641,7 @@ class Facts:
             reached = self._reach(definitions, at, where, rank)
             if (
                 isinstance(scope.node, ast.Lambda) and where is scope.parent
-            ):  # may run here or later
+            ):  # this may run now or later
                 here = self._reach(definitions, scope.node, where, rank)
                 reached += [one for one in here if one not in reached]
             return reached
@@ -669,14 +669,14 @@ class Facts:
     def _reach(
         self, definitions: list[Definition], node: ast.AST | None, scope: Scope, rank: int | None
     ) -> list[Definition]:
-        """Walk back from a use (None: from the end of the scope) to the definition that covers it."""
+        """Walk back from a use (None: from the end of the scope) to its definition."""
         use = self.context(node, scope.module) if node is not None else ()
         found: list[Definition] = []
         for definition in reversed(definitions):
             around = self._around(definition)
             if node is not None and _begins(definition) > position(node):
                 if _share_loop(around, use):
-                    found.append(definition)  # the value of the previous iteration
+                    found.append(definition)  # value from the previous iteration
                 continue
             ways = [
                 self.decide(one, definition.scope, rank)

@@ -1,4 +1,4 @@
-"""What names and nesting suggest where values are unknown: enough for a suspect, never for more."""
+"""Guesses from names and nesting where values are unknown: enough for a suspect, never for more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.doctor.static.names import meaning
 from paralab.doctor.static.project import Scope, search_path
 from paralab.doctor.static.script import Script
 
-# Words that tell what a project does somewhere, in any of its files.
+# Words that show what a project does in any of its files.
 _WORDS = re.compile(
     r"\b(set_epoch|set_device|set_default_device|init_process_group|DistributedDataParallel"
     r"|DistributedSampler|FullyShardedDataParallel|Accelerator|CUDA_VISIBLE_DEVICES"

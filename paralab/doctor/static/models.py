@@ -1,4 +1,4 @@
-"""What a model is made of, as far as the script shows it."""
+"""The parts of a model, as far as the script shows them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | No
         {id(call.made or call.target) for call in script.makers(model, scope)} if model else set()
     )
     if len(made) > 1:
-        return None  # a factory: nobody knows which model this is
+        return None  # a factory: the model is unknown
     for call in layers(script, model, scope):
         if call is None:
             known = False
@@ -173,7 +173,7 @@ def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | No
         last = call.target.rpartition(".")[2] or call.method
         ways = [script.decide(way, call.scope, None) for way in call.inside(If)]
         if any(way is not True for way in ways):
-            known = known and False in ways  # perhaps not in this model
+            known = known and False in ways  # this part may not belong to this model
         elif "BatchNorm" in last or last == "register_buffer":
             return f"{last} ({call.module.path.name}:{call.line})"
         if "models" in call.target and last.lower().startswith(_WITH_BATCH_NORM):

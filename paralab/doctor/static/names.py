@@ -1,4 +1,4 @@
-"""Library names, and what people mean by the names in a training script."""
+"""Library names, and the usual meaning of names in a training script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INIT = "torch.distributed.init_process_group"
 SET_DEVICE = "torch.cuda.set_device"
 ACCELERATOR = "accelerate.Accelerator"
 
-# torch has moved these over the years; the last part of the dotted name tells them apart.
+# torch has moved these over the years; the last part of the dotted name identifies them.
 _BY_LAST = {
     "DistributedDataParallel": DDP,
     "DistributedDataParallelCPU": DDP,
@@ -93,7 +93,7 @@ _KIND_OF_MADE = {
 }
 _LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy", "kl_div")
 
-# What people mean by a name that nothing in the script explains.
+# The usual meaning of a name that nothing in the script explains.
 _PART = r"(main|master|root|chief|primary)"
 _MEANINGS = {
     "rank": r"(global_|local_|node_local_|ddp_|ddp_local_|my_?|process_|proc_|worker_|dist_|g|l)?"

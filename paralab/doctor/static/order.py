@@ -1,4 +1,4 @@
-"""Which of two places in the script runs first, as far as the calls between functions tell."""
+"""Find which of two nodes runs first, as far as the calls between functions show it."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def search_path(script: Path) -> list[Path]:
 def _search_path(here: Path) -> list[Path]:
     ways = [here, *here.parents[:6]]
     root = next((at for at in ways if any((at / mark).exists() for mark in ROOT_MARKS)), None)
-    if root is None:  # no project around it: the folder above the outermost package
+    if root is None:  # not in a project: use the folder above the outermost package
         root = next((at for at in ways if not (at / "__init__.py").exists()), here)
     folders = ways[: ways.index(root) + 1]
     return [*folders, *(folder / "src" for folder in folders if (folder / "src").is_dir())]

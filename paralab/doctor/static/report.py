@@ -1,4 +1,4 @@
-"""Findings about a script: the place, the code as evidence, and short names for what is there."""
+"""Findings about a script: the location, the code as evidence, and short names for code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def found(
         for one in (where, *also)
     )
     if severity == "error" and (_in_test(where) or not _is_reached(script, where)):
-        severity = "suspect"  # tests provoke failures on purpose
+        severity = "suspect"  # a project's tests cause failures on purpose
     file = shown(script, where.module)
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
 

@@ -1,4 +1,4 @@
-"""What values are: their kinds, their truth on each rank, and whether ranks agree on them."""
+"""Values in a script: their kinds, their truth on each rank, and whether ranks agree on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paralab.doctor.static.names import (
 )
 from paralab.doctor.static.project import Definition, Project, Scope, dotted_key
 
-WORLD = 2  # the job that we imagine: two ranks on one machine
+WORLD = 2  # ranks in the assumed job, all on one machine
 
 
 class Special(Enum):
@@ -63,7 +63,7 @@ _COMPARE: dict[type[ast.cmpop], Any] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
-# Library functions whose result is each rank's own if an argument is.
+# Library functions whose result is local to a rank if an argument is.
 _PURE = ("torch.", "numpy.", "math.", "builtins.")
 Env = dict[str, Any]
 MOST_EVALUATIONS = 20_000
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def once_per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
-    """Keep what a function returns with the script, for several checks that ask."""
+    """Cache a function's result with the script, for several checks that need it."""
 
     @wraps(function)
     def ask(script: Script) -> T:
@@ -131,7 +131,7 @@ class Script(Facts):
             value = UNKNOWN
         finally:
             self._evaluating.discard(busy)
-        complete = cuts == self._cuts or not self._evaluating  # else a cycle cut it short
+        complete = cuts == self._cuts or not self._evaluating  # else a cycle cut this short
         if not env and (complete or value is not UNKNOWN):
             self._values[key] = value
         return value

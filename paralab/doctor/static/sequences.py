@@ -1,6 +1,6 @@
 """The collectives that each rank calls, in order, and the first place where two ranks differ.
 
-A walk over the script decides every test that depends on the rank, and keeps the others as forks.
+A walk over the script decides every test that depends on the rank and keeps other tests as forks.
 It follows calls into project functions:
 
     rank 0:  [DDP, Repeat[backward, Fork(step % 10 == 0)[all_reduce]], barrier]
@@ -150,7 +150,7 @@ class Sequences:
             walks = [_Walk(self, rank) for rank in (0, 1)]
             zero, one = (walk.function(root, ({}, {})) for walk in walks)
             if min(walk.budget for walk in walks) < 0:
-                continue  # a walk that was cut short shows differences that are not there
+                continue  # a walk that was cut short shows false differences
             if _contains_meet(zero) or _contains_meet(one):
                 yield root, zero, one
 
@@ -159,7 +159,7 @@ class Sequences:
         for root, zero, one in self.trees:
             for found in compare(zero, one):
                 if root.is_function and isinstance(found.more, Leave) and found.other is not None:
-                    # Nobody knows what follows this function; the collective itself is extra.
+                    # The code after this function is unknown; the collective itself is extra.
                     sure = found.sure and found.other.sure
                     other = found.other
                     other.guard = other.guard or found.more.guard
@@ -242,7 +242,7 @@ class _Walk:
         own, peer = truths[self.rank], truths[1 - self.rank]
         apart = own != peer
         if own is None and peer is not None:
-            own = not peer  # `rank == 0 and step % 10 == 0`: now and then
+            own = not peer  # `rank == 0 and step % 10 == 0`: only in some steps
         if own is None:
             more, ended, done = self.fork(node, rest, scope, envs)
             return [*nodes, *more], ended, done
@@ -271,7 +271,7 @@ class _Walk:
         then, first = self.block(node.body, scope, envs)
         other, second = self.block(node.orelse, scope, envs)
         if "raise" in (first, second) and first != second:
-            # An exception ends the job, so the other branch is the way on.
+            # An exception ends the job, so the walk continues in the other branch.
             return (other, second, False) if first == "raise" else (then, first, False)
         done = bool(first) != bool(second)
         ended = first if first and second else ""
@@ -478,7 +478,7 @@ def compare(
             del lists[0][0], lists[1][0]
             continue
         rank = _next_extra(lists)
-        if rank is None:  # both come later on the other rank: the order differs
+        if rank is None:  # both calls come later on the other rank: the order differs
             if isinstance(x, Meet) and isinstance(y, Meet):
                 yield Difference(0, x, y, _is_sure(x, sure) and y.sure)
             return
@@ -487,7 +487,7 @@ def compare(
             lists[rank][:0] = [one for one in node.body if not isinstance(one, Leave)]
         elif isinstance(node, Leave):
             if node.how == "raise":
-                return  # an exception ends the job, whichever rank raises it
+                return  # an exception on any rank ends the job
             if node.guard is not None:
                 yield from _leaves(rank, node, lists, sure, after)
                 return
@@ -496,7 +496,7 @@ def compare(
             other = peer if isinstance(peer, Meet) else None
             for meet in all_meets([node]):
                 if meet.op in answers[1 - rank]:
-                    continue  # a leader and its followers, each in a branch of its own
+                    continue  # a leader and its followers, each in its own branch
                 certain = _is_sure(meet, sure) and not _under_fork(node, meet)
                 yield Difference(rank, meet, other, certain)
                 other = None

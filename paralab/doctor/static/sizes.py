@@ -1,4 +1,4 @@
-"""Sizes that a script shows: rows of a tensor or dataset, batches of a loader."""
+"""Sizes that a script contains: rows of a tensor or dataset, batches of a loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that matter to a check in the order in which they run, through project functions.
+"""The calls that matter to a check, in the order they run, through project functions.
 
 def update(loss):                 for x in loader:
     loss.backward()                   update(f(x))       backward, inside the loop
@@ -24,9 +24,9 @@ Chain = tuple[Call, ...]
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A call, and the way to it: `chain` holds the calls that lead from the root into its function.
+    """A call and the path to it. `chain`: the calls that lead from the root into its function.
 
-    `path` holds the tests, loops, and with-blocks on the way, each with the chain to its function.
+    `path`: the tests, loops, and with-blocks before the call, each with the chain to its function.
     """
 
     call: Call

@@ -1,4 +1,4 @@
-"""Which ranks get to a call: every chain of calls that leads there, and the tests on it."""
+"""Find which ranks reach a call: every chain of calls that leads there, and its tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STARTS = re.compile(r"(spawn|launch|start|run|process|elastic|distribut|main|fi
 class Way:
     """One chain of calls to a node. `known`: it begins where the script or a rank starts."""
 
-    calls: tuple[Call, ...]  # from the start to the place
+    calls: tuple[Call, ...]  # from the entry point to the node
     known: bool
 
     def tests(self) -> Iterator[tuple[If, Scope]]:
@@ -60,7 +60,7 @@ def _follow(script: Script, calls: tuple[Call, ...], found: list[Way]) -> None:
     before = [call for call in script.callers(scope) if call not in calls]
     sure = bool(before)
     if not before and scope.owner is not None:
-        before = [  # `self.saver.save()`, where nothing says what the saver is
+        before = [  # `self.saver.save()` with an unknown saver
             call
             for call in script.methods(scope.name)
             if call.function is None and not call.target and call not in calls

@@ -59,7 +59,7 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
             continue
         many = str(window.number or f"`{window.size_text}`") if window.size else "all"
         why = (
-            f"`{code(window.step.call.node)}` ({line_of(window.step.call, call)}) uses the sum of the gradients of "
+            f"`{code(window.step.call.node)}` ({line_of(window.step.call, call)}) adds up the gradients of "
             f"{many} backward passes, but the loss is not divided by that number."
         )
         sure = reductions == {"mean"} and not window.is_optional
@@ -162,7 +162,7 @@ def _is_divided(window: Window, factors: list[tuple[ast.expr, Scope]], backward:
     for node, scope in factors:
         value = script.evaluate(node, scope, 0)
         if not isinstance(value, (int, float)):
-            return True  # by something that is computed: it may well be right
+            return True  # divided by a computed value, which may well be right
         if value not in (0, 1) and (
             number is None or is_close(value, number) or is_close(value, 1 / number)
         ):

@@ -52,10 +52,10 @@ def quiet_backward_only(script: Script) -> Iterator[Finding]:
             if late is not None:
                 reported.add(event.call)
                 why = (
-                    f"DDP reads this switch in forward, and {name} ({line_of(forward, late)}) has already run. "
-                    "So it takes effect one micro-batch late: the wrong one synchronizes."
+                    f"DDP reads this attribute in forward, and {name} ({line_of(forward, late)}) has already run. "
+                    "So it takes effect one micro-batch late, and the wrong micro-batch synchronizes."
                 )
-                fix = "Set the switch before the forward pass."
+                fix = "Set the attribute before the forward pass."
                 yield found(script, "G03", "warning", late, why, fix, also=(forward,))
             elif _is_quiet_alone(script, event, forwards[-1]):
                 reported.add(event.call)

@@ -93,14 +93,14 @@ def _unsynchronized_boundary(script: Script) -> Iterator[Finding]:
         if any(one.is_apart and one.loop == window.loop for one in windows(script)):
             continue
         size = window.number or ASSUMED
-        known = window.length is not None and window.length >= size  # else it counts across epochs
+        known = window.length is not None and window.length >= size  # else it spans epochs
         for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
             if turn is None or averaged_by(script, window.step) == "":
                 continue
             partial = turn == length - 1 and length % size != 0
             which = (
-                "after the last batch, whose window is not full"
+                "after the last batch, before its window is full"
                 if partial
                 else f"after micro-batch {turn + 1}"
             )

@@ -20,10 +20,10 @@ ENTRY = Entry(
     id="G06",
     title="Leftover micro-batches are dropped, or leak into the next epoch",
     symptom=(
-        "No message. With 10 batches and N = 4, two batches per epoch are part of no step; their gradients are "
+        "No message. With 10 batches and N = 4, two batches per epoch are left over, and their gradients are "
         "added to the next epoch."
     ),
-    cause="The step runs only at multiples of N, and the number of batches is not a multiple.",
+    cause="The step runs only at multiples of N, and the number of batches is not a multiple of N.",
     fix="Step after the last batch too, and divide by the number of passes that were accumulated.",
     example="""\
 - if (i + 1) % N == 0:

@@ -1,4 +1,4 @@
-"""G07: micro-batches of different size count the same."""
+"""G07: micro-batches of different sizes get the same weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paralab.doctor.windows import accumulated, are_weighted_by
 ENTRY = Entry(
     id="G07",
     title="Micro-batches of different sizes count the same",
-    symptom="No message. The gradient differs from that of the large batch (19 % off for micro-batches of 3, 3, and 2 samples).",
+    symptom="No message. The gradient differs from that of the whole batch (19 % off for micro-batches of 3, 3, and 2 samples).",
     cause="A mean of means gives more weight to the samples of a small micro-batch.",
     fix="Weight each micro-batch by its number of samples, or drop the smaller one.",
     example="""\

@@ -16,7 +16,7 @@ ENTRY = Entry(
     id="G08",
     title="Sequences of different length: a mean of means over tokens",
     symptom="No message. Tokens of short sequences count more, and the gradient may point in a different direction.",
-    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither knows the counts.",
+    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither uses the token counts.",
     fix="Sum the loss, then divide by the number of tokens of the whole step on all ranks, times the world size.",
     example="""\
 + count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
@@ -39,7 +39,7 @@ ENTRY = Entry(
 )
 
 
-SPREAD = 1.5  # report from this ratio of most to fewest tokens on
+SPREAD = 1.5  # report if the ratio of most to fewest tokens is at least this
 
 
 @check("G08", source="ranks")

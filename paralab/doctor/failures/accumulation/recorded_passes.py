@@ -1,4 +1,4 @@
-"""G02 and P06 in recorded runs: gradients that are synchronized more than once per step."""
+"""G02 and P06 in recorded runs: gradients are synchronized more than once per step."""
 
 from __future__ import annotations
 

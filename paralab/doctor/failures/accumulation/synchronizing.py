@@ -1,4 +1,4 @@
-"""Which backward passes of a step synchronize gradients: in a script, and on watched ranks."""
+"""Find the backward passes that synchronize gradients, in a script and on watched ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation in a script: which backward passes one optimizer step adds up.
+"""Gradient accumulation in a script: the backward passes that one optimizer step adds up.
 
 for i, x in enumerate(loader):              turn      0 1 2 3 4 5 6 7
     f(x).backward()                         backward  x x x x x x x x
@@ -21,8 +21,8 @@ from paralab.doctor.static.timeline import Chain, Event, Timelines, condition, e
 
 Expression = tuple[ast.expr, Scope]
 MOST_PARTS = 300
-ASSUMED = 4  # micro-batches per step, if the script does not show the number
-RESTARTS = -1  # the counter starts again after each step
+ASSUMED = 4  # micro-batches per step if the script does not show the number
+RESTARTS = -1  # the counter restarts after each step
 
 
 @once_per_script
@@ -43,9 +43,7 @@ def role(script: Script, call: Call) -> str:
     if name in ("backward", "step", "zero_grad") and call.receiver is not None:
         kinds = script.kinds(call.receiver, call.scope)
         if call.node.args and name == "backward":
-            return (
-                ""  # accelerator.backward(loss), engine.backward(loss): accumulate by their rules
-            )
+            return ""  # accelerator.backward(loss), engine.backward(loss): have their own rules
         if name == "step":
             return "schedule" if "scheduler" in kinds else "step" if kinds & _STEPPERS else ""
         return name
@@ -124,8 +122,8 @@ def modulo_in(script: Script, test: ast.expr, scope: Scope) -> tuple[ast.BinOp, 
 class Window:
     """Backward passes in a loop, and the step that uses their sum.
 
-    `guard`: the test that lets the step wait; None if it follows an inner loop. `is_apart`: the
-    micro-batch before the step has a branch and a backward pass of its own.
+    `guard`: the test that delays the step; None if the step follows an inner loop. `is_apart`:
+    the micro-batch before the step has its own branch and backward pass.
     """
 
     script: Script

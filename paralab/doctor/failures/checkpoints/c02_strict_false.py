@@ -25,7 +25,7 @@ ENTRY = Entry(
     id="C02",
     title="strict=False, and nothing was loaded",
     symptom="No message. Training continues from random weights.",
-    cause="No name matches (they differ by 'module.'), strict=False ignores that, and nobody checks the result.",
+    cause="No name matches (they differ by 'module.'), strict=False ignores that, and nothing checks the result.",
     fix="Remove the prefix and load strictly, or check the names that load_state_dict returns.",
     example="""\
   state = torch.load("net.pt", map_location="cpu")
@@ -39,7 +39,7 @@ ENTRY = Entry(
 
 @check("C02", source="script")
 def mismatch_ignored(script: Script) -> Iterator[Finding]:
-    """Report a lenient load whose result is ignored; an error if the file holds a wrapper's state."""
+    """Report a lenient load whose result is ignored; error if the file has a wrapper's state."""
     if not script.calls_of(DDP) or strips_prefix(script):
         return
     saves = wrapper_saves(script)
@@ -49,7 +49,7 @@ def mismatch_ignored(script: Script) -> Iterator[Finding]:
         if not isinstance(strict, ast.Constant) or strict.value is not False or "ddp" in kinds:
             continue
         if not isinstance(call.module.parents.get(call.node), ast.Expr):
-            continue  # something looks at the result
+            continue  # something checks the result
         save = next((one for one, _ in saves if same_file(one, load)), None)
         if save is not None and kinds == {"module"}:
             why = (

@@ -24,7 +24,7 @@ ENTRY = Entry(
     title="Every rank saves to the same file",
     symptom="Once in a while a checkpoint cannot be read: 'PytorchStreamReader failed reading file'.",
     cause="All ranks truncate and write the same file at the same time.",
-    fix="Save on rank 0 only, rename the finished file into place, and let the other ranks wait.",
+    fix="Save on rank 0 only, rename the finished file into place, and make the other ranks wait.",
     example="""\
 - torch.save(model.module.state_dict(), "net.pt")
 + if dist.get_rank() == 0:
@@ -43,7 +43,7 @@ ENTRY = Entry(
         ),
     ),
 )
-# Undecided tests with such a name may well ask for the rank.
+# Undecided tests with such a name may well check the rank.
 _ABOUT_RANKS = re.compile(
     r"rank|main|master|primary|chief|leader|gpu|local|zero|node|dist|world|multi|device", re.I
 )
@@ -52,7 +52,7 @@ _ABOUT_RANKS = re.compile(
 _SAVES = re.compile(
     r"^(torch\.)?save(_\w*)?(checkpoint|ckpt|model|snapshot|weights|network|state)s?$|^save$", re.I
 )
-# Every rank must call their functions, or they choose the rank themselves.
+# Every rank must call these frameworks' functions, or they choose the rank themselves.
 _SAVE_TOGETHER = (
     "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "composer", "ignite", "mmcv",
     "mmengine", "fairscale", "torch.distributed.checkpoint", "torch.distributed.fsdp", "megatron", "colossalai",
@@ -108,7 +108,7 @@ def every_rank_saves(script: Script) -> Iterator[Finding]:
 
 
 def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
-    """Suspect a save in a file that knows about ranks, if no test on the way mentions them."""
+    """Suspect a save in a file that mentions ranks, if no test before the save does."""
     here = script.modules[0]
     if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
         return
@@ -126,7 +126,7 @@ def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
         if any(is_own_path(script, one, call.scope) for one in given):
             continue
         why = (
-            f"No test on the way to `{code(call.node.func)}` mentions the rank. Certain if every rank gets here "
+            f"No test before `{code(call.node.func)}` mentions the rank. Certain if every rank gets here "
             "and the function writes one file."
         )
         yield found(script, "C03", "suspect", call, why, ENTRY.fix)
@@ -134,13 +134,13 @@ def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
 
 
 def _on_every_machine(script: Script, saves: list[Call]) -> Iterator[Finding]:
-    """Suspect `if local_rank == 0: save()`, if the script also knows the rank among all machines."""
+    """Suspect `if local_rank == 0: save()` if the script also has the global rank."""
     for call in saves if any(_GLOBAL.search(one.text) for one in script.modules) else ():
         for test in guards(script, call):
             text = code(test, 200)
             if is_for_one_rank(test) and "local_rank" in text and not _GLOBAL.search(text):
                 why = f"`{text}` is true once per machine. Certain if several machines write to one file system."
-                fix = "Test the rank among all machines: `dist.get_rank() == 0`."
+                fix = "Test the global rank: `dist.get_rank() == 0`."
                 yield found(script, "C03", "suspect", call, why, fix)
                 return
 

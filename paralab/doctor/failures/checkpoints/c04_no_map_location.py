@@ -84,7 +84,7 @@ def no_map_location(script: Script) -> Iterator[Finding]:
 
 
 def _by_name(script: Script, every: list[Call]) -> Iterator[Finding]:
-    """Suspect a checkpoint whose state goes to the model in a way that the script does not show."""
+    """Suspect a checkpoint if the script does not show how its state gets into the model."""
     for call in every:
         tests = [(one.test, one.taken) for one in call.inside(If)]
         text = f"{code(call.node, 200)} {call.scope.name}"

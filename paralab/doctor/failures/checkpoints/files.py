@@ -1,4 +1,4 @@
-"""Which files and states a script saves and loads."""
+"""Find the files and states that a script saves and loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
         if isinstance(part, ast.Call):
             call = script.call_at[part]
             if call.made is not None and "rank" in ast.unparse(call.made.node):
-                return True  # an object that knows its rank
+                return True  # an object that stores its rank
             if _OWN_PATH.match(call.target) or _OWN_NAME.search(call.method):
                 return True
         key = dotted_key(part)

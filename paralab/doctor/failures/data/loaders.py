@@ -1,4 +1,4 @@
-"""Which loader feeds which training loop, as far as the script shows it."""
+"""Find which loader feeds which training loop, as far as the script shows it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ FIX = "pass sampler=DistributedSampler(dataset) instead of shuffle=True; call sa
 
 @check("T01", source="script")
 def no_sampler(script: Script) -> Iterator[Finding]:
-    """Report a training loader in a DDP job that nothing divides between the ranks."""
+    """Report a training loader in a DDP job if nothing divides its data between the ranks."""
     if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
         return
     linked = trained_loaders(script)
@@ -61,7 +61,7 @@ def no_sampler(script: Script) -> Iterator[Finding]:
         ):
             continue
         if any(script.differs(way.test, loader.scope) for way in loader.inside(If)):
-            continue  # only one rank has it
+            continue  # only one rank has this loader
         if loader not in linked and (
             is_for_evaluation(script, loader) or "train" not in code(data)
         ):
@@ -96,14 +96,14 @@ def _by_name(script: Script) -> Iterator[Finding]:
         if data is None or samplers != (None, None) or loader.unpacks:
             continue
         if isinstance(shuffle, ast.Constant) and shuffle.value and "train" in code(data).lower():
-            why = f"No sampler: every rank goes through all of `{code(data)}`. Certain if nothing divides it before."
+            why = f"No sampler: every rank goes through all of `{code(data)}`. Certain if nothing divides the data before."
             yield found(script, "T01", "suspect", loader, why, ENTRY.fix)
             return
 
 
 @check("T01", source="script")
 def sampler_left_out(script: Script) -> Iterator[Finding]:
-    """Suspect a DistributedSampler that no loader gets."""
+    """Suspect a DistributedSampler that is passed to no loader."""
     for sampler in script.calls_of(SAMPLER):
         targets = getattr(sampler.module.parents.get(sampler.node), "targets", [])
         if len(targets) != 1 or not isinstance(targets[0], ast.Name):
@@ -171,7 +171,7 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
     evidence = f"{count} inspected batches have the same rows on all {len(others)} ranks"
     if loader.iterable:
         why = (
-            f"Every rank reads all of {loader.dataset}: its __iter__ does not ask for the rank, so all "
+            f"Every rank reads all of {loader.dataset}: its __iter__ does not use the rank, so all "
             f"{seen.world} ranks train on the same samples."
         )
         return make_finding("T04", "error", why, use.place, evidence, doubt=doubt)

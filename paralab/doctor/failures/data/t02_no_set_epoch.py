@@ -92,7 +92,7 @@ def _samplers(script: Script) -> list[Call]:
 
 
 def _by_name(script: Script, samplers: list[Call], every: list[Training]) -> Iterator[Finding]:
-    """Suspect a sampler for training if nothing shows which loop reads it."""
+    """Suspect a training sampler if the script does not show which loop reads it."""
     for sampler in samplers:
         loaders = _loaders_of(script, sampler)
         hidden = not loaders or not every  # which loop reads it
@@ -199,7 +199,7 @@ def same_order(rank: WatchedRank) -> Finding | None:
         if not use.rows or use.rows[0] != before.rows[0]:
             continue
         if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
-            continue  # a look at the first batch, or two passes per epoch on purpose
+            continue  # reads only the first batch, or makes two passes per epoch on purpose
         why = (
             f"Passes {number - 1} and {number} over this loader have the same order: the sampler "
             f"shuffles with seed + epoch, and nothing calls set_epoch, so the epoch stays {epoch}."

@@ -22,7 +22,7 @@ ENTRY = Entry(
     id="T04",
     title="An IterableDataset that every rank reads completely",
     symptom="No message. Every rank, and every loader worker, yields each sample.",
-    cause="No sampler can divide an IterableDataset. Its __iter__ must, but this one ignores rank and worker.",
+    cause="No sampler can divide an IterableDataset. Its __iter__ must do that, but this one ignores rank and worker.",
     fix="In __iter__, take every n-th sample, where n = ranks × workers.",
     example="""\
   class Stream(IterableDataset):
@@ -55,7 +55,7 @@ _BY_CHANCE = re.compile(r"rand|shuffle|sample|choice", re.I)
 
 @check("T04", source="script")
 def stream_not_divided(script: Script) -> Iterator[Finding]:
-    """Report a stream of the project that trains a DDP model and never asks for the rank."""
+    """Report a project's stream that trains a DDP model and never uses the rank."""
     if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
         return
     for loader in trained_loaders(script):
@@ -80,11 +80,11 @@ def stream_not_divided(script: Script) -> Iterator[Finding]:
             )
             where = at(method.node, method)
             why = (
-                f"`{owner.name}.__iter__` does not ask for the rank, and an IterableDataset has no sampler: every "
+                f"`{owner.name}.__iter__` does not use the rank, and an IterableDataset has no sampler: every "
                 f"rank gets the same samples from the loader ({line_of(loader, where)})."
             )
             if not certain:
-                why += " Certain if what the dataset reads is not divided either."
+                why += " Certain if the dataset's source is not divided either."
             fix = (
                 "Yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker "
                 "(`dist.get_rank()`, `torch.utils.data.get_worker_info()`)."

@@ -21,7 +21,7 @@ ENTRY = Entry(
     id="T05",
     title="Padded samples are counted in the evaluation",
     symptom="The accuracy depends on the number of ranks.",
-    cause="DistributedSampler repeats samples until all ranks have the same number. These are evaluated twice.",
+    cause="DistributedSampler repeats samples until all ranks have the same number. The repeated samples are evaluated twice.",
     fix="Split the evaluation data without padding, and all-reduce sums and counts.",
     example="""\
 - test_sampler = DistributedSampler(test_data, shuffle=False)
@@ -62,7 +62,7 @@ def padded_evaluation(script: Script) -> Iterator[Finding]:
         if loader not in evaluated or (samples is not None and samples % 8 == 0):
             continue
         why = (
-            "DistributedSampler repeats samples until all ranks have the same number, and these count twice in the "
+            "DistributedSampler repeats samples until all ranks have the same number, and the repeats count twice in the "
             "result. Certain if the number of samples is not a multiple of the number of ranks."
         )
         fix = "Evaluate `Subset(dataset, range(rank, len(dataset), world))`, or leave out the repeated samples."
@@ -111,5 +111,5 @@ def counted_twice(seen: Observation) -> Iterator[Finding]:
         )
         counts = zip(seen.ranks, ends, strict=True)
         evidence = [f"rank {rank.rank}: {count} samples" for rank, count in counts]
-        doubt = "if they are not left out later"
+        doubt = "if the script does not remove them later"
         yield make_finding("T05", "suspect", why, use.place, evidence, doubt=doubt)

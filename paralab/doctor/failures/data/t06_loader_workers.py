@@ -29,10 +29,10 @@ ENTRY = Entry(
 )
 
 
-ENOUGH_BATCHES = 20  # before the check judges waiting
-LONG_WAIT = 0.3  # of the time between two batches
-DATA_SHARE = 0.10  # of a recorded run's time
-JITTER_SECONDS = 0.002  # of an operating system
+ENOUGH_BATCHES = 20  # needed before the check judges waiting
+LONG_WAIT = 0.3  # share of the time between two batches
+DATA_SHARE = 0.10  # share of a recorded run's time
+JITTER_SECONDS = 0.002  # caused by the operating system
 
 
 @check("T06", source="ranks")
@@ -119,6 +119,6 @@ def judge_data_wait(waited: float, step: float) -> Finding | None:
 @check("T06", source="run")
 def data_wait_in_run(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        # Checkpoints and status updates also lie between steps: blame the data only for loading.
+        # Checkpoints and status updates also run between steps: blame the data only for loading.
         waited = min(run.metrics.data_wait_seconds or 0.0, run.metrics.data_seconds or 0.0)
         yield from run.report(judge_data_wait(waited, run.step_seconds))

@@ -1,4 +1,4 @@
-"""What each rank did with each pass over a loader."""
+"""How each rank used each pass over a loader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.doctor.rank_checks import place_of
 
 @dataclass
 class Use:
-    """One pass over a loader: its batches, and what the rank did with them."""
+    """One pass over a loader: its batches, and how the rank used them."""
 
     loader: Loader
     batches: list[Batch] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Use:
         return self.loader.made_at or place_of(self.loader)
 
 
-@lru_cache(maxsize=64)  # used by several checks
+@lru_cache(maxsize=64)  # several checks use this
 def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
     """Return each (loader, pass) with its use. A nested pass (validation) keeps its own batches."""
     found_: dict[tuple[int, int], Use] = {}

@@ -23,7 +23,7 @@ ENTRY = Entry(
 """,
     limits="Needs GPUs whose memory can be read.",
 )
-IMBALANCE = 1.3  # of device 0 to the mean of the others
+IMBALANCE = 1.3  # ratio of device 0 to the mean of the others
 
 
 @check("D02", source="run")

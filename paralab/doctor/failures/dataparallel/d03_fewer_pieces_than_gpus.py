@@ -65,7 +65,7 @@ def idle_gpus(script: Script) -> Iterator[Finding]:
         which = f"A batch of {batch}" if batch == size else f"The last batch, {batch} samples,"
         why = (
             f"{which} makes only {pieces(batch, gpus)} pieces of {math.ceil(batch / gpus)} for {gpus} GPUs "
-            f"({line_of(wraps[0], loader)}). The other GPUs are idle, or fail for lack of an argument."
+            f"({line_of(wraps[0], loader)}). The other GPUs are idle, or fail with a missing argument."
         )
         fix = f"Use a batch size that is a multiple of {gpus}, and `drop_last=True`."
         edits = add_keyword(script, loader, "drop_last=True") if batch != size else ()

@@ -17,7 +17,7 @@ ENTRY = Entry(
     id="D04",
     title="State that forward sets is lost",
     symptom="No message. Counters and statistics that forward updates on self never change.",
-    cause="forward runs on replicas that are thrown away. Only in-place changes of buffers on the first GPU survive.",
+    cause="forward runs on replicas that are discarded. Only in-place changes of buffers on the first GPU survive.",
     fix="Use DistributedDataParallel, or return the value and update it outside.",
     example="""\
   class Net(nn.Module):
@@ -48,7 +48,7 @@ def state_in_forward(script: Script) -> Iterator[Finding]:
                         where = at(one.node, method)
                         why = (
                             f"`{key}` is updated in the forward of a model in DataParallel ({line_of(wrap, where)}). Each "
-                            "GPU runs a replica that is thrown away after the forward, and the update with it."
+                            "GPU runs a replica that is discarded after forward, together with the update."
                         )
                         fix = "Return the value and update it outside, or use DistributedDataParallel."
                         yield found(script, "D04", "error", where, why, fix, also=(wrap,))

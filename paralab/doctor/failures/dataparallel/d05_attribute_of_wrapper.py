@@ -17,7 +17,7 @@ ENTRY = Entry(
     id="D05",
     title="An attribute of the model, read from the wrapper",
     symptom="\"'DataParallel' object has no attribute 'weight'\".",
-    cause="The wrapper is another module, and the model is its `.module`.",
+    cause="The wrapper is a separate module, and the model is its `.module`.",
     fix="Read `model.module.weight`.",
     example="""\
   model = nn.DataParallel(net)
@@ -27,7 +27,7 @@ ENTRY = Entry(
     messages=(
         Message(
             r"'(?P<wrapper>DataParallel|DistributedDataParallel)' object has no attribute '(?P<name>\w+)'",
-            "The script asks the {wrapper} wrapper for `{name}`{at}; only the model inside has it.",
+            "The script reads `{name}` from the {wrapper} wrapper{at}; only the model inside has it.",
             fix="Use model.module.{name}.",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Logs of ranks that a signal ended. SIGKILL comes from outside (H12); the others from compiled code."""
+"""Logs of ranks that a signal killed. SIGKILL comes from outside (H12), others from native code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CRASHES: dict[str, tuple[str, Severity, str]] = {
         "error",
         "It accessed invalid memory: a bug in compiled code, or mixed library versions.",
     ),
-    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines before it say which."),
+    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines before show which."),
     "SIGFPE": ("H11", "error", "Compiled code divided an integer by zero."),
     "SIGILL": (
         "L10",
@@ -38,14 +38,12 @@ def died_of_a_signal(logs: Logs) -> Iterator[Finding]:
     if root.signal == "SIGSEGV" and (_is_in_ddp_constructor(root) or everywhere):
         why = f"The constructor of DDP crashed{root.where}"
         why = f"All {len(crashed)} ranks died of SIGSEGV without a traceback" if everywhere else why
-        why += (
-            ", as it happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
-        )
+        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
         yield root.finding("H19", "suspect", why)
     if _is_in_ddp_constructor(root):
         return
 
-    id, severity, meaning = CRASHES.get(root.signal, ("H11", "error", "Look at its last lines."))
+    id, severity, meaning = CRASHES.get(root.signal, ("H11", "error", "Read its last lines."))
     who = root.who if len(crashed) == 1 else named(crashed)
     why = f"{who} died of {root.signal}{root.where}. {meaning}"
     rank = root.rank if len(crashed) == 1 and len(logs.ranks) > 1 else None

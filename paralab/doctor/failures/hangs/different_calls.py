@@ -25,7 +25,7 @@ from paralab.doctor.source_context import opposite, site_conditions
 
 def made_different_calls(seen: Observation) -> Finding | None:
     if not seen.settled and _one_may_have_left(seen):
-        return None  # then that is the cause; it is certain once the others have gone on
+        return None  # this is the cause, and it is certain once the other ranks have continued
     for mismatch in mismatches(seen):
         if mismatch.kind == "behind":
             continue
@@ -133,7 +133,7 @@ def only_here(
             f"Only rank {rank.rank} calls {named(own)}, which needs all ranks; rank {other.rank} "
             f"{meanwhile}."
         )
-    doubt = "" if certain else "if a rank fails or hangs after it"
+    doubt = "" if certain else "if a rank fails or hangs afterwards"
     id, evidence = "H07" if isinstance(own, Forward) else "H03", _evidence(rank, own, other, its)
     return make_finding(id, "error", why, own, evidence, rank.rank, doubt=doubt)
 
@@ -178,9 +178,7 @@ def _sizes(
         f"{other.rank}, but needs the same size on all ranks."
     )
     if not failed:
-        why += (
-            " It went through this time; another backend or size would fail or give wrong numbers."
-        )
+        why += " It worked this time; another backend or size would fail or give wrong numbers."
     severity: Severity = "error" if failed else "suspect"
     return make_finding("H06", severity, why, a, _evidence(one, a, other, b))
 

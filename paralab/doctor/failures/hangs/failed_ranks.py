@@ -30,7 +30,7 @@ def used_other_parameters(seen: Observation) -> Finding | None:
                 continue
             if one in complaining:
                 is_cause = other not in complaining and bool(waits or number < len(theirs))
-            else:  # if both came through, the gradients are from before, or DDP looks for unused ones
+            else:  # if both finished, the gradients are old, or DDP finds unused parameters
                 hangs = waits is not None and isinstance(waits.operation, Backward)
                 is_cause = bool(its is None and hangs and not one.raised and seen.stalled_seconds)
             if is_cause:
@@ -55,7 +55,7 @@ def _other_parameters(
 def raised_alone(seen: Observation) -> Finding | None:
     """Report the one rank that raised its own exception; the other ranks are its victims."""
     if not seen.settled:
-        return None  # the others may raise the same in the next moment
+        return None  # the others may be about to raise the same exception
     own = [rank for rank in seen.ranks if raised_of_its_own(rank) and not was_stopped(rank)]
     pipelines = (e for rank in seen.ranks for e in rank.story if isinstance(e, Pipeline))
     if not own or len(own) == len(seen.ranks) or any(is_uneven(event) for event in pipelines):
@@ -68,7 +68,7 @@ def raised_alone(seen: Observation) -> Finding | None:
     message = raised.message.splitlines()[0][:200] if raised.message else ""
     why = (
         f"Rank {rank.rank} raised {raised.type}: {message}. The other ranks did not; their errors "
-        f"only say that rank {rank.rank} is gone."
+        f"only mean that rank {rank.rank} is gone."
     )
     fix = (
         "Fix this exception, and ignore the errors of the other ranks (connection closed, timeout)."

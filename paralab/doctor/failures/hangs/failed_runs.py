@@ -1,5 +1,5 @@
-"""Why a recorded run failed or hung. Its launcher saw the exits of all ranks and named the first
-one; these checks find the entry."""
+"""Why a recorded run failed or hung. The launcher recorded which rank exited first; these checks
+find the catalog entry."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
         why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, where, evidence=evidence)
     waits = hang.kind == "behind" and StackDump.read(dumps, hang.rank).waits_in
-    id = "H04" if hang.mismatch or waits else "W07"  # H04: in another collective than the others
+    id = "H04" if hang.mismatch or waits else "W07"  # H04: the rank is in a different collective
     return Finding(id, "error", problem, entries[id].fix, where, rank=hang.rank, evidence=evidence)
 
 

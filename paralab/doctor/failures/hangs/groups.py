@@ -1,4 +1,4 @@
-"""How a script starts its process group: the backend, and who sets environment variables."""
+"""How a script starts its process group: the backend, and the environment variables it sets."""
 
 from __future__ import annotations
 

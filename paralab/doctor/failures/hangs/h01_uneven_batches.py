@@ -22,8 +22,8 @@ ENTRY = Entry(
         "operation'; NCCL: a watchdog timeout."
     ),
     cause=(
-        "One rank runs out of batches and stops calling backward. The others wait for its "
-        "part of the all-reduce."
+        "One rank runs out of batches and stops calling backward. The other ranks wait for it "
+        "in the all-reduce."
     ),
     fix=(
         "Give every rank the same number of batches (DistributedSampler, drop_last), or train "

@@ -12,7 +12,7 @@ ENTRY = Entry(
         "left prints nothing."
     ),
     cause="Only one rank reaches a `return` or `sys.exit(0)`, while the others still call collectives.",
-    fix="Let all ranks leave at the same place. Work that only one rank does must not end its process.",
+    fix="Let all ranks exit at the same place. Work that only one rank does must not end its process.",
     example="""\
 - if dist.get_rank() == 0 and os.path.exists("done"):
 + done = torch.tensor(os.path.exists("done"), dtype=torch.int)

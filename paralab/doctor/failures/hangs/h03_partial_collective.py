@@ -53,7 +53,7 @@ def ranks_part(script: Script) -> Iterator[Finding]:
             yield _leaves_early(script, difference, difference.more)
         elif difference.more.op == "forward":
             if difference.more.guard is not None and difference.more.guard.node in waits:
-                continue  # H03 says it
+                continue  # H03 reports it
             yield from _forward(script, difference, difference.more)
         elif difference.swapped and difference.other is not None:
             yield _swapped(script, difference.more, difference.other)
@@ -69,7 +69,7 @@ def _leaves_early(script: Script, found_: Difference, leave: Leave) -> Finding:
     assert other is not None
     assert leave.guard is not None
     why = (
-        f"Rank {found_.rank} leaves here (`{code(leave.guard.test)}`). The other ranks go on to "
+        f"Rank {found_.rank} leaves here (`{code(leave.guard.test)}`). The other ranks continue to "
         f"`{code(other.call.node.func)}` ({line_of(other.call, where)}) and wait for it there."
     )
     fix = "Let all ranks leave at the same place; broadcast the decision if one rank makes it."
@@ -133,7 +133,7 @@ def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding
     name = code(meet.call.node.func)
     why = f"`{name}` is the DDP wrapper, and only rank {found_.rank} calls it here (`{code(guard.test)}`). "
     if buffers:
-        why += f"Its forward broadcasts the buffers of {buffers} to all ranks, which are elsewhere."
+        why += f"Its forward broadcasts the buffers of {buffers} to all ranks, which are not in forward."
     else:
         why += "Its forward broadcasts buffers. Certain if the model has any (BatchNorm does)."
     fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
@@ -150,7 +150,7 @@ _PARTS = re.compile(
 
 @check("H03", source="script")
 def guarded_by_name(script: Script) -> Iterator[Finding]:
-    """Suspect a collective under `if rank == 0:` that has no partner for the other ranks."""
+    """Suspect a collective under `if rank == 0:` without a matching call on the other ranks."""
     for call in script.methods(*COLLECTIVES, *FRAMEWORK_COLLECTIVES):
         known = call.target.startswith("torch.distributed.") or call.method in FRAMEWORK_COLLECTIVES
         group = call.argument(GROUP_POSITION.get(call.method, 99), "group")

@@ -18,8 +18,8 @@ Calls = dict[int, Collective]
 ENTRY = Entry(
     id="H05",
     title="Two similar collectives are swapped between ranks: wrong numbers, no error",
-    symptom="No message. Two reduced values are mixed: part of the accuracy ends up in the loss.",
-    cause="Operation and shape are the same, but some ranks call them in a different order. Nothing fails, because calls are paired by number.",
+    symptom="No message. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
+    cause="Both calls have the same operation and shape, but some ranks call them in a different order. Calls are paired by number, so nothing fails.",
     fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
     example="""\
 - if dist.get_rank() == 0:
@@ -39,8 +39,8 @@ ENTRY = Entry(
 
 @check("H05", source="ranks")
 def swapped(seen: Observation) -> Iterator[Finding]:
-    """Two ranks make the same calls in another order, and all of them fit: the results are wrong,
-    and there is no error.
+    """Report two ranks that make the same calls in a different order. All calls match, so the
+    results are wrong without an error.
 
     rank 0    all_reduce(loss)  all_reduce(acc)
     rank 1    all_reduce(acc)   all_reduce(loss)
@@ -68,7 +68,7 @@ def _text(call: Collective) -> tuple[str, ...]:
 
 def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
     numbers = sorted(set(mine) & set(its))
-    # Everything after the first difference is shifted.
+    # All calls after the first difference are shifted.
     differ = list(itertools.dropwhile(lambda n: _text(mine[n]) == _text(its[n]), numbers))
     together = list(
         itertools.takewhile(lambda n: mine[n].step == its[n].step == mine[differ[0]].step, differ)

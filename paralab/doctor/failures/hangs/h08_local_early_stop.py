@@ -77,8 +77,8 @@ def local_early_stop(script: Script) -> Iterator[Finding]:
 
 
 def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Iterator[Finding]:
-    """Suspect `if rank == 0: … break` in a loop that trains, and `if bad_epochs >= patience: break`
-    in a script with DDP in which the ranks exchange nothing that they could agree on."""
+    """Suspect `if rank == 0: … break` in a training loop, and `if bad_epochs >= patience: break`
+    in a script with DDP in which the ranks exchange nothing to agree on."""
     around = script.context(node, scope.module)
     last = max((place for place, one in enumerate(around) if isinstance(one, Loop)), default=-1)
     tests = [one for one in around[last + 1 :] if isinstance(one, If) and not one.exits]
@@ -86,7 +86,7 @@ def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Iterator[Fi
         return
     guard = next((one for one in tests if is_for_one_rank(one.test, one.taken)), None)
     if guard is not None:
-        why = f"Only one rank leaves the loop here (`{code(guard.test)}`); the others go on."
+        why = f"Only one rank leaves the loop here (`{code(guard.test)}`); the others continue."
         undecided = "the loop contains a collective or a backward pass of DDP"
     else:
         guard = next((one for one in tests if PATIENCE.search(code(one.test, 200))), None)
@@ -144,7 +144,7 @@ def _fork(script: Script, fork: Fork, way: Way) -> Iterator[tuple[Finding, ast.A
         waits = other if leave.how == "continue" else [one for loop in loops for one in loop.body]
         meet = _first_meet(waits)
         if meet is not None and not (leave.how == "continue" and _meet_in(branch, meet)):
-            # `continue` often skips what never happens, such as an empty batch.
+            # `continue` often skips cases that never occur, such as an empty batch.
             certain = sure and leave.how != "continue"
             finding = _finding(script, leave.node, fork.scope, fork.test, meet, certain, flag)
             yield finding, leave.node

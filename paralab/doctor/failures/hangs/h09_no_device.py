@@ -75,7 +75,7 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
     ]
     known = ("torch.", "builtins.")
     if any(call.function is None and not call.target.startswith(known) for call in devices):
-        return  # a function from elsewhere may choose it
+        return  # a function outside the project may choose the GPU
     barriers = [
         call
         for call in script.calls_of("torch.distributed.barrier")
@@ -91,7 +91,7 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
     use = "barrier()" if barriers else f".{code(first.node).rpartition('.')[2]}"
     why = (
         "The backend is nccl, and nothing calls torch.cuda.set_device or passes device_id, so every rank "
-        f"has GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
+        f"uses GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
     )
     yield found(script, "H09", "warning", starts[0], why, ENTRY.fix, also=(first,))
 

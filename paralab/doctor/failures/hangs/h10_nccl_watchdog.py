@@ -23,10 +23,10 @@ ENTRY = Entry(
     ),
     cause=(
         "One rank did not reach a collective. Only the ranks that waited print this message, "
-        "and it does not say which rank is missing."
+        "and it does not name the missing rank."
     ),
     fix=(
-        "Compare 'last enqueued' of all ranks: look at the rank with the smallest number. "
+        "Compare 'last enqueued' on all ranks: check the rank with the smallest number. "
         "Keep one log per rank, and turn on the flight recorder."
     ),
     example="""\
@@ -57,7 +57,7 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
     enqueued fewer collectives in the same group."""
     found = blame(logs)
     if found.roots or explains(logs):
-        return  # somebody failed on its own, and the others waited for it
+        return  # one rank failed on its own, and the others waited for it
     everybody = waiting_ranks(logs)
     timed = [item for item in everybody if item.call]
     if not timed:
@@ -72,7 +72,7 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
     """Report a timeout in another group than the default group, which dumped its state."""
     pending = [item for item in everybody if item.enqueued != item.completed]
-    why = "A collective timed out, and these ranks only report that they dump their state. "
+    why = "A collective timed out, and these ranks only report that they are dumping their state. "
     if not pending:
         why += "Nothing is pending in the groups shown: the collective belongs to another group. "
     else:
@@ -80,7 +80,7 @@ def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
         why += f"{named(item.rank for item in pending)} did not finish collective {first}. "
         rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
         report = "reports" if len(rest) == 1 else "report"
-        why += f"{named(rest)} {report} none: look there first. " if rest else ""
+        why += f"{named(rest)} {report} none: check there first. " if rest else ""
     why += "The logs of all ranks make it certain."
     return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
 
@@ -109,19 +109,19 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     silent = set(logs.ranks) - {item.rank for item in group} - aborted
     if mismatch and mismatch.kind == "behind" and mismatch.odd is not None and not silent:
         enqueued = next(item.enqueued for item in group if item.rank == mismatch.odd)
-        why += f"Rank {mismatch.odd} had only enqueued {enqueued}: it did not come. "
+        why += f"Rank {mismatch.odd} had only enqueued {enqueued}: it never arrived. "
         return _h10(first, why, mismatch.odd, len(same) > 1, evidence)
     late = mismatch is not None and mismatch.kind == "behind"
     if whole and len(silent) == 1 and silent <= logs.heard and len(same) > 1 and not late:
         (rank,) = silent
-        why += f"Rank {rank} reports no timeout: it did not come. "
+        why += f"Rank {rank} reports no timeout: it never arrived. "
         return _h10(first, why, rank, bool(logs.exits), evidence)
     if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
         why += "Every rank in this log has enqueued it, so nobody is missing and the connection does not work. "
         why += "Certain if the job runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
-        # Only one rank waits, and the launcher knows the exits of the others.
+        # Only one rank waits, and the launcher recorded the exits of the others.
         alone = len(same) == 1 and len(logs.ranks) > 2 and bool(logs.exits) and len(aborted) <= 1
         why += (
             "A broadcast in the middle of training may be DDP's copy of the buffers: one rank calls the "
@@ -134,7 +134,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     if len(unheard) > 3:
         why += "Most ranks left no line here: their logs are needed. "
     elif unheard:
-        why += f"It has no line of {named(unheard).lower()}: look there first. "
+        why += f"It has no line of {named(unheard).lower()}: check there first. "
     return _h10(first, why, None, False, evidence)
 
 

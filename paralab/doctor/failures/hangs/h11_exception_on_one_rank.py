@@ -19,7 +19,7 @@ FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for the first CUDA error o
 NO_MEMORY = (
     "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or ranks "
     "that all use GPU 0.",
-    f"nvidia-smi shows who uses the memory. {LESS_MEMORY}",
+    f"nvidia-smi shows which processes use the memory. {LESS_MEMORY}",
 )
 ENTRY = Entry(
     id="H11",
@@ -121,15 +121,15 @@ ENTRY = Entry(
         ),
         Message(
             r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
-            "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU was already in trouble, or the "
-            "driver does not fit.",
+            "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU had already failed, or the "
+            "driver does not match.",
             fix=FIRST_CUDA_ERROR,
             kind="printed",
         ),
         Message(
             r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",
-            "A CUDA call inside NCCL failed on {who}{at}: the GPU was already in trouble, or the driver "
-            "does not fit.",
+            "A CUDA call inside NCCL failed on {who}{at}: the GPU had already failed, or the driver "
+            "does not match.",
             fix=FIRST_CUDA_ERROR,
             kind="printed",
         ),
@@ -160,7 +160,7 @@ def other_exception(logs: Logs) -> Iterator[Finding]:
     if root is None or root.trace is None or root.signal or explains(logs, root):
         return
     if "NCCL error" in root.trace.error and explains(logs):
-        return  # NCCL's own lines say more
+        return  # NCCL's own lines are more specific
     same = [e for e in roots if e.trace and e.trace.kind == root.trace.kind and e.at == root.at]
     ranks = {event.rank for event in same}
     later = {event.rank for event in blame(logs).victims} - ranks - {None}
@@ -183,7 +183,7 @@ def unexplained(logs: Logs) -> Iterator[Finding]:
         first = next((event for event in codes if event.exit and event.exit.first), codes[0])
         assert first.exit is not None
         code = first.exit.signal or f"code {first.exit.code}"
-        # The others' words are in this log, so its own would be, too.
+        # The other ranks' messages are in this log, so this rank's own would be too.
         own = len(logs.sources) == 1 and bool(found.victims) and (first.exit.code or 0) > 1
         why = f"{named([first.rank])} exited with {code} and printed no exception"
         why += "; the other ranks lost it." if own else " here. It may be the cause or a victim."

@@ -83,7 +83,7 @@ def ended_from_outside(logs: Logs) -> Iterator[Finding]:
             why = f"Slurm ended job {job} on {node} at {time}: {reason.lower()}. No rank failed."
             fix = AFTER_CANCEL.get(reason, f"Resume without that node: --exclude={node}.")
         elif match := NODE.search(line.text):
-            why = f"The node {match[1]} failed, and its ranks with it."
+            why = f"The node {match[1]} failed, together with its ranks."
             fix = f"Start again with --exclude={match[1]}."
         else:
             continue
@@ -91,7 +91,7 @@ def ended_from_outside(logs: Logs) -> Iterator[Finding]:
         return
     for trace in logs.tracebacks if not found.roots else ():
         if (match := SIGNALED.search(trace.error)) and match[1] not in ("1", "2"):
-            why = "torchrun itself got a signal to end: the scheduler or a person ended the job. "
+            why = "torchrun itself got a termination signal: the scheduler or a person ended the job. "
             why += "The scheduler's log (sacct) makes it certain."
             yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
             return
@@ -103,7 +103,7 @@ def _killed(logs: Logs) -> Iterator[Finding]:
     killed = [event for event in roots if event.signal == "SIGKILL"]
     memory = [line for line in logs.lines if OOM_KILL.search(line.text)]
     if roots and roots[0] not in killed and not (memory and killed):
-        return  # a rank's own error came first
+        return  # a rank failed on its own before that
     if not killed and not memory:
         return
     ranks = {event.rank for event in killed} or {line.rank for line in memory}
@@ -112,7 +112,7 @@ def _killed(logs: Logs) -> Iterator[Finding]:
     said = "The kernel reports that memory ran out." if memory else "It could not print an error."
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
     why = f"{who} was killed with SIGKILL from outside. {said} The others only lost the connection."
-    fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether it was memory."
+    fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether memory ran out."
     yield Finding("H12", "error", why, fix, rank=rank, evidence=tuple(evidence))
 
 

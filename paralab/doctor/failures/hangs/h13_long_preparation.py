@@ -45,7 +45,7 @@ ENTRY = Entry(
     messages=(
         Message(
             FIRST_COLLECTIVE,
-            "Rank {waiting} waited in its first collective until the timeout, and rank {other} did not come. "
+            "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
             "The launcher ended a rank that was still running: if it was rank {other}, it was still "
             "preparing data, or it never calls this collective (H03).",
             severity="suspect",

@@ -50,13 +50,13 @@ def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
     if own or not victims or victims[0].exit:
         return
     if not found.roots and (victims[0].alone is not False or not found.absent):
-        return  # it may have called a collective alone, and torchrun may be right
+        return  # this rank may have called a collective alone, so torchrun may be right
     suspects = [found.roots[0].rank] if found.roots else list(found.absent)
     culprit = suspects[0] if len(suspects) == 1 else None
     look = "a rank that left no error" if culprit is None else f"rank {culprit}"
     why = (
         f"torchrun calls rank {accused.rank} the root cause because it exited first. That rank only "
-        f"noticed that another one was gone or late. Look at {look}."
+        f"noticed that another one was gone or late. Check {look}."
     )
     evidence = (str(accused.line), *victims[0].evidence()[-1:])
     yield Finding("H16", "warning", why, ENTRY.fix, rank=culprit, evidence=evidence)

@@ -32,7 +32,7 @@ ENTRY = Entry(
         "torchrun's), a firewall blocks the port, or some ranks were not started."
     ),
     fix=(
-        "Start as many ranks as WORLD_SIZE says, all with the same reachable MASTER_ADDR and "
+        "Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and "
         "MASTER_PORT. torchrun does that."
     ),
     example="""\
@@ -52,15 +52,15 @@ ENTRY = Entry(
         Message(
             r"init_process_group.*wait timeout after (?P<limit>\d+) ?ms, keys: \S*/\w*//\S*?(?P<other>\d+)\s*$",
             "{who} waited {limit} ms in init_process_group{at} for the address of rank {other}. Fewer "
-            "processes were started than world_size says, or rank {other} failed before it.",
+            "processes were started than world_size requires, or rank {other} failed before it.",
             blames=False,
         ),
         Message(
             FIRST_COLLECTIVE,
-            "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not come to its first "
+            "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not reach its first "
             "collective in time: it failed earlier, is still busy (H13), or takes another path (H03). The "
             "log of rank {other} makes it certain.",
-            fix="Read the log of rank {other}: its last lines say where it is.",
+            fix="Read the log of rank {other}: its last lines show where it is.",
             severity="suspect",
             kind="printed",
             blames=False,
@@ -97,7 +97,7 @@ ENTRY = Entry(
         ),
         Message(
             r"connect\(\) timed out",
-            "{who} tried in vain to connect to the rendezvous{at}: nobody listens at that address, or a "
+            "{who} could not connect to the rendezvous{at}: nobody listens at that address, or a "
             "firewall is in between.",
             blames=False,
         ),
@@ -121,7 +121,7 @@ def too_few_ranks(seen: Observation) -> Iterator[Finding]:
             continue
         absent = [str(rank) for rank in range(world) if rank not in inits]
         why = (
-            f"init_process_group waits for {world} ranks, and only {len(inits)} came. Missing: rank "
+            f"init_process_group waits for {world} ranks, and only {len(inits)} arrived. Missing: rank "
             f"{', '.join(absent[:8])}. The ranks that time out are not to blame."
         )
         fix = (

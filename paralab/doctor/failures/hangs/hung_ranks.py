@@ -1,4 +1,4 @@
-"""Why watched ranks hang or fail together. There is at most one cause; the rest are its victims."""
+"""Why watched ranks hang or fail together. There is at most one cause; other ranks are victims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H01, H02, H08: a rank leaves a loop, or the program, while the others go on."""
+"""H01, H02, H08: a rank leaves a loop, or exits, while the others continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
                 if its is not None and mine.over and its.reached > mine.batches > 0:
                     report = _uneven if mine.exhausted else _left
                     return report(fewer, mine, more, its)
-            # Ranks that we ended may raise, and end their programs, because of it.
+            # Ranks that we stopped may raise and exit because of that.
             if not (seen.ended_by_us and fewer.raised) and (
                 finding := _fewer_passes(fewer, own, more, others)
             ):
@@ -96,7 +96,7 @@ def leaving(
     condition = way.condition if way else None
     by_rank = condition is not None and condition.is_about_the_rank
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
-    how += "; several statements could have done it" if ways and not way else ""
+    how += "; several statements could have caused it" if ways and not way else ""
     what = "is true on some ranks only" if by_rank else "uses a value that each rank computes alone"
     why = (
         f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition {what}, so "
@@ -123,7 +123,7 @@ def early_exit(rank: WatchedRank, when: str) -> Finding:
         "ranks fail with a closed connection, or wait forever."
     )
     fix = (
-        "Let all ranks leave together: agree on a flag with dist.all_reduce, then call "
+        "Let all ranks exit together: agree on a flag with dist.all_reduce, then call "
         "dist.destroy_process_group() on all of them."
     )
     evidence = f"rank {rank.rank}: {call} after {rank.made} optimizer steps"

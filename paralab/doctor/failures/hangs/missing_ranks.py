@@ -1,5 +1,5 @@
-"""H02, H03, H08, H10, H12, H13: a rank that did not come where others wait. It left, was killed or
-stopped, or is busy elsewhere."""
+"""H02, H03, H08, H10, H12, H13: a rank never reached the call where others wait. It left, was
+killed or stopped, or is busy elsewhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
 
 def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | None:
     if seen.ended_by_us or rank.is_blind:
-        return None  # which rank is alive means nothing then
+        return None  # which rank is still alive proves nothing then
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:
@@ -176,7 +176,7 @@ def _busy(seen: Observation, where: Stuck, rank: WatchedRank, timed_out: bool) -
         "Do the long work before the job or before init_process_group, or increase the timeout: "
         "init_process_group(…, timeout=timedelta(hours=2))."
     )
-    doubt = "" if timed_out else f"if rank {rank.rank} is still there after {timeout}"
+    doubt = "" if timed_out else f"if rank {rank.rank} is still busy after {timeout}"
     evidence = (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}")
     who = rank.rank
     return make_finding("H13", "error", why, where.place, evidence, who, fix=fix, doubt=doubt)

@@ -1,5 +1,5 @@
-"""Flight Recorder dumps of several ranks, compared. The first mismatch counts; the rest follows
-from it."""
+"""Compare Flight Recorder dumps of several ranks. Only the first mismatch matters; later ones
+follow from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.registry import check, entries
 
-# The id of each difference, and whether it alone is certain
+# The id of each kind of difference, and whether it is certain without other evidence
 IDS = {
     **{"operation": ("H04", True), "groups": ("H04", True), "size": ("H06", True)},
     **{"behind": ("H01", False), "site": ("H05", False), "stuck": ("H15", False)},
@@ -35,7 +35,7 @@ def explain_mismatch(mismatch: Mismatch, evidence: Iterable[str]) -> Finding:
         call.kind == "all_reduce" and (call.values or 0) > 64 for _, call in mismatch.came
     )
     if mismatch.kind == "behind" and not gradient:
-        # Of three or more ranks: the only one that is missing, or the only one that came
+        # Of three or more ranks: the only one that is missing, or the only one that arrived
         id, rank = "H03", rank if len(mismatch.came) > 1 else mismatch.came[0][0]
         rank = rank if len(mismatch.calls) > 2 else None
     site = next((call.where for _, call in mismatch.came if call.where), None) or ""
@@ -59,10 +59,10 @@ def _why(mismatch: Mismatch) -> str:
         who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Several ranks"
         before = mismatch.last[mismatch.behind[0]]
         last = f" after {_named(before)}" if before else ""
-        return f"{why}{who} did not come{last}. The line where that rank was makes it certain."
+        return f"{why}{who} never arrived{last}. The line where that rank was makes it certain."
     if mismatch.kind == "stuck":
         return (
-            f"{why}All ranks arrived and it does not finish: the network or P2P access is broken."
+            f"{why}All ranks arrived, but it does not finish: the network or P2P access is broken."
         )
     if mismatch.kind == "site":
         certain = "" if mismatch.swapped else " Certain if the two lines reduce different values."

@@ -1,5 +1,5 @@
-"""Logs of ranks that waited for another rank, or lost it, while nobody has an error of its own.
-Where each of them was in the user's code tells what went wrong."""
+"""Logs of ranks that waited for or lost another rank, when no rank has an error of its own. The
+position of each rank in the user's code shows what went wrong."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
         if event.in_buffers:
             why += f", and another rank was not. {IF_CONDITION}."
             return _suspect("H07", event, why, None, evidence)
-        if event.in_backward:  # DDP's buckets have the same size everywhere
+        if event.in_backward:  # DDP's buckets have the same size on all ranks
             aborted = [e.rank for e in blame(logs).victims if e.exit and e.rank is not None]
             rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
             why += (
-                "; another rank was in another collective. It calls that one alone, or it had fewer "
-                "batches (H01) and went on. The flight recorder makes it certain."
+                "; another rank was in another collective. It calls that collective alone, or it had fewer "
+                "batches (H01) and continued. The flight recorder makes it certain."
             )
             found = _suspect("H03", event, why, rank, evidence)
             return replace(found, file=None, line=None)  # the wrong call is on the other rank
@@ -99,7 +99,7 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     rank = absent[0] if len(absent) == 1 else None
     last = logs.last.get(rank) if rank is not None and not barrier else None
     who, more = named(absent) if absent else "Another rank", [str(last)] if last else []
-    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {who} did not come"
+    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {who} never arrived"
     why += f"; the last line there is `{last.text.strip()[:160]}`." if last else "."
     if first.alone:
         return _alone(first, why, more)
@@ -127,7 +127,7 @@ def _two_places(first: Event, other: Event) -> Finding:
         why += "or one of them had called another collective before."
         return _suspect("H15", first, why, None, more)
     if first.at == other.at:
-        why += f". {who} came to the same line later: its work took longer than the timeout."
+        why += f". {who} reached the same line later: its work took longer than the timeout."
         return _suspect("H13", first, why, other.rank, more)
     why += f", while {who[0].lower()}{who[1:]} was {_stands(other)}."
     if first.in_backward != other.in_backward:
@@ -147,7 +147,7 @@ def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
         return
     silent, sure = blame(logs).silent, first.alone is False
     if not silent and not logs.exits and not sure and first.rank is None:
-        return  # one pasted message, which H11 explains
+        return  # a single pasted message, which H11 explains
     rank = silent[0] if len(silent) == 1 and sure else None
     last = logs.last.get(rank) if rank is not None else None
     who = f"Rank {rank}" if rank is not None else f"One of {silent}" if silent else "Another rank"

@@ -1,4 +1,4 @@
-"""Which device an expression names, and what moves a model there."""
+"""Find the device that an expression names, and the calls that move a model there."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ENTRY = Entry(
     title="The port is in use",
     symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
     cause="Another job, a leftover process, or another rank of this job listens on the same port.",
-    fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank serve a store.",
+    fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.",
     example="""\
 - os.environ["MASTER_PORT"] = "29500"
 + os.environ["MASTER_PORT"] = str(port_that_is_free)
@@ -37,13 +37,13 @@ ENTRY = Entry(
             r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
             "The port {port} is already in use on this host, by another job or by a process that an "
             "earlier job left behind.",
-            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows who uses this one.",
+            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows which process uses this one.",
             kind="printed",
         ),
         Message(
             r"EADDRINUSE|ddress already in use",
             "The port that {who} wants to listen on{at} is already in use.",
-            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows who uses this one.",
+            fix="Use torchrun --standalone, which takes a free port. `ss -ltnp` shows which process uses this one.",
         ),
     ),
 )
@@ -51,7 +51,7 @@ ENTRY = Entry(
 
 @check("L01", source="script")
 def every_rank_serves(script: Script) -> Iterator[Finding]:
-    """Suspect a TCPStore that every rank wants to serve on one port."""
+    """Suspect a TCPStore that every rank tries to host on one port."""
     for store in script.calls_of("torch.distributed.TCPStore"):
         port, serves = store.argument(1, "port"), store.argument(3, "is_master")
         shared = store.argument(99, "multi_tenant")
@@ -70,16 +70,14 @@ def every_rank_serves(script: Script) -> Iterator[Finding]:
             f"Every rank listens on port {number} (`is_master=True`). The first rank of a machine gets it, the others "
             "fail with EADDRINUSE. Certain if several ranks run on one machine."
         )
-        yield found(
-            script, "L01", "suspect", store, why, "Let one rank serve: `is_master=(rank == 0)`."
-        )
+        yield found(script, "L01", "suspect", store, why, "Pass `is_master=(rank == 0)`.")
 
 
 @check("L01", source="machine")
 def port_taken(facts: Facts) -> Iterator[Finding]:
-    """Report a MASTER_PORT that another process holds."""
+    """Report a MASTER_PORT that another process uses."""
     port = facts.port
-    # torchrun serves its own store there. For other ranks than 0 the port is elsewhere, or rank 0 has it.
+    # torchrun hosts its own store there. Ranks other than 0 use a remote port, or rank 0's.
     if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
         return
     owner = "another user's process"

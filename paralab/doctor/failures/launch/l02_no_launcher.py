@@ -22,7 +22,7 @@ ENTRY = Entry(
         Message(
             r"Error initializing torch\.distributed using env:// rendezvous: environment variable "
             r"(?P<name>\w+) expected, but not set",
-            "init_process_group{at} reads {name} from the environment, where it is not set: the script "
+            "init_process_group{at} reads {name} from the environment, but it is not set: the script "
             "was started with plain python.",
         ),
     ),
@@ -34,7 +34,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_proce
 
 @check("L02", source="machine")
 def incomplete_launch(facts: Facts) -> Iterator[Finding]:
-    """Report a rank without everything that init_process_group needs, or outside the world."""
+    """Report a rank that lacks a variable for init_process_group, or is outside the world size."""
     launch, evidence = facts.launch, facts.evidence("launcher")
     given = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(launch.variables))
     missing = [name for name in NEEDED if name not in launch.variables]
@@ -43,7 +43,7 @@ def incomplete_launch(facts: Facts) -> Iterator[Finding]:
             f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set, but not {' and '.join(missing)}: "
             f"init_process_group stops with 'environment variable {missing[0]} expected, but not set'."
         )
-        fix = "Start with torchrun, which sets them all, or unset leftovers of another job."
+        fix = "Start with torchrun, which sets all of them, or unset variables left over from another job."
         yield Finding("L02", "error", why, fix, evidence=evidence)
     rank, ranks = launch.rank, launch.ranks
     if (

@@ -55,7 +55,7 @@ ENTRY = Entry(
         ),
         Message(
             r"invalid device ordinal|device >= 0 && device < num_gpus",
-            "{who} asked for a GPU that does not exist{at}: there are more ranks than visible GPUs.",
+            "{who} uses a GPU that does not exist{at}: there are more ranks than visible GPUs.",
             fix="Start at most one rank per GPU (--nproc_per_node), and check CUDA_VISIBLE_DEVICES.",
         ),
     ),

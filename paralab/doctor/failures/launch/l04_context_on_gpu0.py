@@ -18,7 +18,7 @@ ENTRY = Entry(
     id="L04",
     title="Every rank also uses GPU 0",
     symptom="nvidia-smi shows all processes on GPU 0, and only that one runs out of memory.",
-    cause="`.cuda()` or torch.load ran before set_device, or the device number is the global instead of the local rank.",
+    cause="`.cuda()` or torch.load ran before set_device, or the device number is the global rank instead of the local rank.",
     fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
     example="""\
 + torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -46,7 +46,7 @@ def cuda_before_set_device(script: Script) -> Iterator[Finding]:
             continue
         why = (
             f"`{code(call.node)}` uses the current GPU before `{code(choice.node)}` ({line_of(choice, call)}) chooses "
-            "it: every rank puts this on GPU 0 and keeps a few hundred MB there."
+            "one: every rank puts this on GPU 0 and keeps a few hundred MB there."
         )
         fix = f"Call `{code(choice.node)}` before the first use of CUDA."
         yield found(script, "L04", "error", call, why, fix, also=(choice,))
@@ -59,13 +59,13 @@ def _always(script: Script, call: Call) -> bool:
 
 @check("L04", source="script")
 def global_rank_as_device(script: Script) -> Iterator[Finding]:
-    """Suspect a device that is numbered by the rank among all machines."""
+    """Suspect a device whose number is the global rank."""
     for call in [*script.calls_of(SET_DEVICE), *script.calls_of("torch.device")]:
         device = call.node.args[-1] if call.node.args else None
         if device is None or not _is_global_rank(script, device, call):
             continue
         why = (
-            f"`{code(call.node)}` uses the rank among all machines as the number of a GPU on this machine. Certain with "
+            f"`{code(call.node)}` uses the global rank as the number of a GPU on this machine. Certain with "
             "more than one machine: rank 8 has no GPU 8 there."
         )
         fix = 'Use the local rank: `int(os.environ["LOCAL_RANK"])`.'

@@ -23,7 +23,7 @@ ENTRY = Entry(
         Message(
             r"Distributed package doesn't have (?P<backend>\w+) built in"
             r"|ProcessGroupNCCL is only supported with GPUs, no GPUs found|NCCL is not available",
-            "{who} asks for NCCL or another backend that is not available{at}: this build of torch does "
+            "{who} requests NCCL or another backend that is not available{at}: this build of torch does "
             "not have it, or the machine has no GPU.",
         ),
     ),

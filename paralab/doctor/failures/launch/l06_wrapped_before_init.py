@@ -18,7 +18,7 @@ ENTRY = Entry(
     id="L06",
     title="DDP or the sampler before the process group",
     symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
-    cause="DistributedDataParallel and DistributedSampler ask the process group for rank and world size, but it does not exist yet.",
+    cause="DistributedDataParallel and DistributedSampler get rank and world size from the process group, but it does not exist yet.",
     fix="Call init_process_group first.",
     example="""\
 + dist.init_process_group("gloo")
@@ -28,7 +28,7 @@ ENTRY = Entry(
     messages=(
         Message(
             r"(?:Default )?process group (?:has not been|is not) initialized",
-            "{who} needs the process group{at} before init_process_group was called.",
+            "{who} uses the process group{at} before init_process_group was called.",
         ),
     ),
 )
@@ -44,7 +44,7 @@ _ASKS_FOR_GROUP = re.compile(r"init|avail|distributed|ddp|rank", re.I)
 
 @check("L06", source="script")
 def before_the_group(script: Script) -> Iterator[Finding]:
-    """Report a call that needs the process group and certainly runs before its only init."""
+    """Report a call that needs the process group but certainly runs before the only init."""
     starts = script.calls_of(INIT)
     if len(starts) != 1:
         return

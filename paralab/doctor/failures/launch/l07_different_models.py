@@ -35,7 +35,7 @@ ENTRY = Entry(
             r"rank (?P<other>\d+) has inconsistent 0 params",
             "Rank {rank} compared its {own} parameters with rank {other}, but their number never "
             "arrived. Rank {other} failed or is not at this line. Its own log makes it certain.",
-            fix="Look for the first error of the other rank. Then check that all ranks wrap the same model.",
+            fix="Find the first error of the other rank. Then check that all ranks wrap the same model.",
             severity="suspect",
             blames=False,
         ),
@@ -69,7 +69,7 @@ def size_depends_on_rank(script: Script) -> Iterator[Finding]:
                 f"The size of `{code(layer.node)}` depends on the rank, so ranks build different models. DDP "
                 f"({line_of(wrap, layer)}) refuses them."
             )
-            fix = "Build the model from values that are the same on all ranks; broadcast what one rank finds out."
+            fix = "Build the model from values that are the same on all ranks; broadcast values that only one rank computes."
             yield found(script, "L07", "error", layer, why, fix, also=(wrap,))
             break
 

@@ -16,8 +16,8 @@ ENTRY = Entry(
     id="L08",
     title="device_ids for a model on the CPU",
     symptom=(
-        "'DistributedDataParallel device_ids and output_device arguments only work with … GPU modules', though "
-        "CPU is named too."
+        "'DistributedDataParallel device_ids and output_device arguments only work with … GPU modules', although "
+        "the message also names CPU."
     ),
     cause="The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.",
     fix="Move the model first; on CPU ranks leave out device_ids.",

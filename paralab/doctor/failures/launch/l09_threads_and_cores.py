@@ -51,7 +51,7 @@ ENTRY = Entry(
 )
 
 
-MANY_CORES = 4  # per rank: with one thread, three of them idle
+MANY_CORES = 4  # per rank: with one thread, three cores idle
 
 
 @check("L09", source="ranks")

@@ -14,7 +14,7 @@ ENTRY = Entry(
     title="No space, or no permission to write",
     symptom="Training ends at its first checkpoint: 'No space left on device', 'Permission denied'.",
     cause="The disk is full or belongs to someone else. Many clusters have a quota on the home folder.",
-    fix="Save where there is room, set TMPDIR for temporary files, and delete old checkpoints.",
+    fix="Save where there is space, set TMPDIR for temporary files, and delete old checkpoints.",
     example="""\
 - torch.save(model.state_dict(), "/home/me/last.pt")
 + torch.save(model.state_dict(), os.path.join(os.environ["SCRATCH"], "last.pt"))

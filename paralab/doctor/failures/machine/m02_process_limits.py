@@ -13,7 +13,7 @@ ENTRY = Entry(
     id="M02",
     title="Process limits are too low",
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
-    cause="Every tensor that a worker hands over is an open file, and InfiniBand needs locked memory.",
+    cause="Every tensor that a worker passes on is an open file, and InfiniBand needs locked memory.",
     fix=(
         "Set `ulimit -n 65536` and `ulimit -l unlimited`. In a container: --ulimit memlock=-1. In Slurm: "
         "PropagateResourceLimitsExcept=MEMLOCK."
@@ -32,8 +32,8 @@ def low_limits(facts: Facts) -> Iterator[Finding]:
     files, locked = facts.limits.open_files, facts.limits.locked_bytes
     if files is not None and files < OPEN_FILES:
         why = (
-            f"A process may open {files} files, and loader workers pass every tensor as one. Certain "
-            "if a run says 'Too many open files'."
+            f"A process may open {files} files, and loader workers pass every tensor as an open file. Certain "
+            "if a run reports 'Too many open files'."
         )
         yield Finding("M02", "suspect", why, ENTRY.fix, evidence=facts.evidence("open files"))
     if facts.infiniband and locked is not None:

@@ -21,7 +21,7 @@ ENTRY = Entry(
   dist.init_process_group("gloo")
 """,
 )
-AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times
+AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine needs 5 to 15 times
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
 

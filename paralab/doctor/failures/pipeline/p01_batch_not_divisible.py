@@ -81,7 +81,7 @@ def _entry(sizes: list[int]) -> str:
 
 def _consequence(sizes: list[int]) -> str:
     if min(sizes) == 0:
-        return "There is not one row for each, and every stage fails in its own way."
+        return "There are fewer rows than micro-batches, and each stage fails with its own error."
     parts = ", ".join(map(str, sizes))
     if min(sizes) == 1:
         return (

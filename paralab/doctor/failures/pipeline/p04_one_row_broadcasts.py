@@ -8,7 +8,7 @@ ENTRY = Entry(
     id="P04",
     title="A last micro-batch of one row is broadcast",
     symptom="A warning about target sizes, and 8 outputs for 7 rows. Then the first stage fails in backward.",
-    cause="The last micro-batch has one row, the receive buffer two. The loss broadcasts one against the other.",
+    cause="The last micro-batch has one row, and the receive buffer has two. The loss broadcasts one to the other.",
     fix="Use equal micro-batches, as for P01.",
     example="""\
   schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())

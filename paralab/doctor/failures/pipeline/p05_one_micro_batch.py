@@ -20,7 +20,7 @@ ENTRY = Entry(
     id="P05",
     title="A pipeline with one micro-batch",
     symptom="No message. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
-    cause="A batch in one piece cannot overlap with anything.",
+    cause="A single micro-batch cannot overlap with anything.",
     fix="Use at least four micro-batches per stage.",
     example="""\
 - schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
@@ -28,7 +28,7 @@ ENTRY = Entry(
 """,
     silent=True,
 )
-IDLE = 0.15  # of the stages' time: less is the price of a pipeline
+IDLE = 0.15  # share of the stages' time: less is normal for a pipeline
 ENOUGH = 4  # micro-batches per stage
 
 
@@ -56,7 +56,7 @@ def judge_bubble(
     passes = plural(micro_batches, "micro-batch")
     why = (
         f"{plural(stages, 'stage')} and {passes}: the stages idle {measured:.0%} of the time. "
-        f"{schedule} needs at least {ideal:.0%} with so few."
+        f"{schedule} needs at least {ideal:.0%} with so few micro-batches."
     )
     fix = (
         f"Use {enough} micro-batches (n_microbatches={enough}; paralab: --micro-batches {enough}): "

@@ -16,8 +16,8 @@ ENTRY = Entry(
     title="Pipeline with DDP: separate no_sync blocks for forward and backward",
     symptom="The replicas of a stage drift apart without a message, or gradients are sent more often than needed.",
     cause=(
-        "DDP looks at `no_sync()` in forward only. With all forward passes before the backward passes, the last forward "
-        "makes DDP ready to send, the first backward does it, and what later ones add stays on each rank. "
+        "DDP checks `no_sync()` in forward only. With all forward passes before the backward passes, the last forward "
+        "prepares DDP to send, the first backward sends, and later gradients stay on each rank. "
         "(Measured with torch 2.13; without other forward passes in between, two blocks do no harm.)"
     ),
     fix="Use one `no_sync()` block around both. torch.distributed.pipelining handles stages under DDP correctly.",
@@ -53,7 +53,7 @@ def synchronized_too_early(script: Script) -> Iterator[Finding]:
             reported.add(backward.call)
             model, call = code(forward.call.node.func), backward.call
             why = (
-                f"All forward passes (`{model}(…)`, {line_of(forward.call, call)}) run before the first backward. DDP looks at "
+                f"All forward passes (`{model}(…)`, {line_of(forward.call, call)}) run before the first backward. DDP checks "
                 "`no_sync` in forward only: the first backward sends its gradients, and those of later micro-batches stay on "
                 "each rank. The ranks drift apart."
             )

@@ -29,7 +29,7 @@ ENTRY = Entry(
     symptom="No message. Almost every step is clipped, and the model barely learns.",
     cause=(
         "`clip_grad_norm_` runs between `scale(loss).backward()` and `step()` without `unscale_`. "
-        "It sees gradients multiplied by the loss scale (65536 at first)."
+        "It gets gradients multiplied by the loss scale (65536 at first)."
     ),
     fix="Call `scaler.unscale_(optimizer)` before clipping.",
     example="""\
@@ -60,7 +60,7 @@ def clipped_before_unscale(script: Script) -> Iterator[Finding]:
             continue
         scaler, unscale = name_of(step.call), unscale_for(step.call)
         why = (
-            f"`{code(clip_call.node.func)}` sees gradients that are still multiplied by the loss "
+            f"`{code(clip_call.node.func)}` gets gradients that are still multiplied by the loss "
             f"scale (65536 at first): nothing unscales them before `{scaler}.step` "
             f"({line_of(step.call, clip_call)}). Almost every step is clipped to nearly nothing."
         )
@@ -113,7 +113,7 @@ def _is_scaled(before: list[Event], clip: Event) -> bool:
 
 @check_each_rank("A01")
 def clipped_while_scaled(rank: WatchedRank) -> Finding | None:
-    scale: float | None = None  # of the current gradients
+    scale: float | None = None  # scale of the current gradients
     for event in rank.events:
         if isinstance(event, Amp):
             scale = scale_after(event, scale)

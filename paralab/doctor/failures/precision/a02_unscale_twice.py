@@ -41,7 +41,7 @@ ENTRY = Entry(
         Message(
             r"unscale_\(\) has already been called on this optimizer since the last update",
             "{who} called scaler.unscale_ twice before scaler.update(){at}. Gradients are unscaled "
-            "once per optimizer step, and an earlier micro-batch already did it.",
+            "once per optimizer step, and an earlier micro-batch already unscaled them.",
         ),
     ),
 )

@@ -16,7 +16,7 @@ ENTRY = Entry(
     id="A03",
     title="scaler.update() is missing",
     symptom="'step() has already been called since the last update()'.",
-    cause="`scaler.step()` runs twice without `update()`, in which the scaler starts a new step.",
+    cause="`scaler.step()` runs twice without `update()`, which starts a new step of the scaler.",
     fix="Call `scaler.update()` after every `scaler.step()`.",
     example="""\
   scaler.scale(loss).backward()

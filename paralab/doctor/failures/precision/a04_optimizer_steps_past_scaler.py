@@ -47,7 +47,7 @@ ENTRY = Entry(
     messages=(
         Message(
             r"No inf checks were recorded prior to update",
-            "{who} called scaler.update(){at}, but the scaler saw no step. The script called "
+            "{who} called scaler.update(){at}, but no step went through the scaler. The script called "
             "optimizer.step() directly, with gradients that are still multiplied by the scale.",
         ),
     ),
@@ -67,7 +67,7 @@ def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
             if scale is None or is_off(script, scale) or _through_scaler(script, step.call):
                 continue
             if unscaled is not None and extra_tests(step, unscaled):
-                continue  # the script looks for overflows itself
+                continue  # the script checks for overflows itself
             reported.add(step.call)
             yield _finding(script, step.call, scale, unscaled.call if unscaled else None)
 
@@ -108,7 +108,7 @@ def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> 
 
 @check_each_rank("A04")
 def scaled_step(rank: WatchedRank) -> Finding | None:
-    scale: float | None = None  # of the current gradients
+    scale: float | None = None  # scale of the current gradients
     for event, inside in _with_scaler(rank):
         if isinstance(event, Amp):
             scale = scale_after(event, scale)

@@ -17,7 +17,7 @@ ENTRY = Entry(
     id="A05",
     title="GradScaler with fp16 parameters",
     symptom="'Attempting to unscale FP16 gradients'.",
-    cause="The model itself is in fp16 (`half()`, `torch_dtype=float16`), so its gradients are too. The scaler needs fp32 gradients.",
+    cause="The model itself is in fp16 (`half()`, `torch_dtype=float16`), so its gradients are fp16 too. The scaler needs fp32 gradients.",
     fix="Keep the parameters in fp32 and let autocast choose.",
     example="""\
 - model = Net().half()
@@ -28,8 +28,8 @@ ENTRY = Entry(
     messages=(
         Message(
             r"Attempting to unscale FP16 gradients",
-            "The parameters are float16{at}, so their gradients are, too. Unscaling them would lose "
-            "what scaling has saved, and GradScaler refuses.",
+            "The parameters are float16{at}, so their gradients are too. Unscaling them would lose "
+            "the precision that scaling preserved, so GradScaler refuses.",
         ),
     ),
 )
@@ -54,7 +54,7 @@ def half_parameters(script: Script) -> Iterator[Finding]:
             if False in tests:
                 continue
             why = (
-                f"`{code(call.node)}` makes the parameters fp16, and so their gradients. "
+                f"`{code(call.node)}` makes the parameters and their gradients fp16. "
                 f"`{code(step.call.node)}` ({line_of(step.call, call)}) then raises "
                 "'Attempting to unscale FP16 gradients'."
             )

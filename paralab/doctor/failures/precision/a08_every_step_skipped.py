@@ -12,7 +12,7 @@ ENTRY = Entry(
     id="A08",
     title="The scaler skips every step because the loss is NaN",
     symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
-    cause="The model itself produces NaN. The scaler takes it for an overflow, skips the step, and lowers the scale, forever.",
+    cause="The model itself produces NaN. The scaler treats NaN as an overflow, skips the step, and lowers the scale, forever.",
     fix="Find the first layer that returns NaN (anomaly detection, hooks), and stop if the scale drops below 1.",
     example="""\
   scaler.step(optimizer)
@@ -22,8 +22,8 @@ ENTRY = Entry(
 """,
 )
 
-FEW_SKIPS = 3  # enough in a row if the loss is NaN too
-MANY_SKIPS = 12  # enough whatever the loss: from 65536 the scale is down to 16
+FEW_SKIPS = 3  # skips in a row that are enough if the loss is also NaN
+MANY_SKIPS = 12  # enough for any loss: the scale has fallen from 65536 to 16
 
 
 @check_each_rank("A08")

@@ -40,7 +40,7 @@ def backward_in_autocast(script: Script) -> Iterator[Finding]:
             reported.add(event.call)
             why = (
                 f"`backward` runs inside `autocast` ({line_of(cast, event.call)}). It already uses the dtypes of the "
-                "forward pass; PyTorch advises against it, and with torch.compile gradients may be wrong."
+                "forward pass; PyTorch advises against this, and with torch.compile gradients may be wrong."
             )
             fix = "End the `with` block before `backward`."
             yield found(script, "A09", "warning", event.call, why, fix, also=(cast,))

@@ -17,7 +17,7 @@ ENTRY = Entry(
     messages=(
         Message(
             r"GradScaler is enabled, but CUDA is not available",
-            "GradScaler is made for CUDA{at}. There is no CUDA here, so it turned itself off.",
+            "GradScaler was created for CUDA{at}. There is no CUDA here, so it disabled itself.",
             severity="warning",
             kind="printed",
         ),

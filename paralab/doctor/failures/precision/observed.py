@@ -1,4 +1,4 @@
-"""What a scaler did on the ranks that were watched."""
+"""The scaler calls on watched ranks."""
 
 from __future__ import annotations
 

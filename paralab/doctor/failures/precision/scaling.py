@@ -12,7 +12,7 @@ from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
 
 CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
-# Calls that run outside code which may do anything with a scaler.
+# Calls that run code outside the project, which may do anything with a scaler.
 _HARMLESS = ("builtins.", "torch.", "logging.")
 HALF = frozenset({"torch.float16", "torch.half"})
 
@@ -184,7 +184,7 @@ def dtypes(
     for value, where in _values(script, node, scope):
         found |= dtypes(script, value, where, seen)
         if "" in found:
-            break  # unknown, whatever else it may be
+            break  # one unknown makes the result unknown
     return found or {""}
 
 

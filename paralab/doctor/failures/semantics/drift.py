@@ -32,7 +32,7 @@ from paralab.doctor.rank_checks import (
     watched,
 )
 
-ALL_WATCHED = 64  # first steps, of which everything is recorded
+ALL_WATCHED = 64  # first steps, in which everything is recorded
 # Collectives in which ranks receive and do not contribute.
 RECEIVE = {
     "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
@@ -53,7 +53,7 @@ def find_cause(seen: Observation) -> Finding | None:
     for ranks in _replicas(seen):
         common = [s for s in _common_steps(ranks) if not _is_of_another_group(ranks, s[0])]
         ignored = {name for wrap in ddp_wraps(ranks[0]) for name in wrap.ignored}
-        # What follows the last step may explain it: an exception.
+        # Something after the last step, such as an exception, may explain the difference.
         for steps in common if seen.settled else common[:-1]:
             gradients = _names_that_differ(steps, "gradients", ignored)
             if gradients:
@@ -120,7 +120,7 @@ def _exchanges(event: Collective) -> bool:
     return event.op not in RECEIVE and event.shape not in (None, [], [1])
 
 
-# --- who stepped
+# --- which ranks stepped
 
 
 def _unequal_steps(seen: Observation) -> Finding | None:
@@ -128,7 +128,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     exchange = (any(map(_exchanges, rank.of(Collective))) for rank in seen.ranks)
     if not is_data_parallel(seen) and not all(exchange):
         return None
-    # In a long run, each rank records other passes after the first steps.
+    # In a long run, ranks record different passes after the first steps.
     is_long = any(rank.made > ALL_WATCHED for rank in seen.ranks)
     finished = seen.over and not seen.ended_by_us and not is_long
     finished = finished and all(rank.reached_end and not rank.raised for rank in seen.ranks)
@@ -136,7 +136,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     fewest, most_passes = min(map(len, passes)), max(map(len, passes))
     if not fewest or (most_passes - fewest > (0 if finished else 1) and not is_long):
         return None
-    # Running ranks are not read at the same moment: count what each did before the same pass.
+    # Ranks are not read at the same moment: compare their steps before the same pass.
     until = [math.inf if finished else mine[fewest - 1].t for mine in passes]
     made = {
         rank.rank: sum(step.t < end for step in rank.steps)
@@ -181,7 +181,7 @@ def _explain_parameters(apart: Apart) -> Finding:
             f"({shown}), so {names} drift apart. Something local, such as a rank's own loss, sets the "
             "rate."
         )
-        fix = "Let the same number decide on all ranks: all_reduce the metric before scheduler.step(metric)."
+        fix = "Use one value on all ranks: all_reduce the metric before scheduler.step(metric)."
         return make_finding("S08", "error", why, [step, *changes][-1], evidence, fix=fix)
     loads = [r for r in apart.ranks if any(e.model is not None for e in r.of(LoadState))]
     if loads and len(loads) < len(apart.ranks):

@@ -50,10 +50,10 @@ def explain_gradients(apart: Apart) -> Finding | None:
     if not inside:
         return _outside(apart)
     if find_unused(apart.seen) or find_changed_graph(apart.seen):
-        return None  # DDP did not finish averaging and says so in the next forward
+        return None  # DDP did not finish averaging and raises in the next forward
     synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
     if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
-        return None  # local steps; the ranks average parameters now and then, or still may
+        return None  # local steps: the ranks average parameters at intervals, or still may
     apart = replace(apart, names=inside)
     for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
         if finding := cause(apart):
@@ -142,7 +142,7 @@ def _not_synced(apart: Apart) -> Finding | None:
     blamed = culprit(apart, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
         why = (
-            f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP goes "
+            f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP follows "
             f"by the forward, so step {apart.number} uses gradients of {names} that are not averaged."
         )
         return make_finding("G05", "error", why, backward, evidence, blamed, doubt=doubt)

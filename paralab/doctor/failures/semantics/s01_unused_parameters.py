@@ -188,7 +188,5 @@ def unused_in_log(logs: Logs) -> Iterator[Finding]:
         return
     why = f"Parameters got no gradient in the previous step, so DDP waits for them{where}: {parameters}."
     if which is None or which["names"].strip()[:1].isdigit():
-        why += (
-            " The numbers count model.parameters(); TORCH_DISTRIBUTED_DEBUG=INFO prints the names."
-        )
+        why += " Numbers are positions in model.parameters(); TORCH_DISTRIBUTED_DEBUG=INFO prints the names."
     yield Finding("S01", "error", why, ENTRY.fix, file, line, None, evidence)

@@ -41,7 +41,7 @@ ENTRY = Entry(
             r"Expected to mark a variable ready only once"
             r"(?:.*?Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked)?",
             "In one backward pass{at} the gradient of a parameter ({name} {index}) became ready twice. "
-            "A reentrant checkpoint runs its part of the graph on its own, or two places share it.",
+            "A reentrant checkpoint runs its part of the graph separately, or two places share the parameter.",
         ),
     ),
 )

@@ -27,7 +27,7 @@ ENTRY = Entry(
     messages=(
         Message(
             r"training graph has changed in this iteration",
-            "{who} took another path through the model than in its first step{at}, although "
+            "{who} took a different path through the model than in its first step{at}, although "
             "static_graph=True promises that the graph never changes.",
         ),
     ),

@@ -31,7 +31,7 @@ ENTRY = Entry(
         ),
     ),
 )
-FEWEST_PASSES = 4  # DDP reports what it found one pass later
+FEWEST_PASSES = 4  # DDP reports its result one pass later
 
 
 @check("S04", source="ranks")

@@ -20,7 +20,7 @@ ENTRY = Entry(
         "'one of the variables needed for gradient computation has been modified by an inplace operation', with "
         "DDP and BatchNorm."
     ),
-    cause="The second forward broadcasts the buffers again and overwrites what the backward of the first still needs.",
+    cause="The second forward broadcasts the buffers again and overwrites values that the first backward still needs.",
     fix="Call backward after each forward, run one forward on both batches, or turn off the broadcast (forward_sync_buffers=False).",
     example="""\
   model = DistributedDataParallel(model)
@@ -78,7 +78,7 @@ def two_forwards(script: Script) -> Iterator[Finding]:
             why = (
                 f"`{code(second.node.func)}` runs a second time ({line_of(first, second)} was the "
                 f"first) before backward. Each forward overwrites the buffers of {norms} with rank "
-                "0's, which the first backward may still need. Certain if backward says 'modified by "
+                "0's, which the first backward may still need. Certain if backward reports 'modified by "
                 "an inplace operation'."
             )
             fix = "Pass broadcast_buffers=False to DDP, use SyncBatchNorm, or run one forward on both batches."

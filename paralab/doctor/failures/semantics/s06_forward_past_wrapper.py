@@ -68,7 +68,7 @@ def forward_past_wrapper(script: Script) -> Iterator[Finding]:
             )
             if not sure:
                 why += " Certain if this line runs in training, on a DDP model."
-            fix = "Call the wrapped model; let its forward do what the method does."
+            fix = "Call the wrapped model, and move the method's work into its forward."
             edits: tuple[Edit, ...] = ()
             if isinstance(call.node.func, ast.Attribute) and call.method == "module":
                 edits = replace(

@@ -94,7 +94,7 @@ def _same_seed(script: Script) -> Iterator[Finding]:
     spawned = [scope for scope in script.scopes if scope.is_function and script.is_spawned(scope)]
     seeds = [seed for seed in seeds if not spawned or _is_inside(script, seed, spawned)]
     if not seeds:
-        return  # the parent's generator, which spawned ranks do not inherit
+        return  # this seeds the parent's generator, which spawned ranks do not inherit
     seed = seeds[0]
     drawn = _drawn_in_training(script, seed)
     if drawn is None:
@@ -104,7 +104,7 @@ def _same_seed(script: Script) -> Iterator[Finding]:
     sure = same and draws and _runs(script, seed)
     why = (
         f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on every "
-        "rank: less variety per step than the ranks could give, without a message."
+        "rank: less variety per step than the ranks could provide, without a message."
     )
     if not sure:
         why += " Certain if this line runs with the same number on every rank."
@@ -159,7 +159,7 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
 
 @check("S10", source="ranks")
 def same_streams(seen: Observation) -> Iterator[Finding]:
-    """Report random generators that are in the same state on every rank while training draws."""
+    """Report random generators with the same state on every rank while training draws numbers."""
     if not is_data_parallel(seen) or not watched(seen):
         return
     states = [_states(rank) for rank in seen.ranks]
@@ -171,7 +171,7 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
     dropouts = max((wrap.dropouts for wrap in ddp_wraps(rank)), default=0)
     drawn = [n for n in equal if n - 1 in equal and states[0][n] != states[0][n - 1]]
     if not dropouts and not any(_inside_a_pass(rank, number) for number in drawn):
-        return  # nothing draws while training
+        return  # nothing draws random numbers while training
     first = rank.of(Forward)[equal[0]]
     seed = next((event for event in reversed(rank.of(Seed)) if event.t < first.t), None)
     what = (

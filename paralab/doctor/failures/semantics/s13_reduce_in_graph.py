@@ -20,7 +20,7 @@ ENTRY = Entry(
     id="S13",
     title="all_reduce of a loss that still belongs to the graph",
     symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
-    cause="The collective overwrites a value that backward still needs, and autograd does not know about it.",
+    cause="The collective overwrites a value that backward still needs, and autograd does not see the change.",
     fix="Reduce a copy: `loss.detach().clone()`.",
     example="""\
 - dist.all_reduce(loss)
@@ -53,7 +53,7 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
             sure = is_decided(script, reduce) and is_decided(script, backward)
             why = (
                 f"This overwrites `{code(given)}` before `{code(backward.node.func)}()` "
-                f"({line_of(backward, reduce)}). Autograd does not know about the other ranks' part, "
+                f"({line_of(backward, reduce)}). Autograd does not see the other ranks' part, "
                 "so a division by the number of ranks makes the gradients too small."
             )
             fix = "Reduce a copy: shown = loss.detach().clone(); dist.all_reduce(shown)."
@@ -64,7 +64,7 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
 
 @check("S13", source="script")
 def reduce_in_loss(script: Script) -> Iterator[Finding]:
-    """Suspect a loss module that reduces or gathers in `forward`, where autograd sees nothing."""
+    """Suspect a loss module that reduces or gathers in `forward`, hidden from autograd."""
     for call in script.calls_of(*(f"torch.distributed.{name}" for name in _IN_FORWARD)):
         owner = call.scope.class_around
         if owner is None or call.scope.name != "forward" or "loss" not in owner.name.lower():
@@ -149,7 +149,7 @@ def reduced_in_graph(rank: WatchedRank) -> Finding | None:
         call = calls[-1]
         why = (
             f"This {call.op} overwrites a tensor that the backward at {backward.site} goes back "
-            "through. Autograd does not know about the other ranks' part: the value belongs to all "
+            "through. Autograd does not see the other ranks' part: the value belongs to all "
             "ranks, but the gradient only to this one."
         )
         evidence = f"rank {rank.rank}: reduced {call.value}, backward started from {backward.loss}"

@@ -42,7 +42,7 @@ _SHOW = (
     "print", "info", "debug", "warning", "log", "add_scalar", "add_scalars", "log_metric",
     "log_metrics", "set_postfix", "write",
 )  # fmt: skip
-# What a mean goes through unchanged.
+# Calls that leave a mean unchanged.
 _KEEP = (
     "detach", "clone", "item", "float", "to", "cuda", "cpu", "tensor", "as_tensor", "double",
     "reshape", "view", "squeeze", "format", "str", "round",
@@ -92,7 +92,7 @@ _DIVIDES = re.compile(
 
 @check("S14", source="script")
 def sum_by_name(script: Script) -> Iterator[Finding]:
-    """Suspect a summed loss in a function that divides nothing, if no caller knows the world size."""
+    """Suspect a summed loss in a function without division, if no caller uses the world size."""
     for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(99, "op")
         group = reduce.argument(99, "group")
@@ -203,7 +203,7 @@ def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
         return
     sums: dict[Place, list[tuple[Collective, float]]] = {}
     loss: float | None = None
-    counted = False  # the ranks have summed something else for the next step
+    counted = False  # whether the ranks have summed another value for the next step
     for event in rank.events:
         if isinstance(event, Batch):
             counted = False

@@ -23,7 +23,7 @@ ENTRY = Entry(
 - optimizer = SGD(model.parameters(), lr=0.1)
 + optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
 """,
-    limits="No script says which rate was intended. Only scaling twice can be proven.",
+    limits="No script shows which rate was intended. Only scaling twice can be proven.",
 )
 Product = tuple[ast.BinOp, Scope]
 

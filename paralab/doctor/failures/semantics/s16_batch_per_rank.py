@@ -16,14 +16,14 @@ ENTRY = Entry(
     id="S16",
     title="Each rank uses the global batch size",
     symptom="Out of memory, or a batch that is larger by a factor of the number of ranks.",
-    cause="`batch_size` counts the samples of one rank, but the number is the one for all ranks.",
+    cause="`batch_size` is the number of samples per rank, but the script passes the number for all ranks.",
     fix="Divide it by the world size.",
     example="""\
   GLOBAL_BATCH = 256
 - loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
 + loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
 """,
-    limits="Only a name (global_batch, total_batch) tells what was intended, so this is always a suspect.",
+    limits="Only a name (global_batch, total_batch) shows what was intended, so this is always a suspect.",
 )
 _GLOBAL = ("global_batch", "total_batch", "effective_batch")
 

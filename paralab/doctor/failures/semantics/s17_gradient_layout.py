@@ -19,7 +19,7 @@ ENTRY = Entry(
     symptom="'Grad strides do not match bucket view strides', once, without a name.",
     cause=(
         "DDP lays out its buckets like the parameters at the time of wrapping. If the model becomes channels_last "
-        "afterwards, its gradients have another order in memory. With 1×1 convolutions only the strides differ, not the order."
+        "afterwards, its gradients have a different order in memory. With 1×1 convolutions only the strides differ, not the order."
     ),
     fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
     example="""\
@@ -55,7 +55,7 @@ def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
         else "Only dimensions of size 1 differ, so the values have the same order and only the warning remains"
     )
     why = (
-        f"The gradient of {listed([row[0] for row in costly or rows])} has other strides than its "
+        f"The gradient of {listed([row[0] for row in costly or rows])} has different strides than its "
         f"bucket, which DDP laid out like the parameter when wrapping it here ({name}, shape {shape}: "
         f"strides {gradient} and {bucket}). {cost}."
     )
@@ -85,7 +85,7 @@ def layout_in_log(logs: Logs) -> Iterator[Finding]:
         )
         yield Finding("S17", "suspect", why, ENTRY.fix, evidence=evidence)
         return
-    why = f"{which} has another memory layout than DDP's bucket, so it is copied in every step. The result is right."
+    why = f"{which} has a different memory layout than DDP's bucket, so it is copied in every step. The result is right."
     yield Finding("S17", "warning", why, ENTRY.fix, evidence=evidence)
 
 

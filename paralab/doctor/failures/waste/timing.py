@@ -20,8 +20,8 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Site
 
 FEWEST = 6  # windows after the warm-up
-TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy: nobody waits for what it wastes
-FEWEST_PASSES = 4  # of those that DDP measured
+TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy example, where waste does not matter
+FEWEST_PASSES = 4  # passes that DDP measured
 
 
 @dataclass(frozen=True)

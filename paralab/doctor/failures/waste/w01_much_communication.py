@@ -25,7 +25,7 @@ ENTRY = Entry(
     id="W01",
     title="Communication takes over a tenth of the step",
     symptom="More ranks hardly make training faster.",
-    cause="There is too little computing between two synchronizations for the bytes they send.",
+    cause="There is too little computation between two synchronizations for the bytes they send.",
     fix="Use a larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that overlap more.",
     example="""\
 - loader = DataLoader(data, batch_size=8, sampler=sampler)
@@ -34,7 +34,7 @@ ENTRY = Entry(
 + model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 """,
 )
-SMALL = 0.02  # of the step: not worth reporting
+SMALL = 0.02  # share of the step that is not worth reporting
 
 
 def judge_communication(

@@ -22,15 +22,15 @@ ENTRY = Entry(
 + model = DistributedDataParallel(model, bucket_cap_mb=6)
 """,
 )
-WORTH = 0.05  # of the step: what a change should gain
-ONE_LARGE = 0.80  # of the bytes in one bucket: the others can hide little
+WORTH = 0.05  # share of the step that a change should save
+ONE_LARGE = 0.80  # share of the bytes in one bucket: the others can hide little
 SPLITTABLE_BYTES = 2**20  # smaller transfers are all latency, and two are slower than one
 PARTS = 4  # buckets to aim for: enough to hide three quarters
 
 
 def exposed_with(buckets: int, transfer: float, backward: float) -> float:
-    """What equal buckets leave exposed at best. They become ready evenly over the backward pass and
-    travel one after the other:
+    """Return the least exposed time with equal buckets. They become ready evenly over the backward
+    pass and are sent one after the other:
 
     backward 8, transfer 4, 4 buckets     |-- 2 --|-- 2 --|-- 2 --|-- 2 --|
                                                   |1|     |1|     |1|     |1|     exposed: the last one, 4 / 4 = 1
@@ -60,7 +60,7 @@ def judge_buckets(
     )
     fix = (
         f"DistributedDataParallel(model, bucket_cap_mb={megabytes}) (paralab: --bucket-mb "
-        f"{megabytes}) gives about {PARTS} buckets; all but the last can travel during the backward "
+        f"{megabytes}) gives about {PARTS} buckets; all but the last can be sent during the backward "
         f"pass. This saves at most {gain:.0%} of the step."
     )
     evidence = (

@@ -30,9 +30,9 @@ ENTRY = Entry(
 +     write_pictures(model)
 """,
 )
-BY_CHANCE = 0.20  # of the step: a busy machine can delay a rank this much
+BY_CHANCE = 0.20  # share of the step by which a busy machine can delay a rank
 SLICE_SECONDS = 0.005  # a time slice of the operating system; a shorter delay is nobody's fault
-ENOUGH_STEPS = 6  # to say that a rank is always last
+ENOUGH_STEPS = 6  # to conclude that a rank is always last
 ALWAYS = 0.90
 
 
@@ -50,7 +50,7 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
     if not sure:
         why += " A busy machine can do that. Certain if a second, longer run shows the same rank."
     fix = (
-        f"Find out what rank {rank} does more than the others: longer samples, logging or saving "
+        f"Find out what extra work rank {rank} does: longer samples, logging or saving "
         "inside the step, another program on its cores, a slower or hotter device. If it is the "
         "data, use batches of equal length."
     )
@@ -62,7 +62,7 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
 @check("W03", source="run")
 def straggler_in_run(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        # Ranks that share cores take turns being last: that is L09.
+        # Ranks that share cores take turns being last, which L09 reports.
         if (late := run.metrics.straggler) and not run.is_crowded:
             times = (late.waited_seconds, run.step_seconds)
             yield from run.report(judge_straggler(late.rank, *times, late.last_in, late.of))
@@ -70,7 +70,7 @@ def straggler_in_run(recorded: Recorded) -> Iterator[Finding]:
 
 @check("W03", source="ranks")
 def straggler_on_ranks(seen: Observation) -> Iterator[Finding]:
-    """Judge who arrives last where ranks synchronize. Clocks of several machines do not compare."""
+    """Judge which rank arrives last at synchronizations. Clocks of different machines differ."""
     per_rank = measured(seen)
     if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
         return

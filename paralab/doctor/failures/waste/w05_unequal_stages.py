@@ -20,7 +20,7 @@ ENTRY = Entry(
 + stages = [layers[:8], layers[8:]]
 """,
 )
-UNEVEN = 0.10  # of the stages' time, beyond what the schedule costs
+UNEVEN = 0.10  # share of the stages' time, beyond the cost of the schedule
 
 
 def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
@@ -48,7 +48,7 @@ def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findin
 @check("W05", source="run")
 def uneven_stages(recorded: Recorded) -> Iterator[Finding]:
     for run in recorded.runs:
-        # Stages that share cores wait for the cores: that is L09.
+        # Stages that share cores wait for the cores, which L09 reports.
         if (bubble := run.metrics.bubble) and not run.is_crowded:
             busy = [device.seconds or 0.0 for device in run.metrics.busy][: run.plan.stages]
             yield from run.report(judge_stages(bubble.measured, bubble.ideal, busy))

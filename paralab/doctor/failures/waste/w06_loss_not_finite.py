@@ -15,7 +15,7 @@ ENTRY = Entry(
     id="W06",
     title="The loss is not finite",
     symptom="The loss becomes NaN or infinite at some step and stays that way.",
-    cause="One step with non-finite gradients spoils every weight. Nothing after it can learn.",
+    cause="One step with non-finite gradients ruins every weight. Nothing after it can learn.",
     fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
     example="""\
 + if not torch.isfinite(loss):
@@ -24,7 +24,7 @@ ENTRY = Entry(
   optimizer.step()
 """,
 )
-FALLS = 3  # scales in a row; with fewer, GradScaler only searches for its scale
+FALLS = 3  # falling scales in a row; with fewer, GradScaler is only searching for its scale
 FIX = (
     "Find the first module with a non-finite output: torch.autograd.set_detect_anomaly(True) for the "
     "backward pass, a forward hook with torch.isfinite for the forward pass. Then lower the learning "
@@ -44,7 +44,7 @@ def judge_losses(
     lost = sum(loss is None for loss in losses)
     since = f"The loss is not finite from {unit} {first + (bad or 0)} on ({lost} of {len(losses)} {unit}s)"
     if not scales:
-        why = f"{since}. By then every weight is spoiled, and each further step is wasted."
+        why = f"{since}. By then every weight is ruined, and each further step is wasted."
         return Finding("W06", "error", why, FIX, evidence=(since,))
     skips = "GradScaler skips these steps"
     if falls:
