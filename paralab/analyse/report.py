@@ -145,7 +145,7 @@ def same_training(row: Row) -> str:
 
 
 def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> list[Section]:
-    """Create the chart sections. Those about differences are only for several rows."""
+    """Create the chart sections. Only several rows have charts that compare them."""
     last = {name: list_[-1] for name, list_ in recordings.items()}
 
     def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Chart, ...]:

@@ -133,7 +133,7 @@ def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
 
 
 def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
-    """Apply the fixes of errors and warnings, the most certain first."""
+    """Apply the fixes for errors and warnings, most certain first."""
     chosen: list[Edit] = []
     texts: dict[str, str] = {}
     ids, left = [], []

@@ -68,7 +68,7 @@ def _explain_hang(
     lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]
     fix = f"--{first.phase}-deadline SECONDS if it only needs more time"
     if hang.mismatch:
-        fix = "let every rank call the same collectives in the same order"
+        fix = "call the same collectives in the same order on every rank"
     return RunFailed(
         f"Rank {hang.rank} {hang.why}: {what} took {first.seconds:.1f} s, longer than its deadline "
         f"of {first.deadline:g} s.",

@@ -21,7 +21,7 @@ from paralab.workload.summary import Summary
 
 @dataclass(frozen=True)
 class ReferencePair:
-    """The numbers of the runs that verify one configuration."""
+    """The indexes of the runs that verify one configuration."""
 
     exact: int  # the run that must be equal to its reference
     as_asked: int | None  # the run as requested, if it may differ for a known reason

@@ -66,7 +66,7 @@ class Request:
     )
     seed: int = option("Determines the initial weights and the sample order.", MODEL, default=0)
     replicas: int | None = option(
-        "Copies of the model that share each batch.",
+        "Copies of the model; each batch is split between them.",
         PARALLELISM,
         strategies=REPLICATED,
         usual=2,

@@ -161,8 +161,8 @@ def _another_remainder(script: Script) -> Iterator[Finding]:
                 for one, two in ((one, two) for one in quiet_when for two in others):
                     if _counters(one) == _counters(two) and code(one.left) != code(two.left):
                         why = (
-                            f"`no_sync` depends on `{code(one)}`, the step ({line_of(step, at(node, module.scope))}) on "
-                            f"`{code(two)}`. Certain if both count the same passes."
+                            f"`no_sync` depends on `{code(one)}`, but the step ({line_of(step, at(node, module.scope))}) on "
+                            f"`{code(two)}`. Certain if both count the same backward passes."
                         )
                         fix = "Use one condition for both: `no_sync` exactly when no step follows."
                         yield found(

@@ -86,7 +86,7 @@ def _share(use: Use) -> float | None:
 
 @check("T06", source="machine")
 def few_cores(facts: Facts) -> Iterator[Finding]:
-    """Suspect GPUs that will wait for data because no core is left to load it."""
+    """Report GPUs that will probably wait for data because no core is left to load it."""
     ranks = facts.ranks_here
     if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
         return

@@ -90,7 +90,7 @@ Model = tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable
 
 @check("L07", source="ranks")
 def different_models(seen: Observation) -> Iterator[Finding]:
-    """Compare what the ranks give to DDP, parameter by parameter, in the order of wrapping."""
+    """Compare the models that the ranks wrap, parameter by parameter."""
     wrapped = [
         [one for one in (*rank.events, *rank.doing) if isinstance(one, Wrap) and one.kind == "ddp"]
         for rank in seen.ranks

@@ -14,7 +14,7 @@ from paralab.doctor.static.timeline import Event, excludes
 ENTRY = Entry(
     id="P06",
     title="Pipeline with DDP: separate no_sync blocks for forward and backward",
-    symptom="The replicas of a stage drift apart without a message, or gradients are sent more often than needed.",
+    symptom="The replicas of a stage silently drift apart, or gradients are sent more often than needed.",
     cause=(
         "DDP checks `no_sync()` in forward only. With all forward passes before the backward passes, the last forward "
         "prepares DDP to send, the first backward sends, and later gradients stay on each rank. "

@@ -16,7 +16,7 @@ ENTRY = Entry(
     id="A03",
     title="scaler.update() is missing",
     symptom="'step() has already been called since the last update()'.",
-    cause="`scaler.step()` runs twice without `update()`, which starts a new step of the scaler.",
+    cause="`scaler.step()` runs twice, and no `scaler.update()` in between prepares the scaler for the next step.",
     fix="Call `scaler.update()` after every `scaler.step()`.",
     example="""\
   scaler.scale(loss).backward()

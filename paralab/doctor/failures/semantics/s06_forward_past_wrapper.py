@@ -64,7 +64,7 @@ def forward_past_wrapper(script: Script) -> Iterator[Finding]:
             why = (
                 f"`{name}(…)` calls the module inside DDP. DDP.forward does not run, so DDP does not "
                 f"average the gradients of `{code(backward.node.func)}()` ({line_of(backward, call)}). "
-                "The ranks' models drift apart without a message."
+                "The ranks' models silently drift apart."
             )
             if not sure:
                 why += " Certain if this line runs in training, on a DDP model."
