@@ -1,3 +1,3 @@
-.PHONY: setup demo test lint bench faults docs screenshots gpu
-setup demo test lint bench faults docs screenshots gpu:
+.PHONY: setup demo test lint bench faults docs site screenshots gpu
+setup demo test lint bench faults docs site screenshots gpu:
 	@python3 tasks.py $@

@@ -7,6 +7,7 @@ of each dependency (constraints.txt).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ TASKS = {
     "bench": "compare paralab with hand-written loops, and run tune over a slow link",
     "faults": "inject each fault and report whether training survives (30 min; more as root)",
     "docs": "write docs/doctor/ from the doctor's catalog and docs/schema/ from the types",
+    "site": "build the documentation site in site/; open site/index.html in a browser",
     "screenshots": "run a comparison and take the screenshots for the README",
     "gpu": "run every CUDA path on one GPU and print tables (with this Python if it has torch)",
 }
@@ -103,6 +105,7 @@ def system() -> None:
 
 MYPY = (PYTHON, "-m", "mypy")
 PYTEST = (PYTHON, "-m", "pytest", "-q", "--durations=10")
+FEW = 5  # failures that get a second run without other tests, for a machine that was busy
 
 
 def lint() -> None:
@@ -127,12 +130,26 @@ def test() -> None:
     system()
     # Tests in one file share launches, so each file runs in one process. tests/conftest.py sorts
     # the files. Use three processes even on two cores, because many tests wait.
-    run(*PYTEST, "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
+    parallel = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
+    code = subprocess.run([*PYTEST, *parallel, *arguments], cwd=ROOT).returncode
+    failed = last_failed()
+    if code == 1 and len(failed) <= FEW:
+        print(f"Running alone: {', '.join(failed)}", flush=True)
+        code = subprocess.run([*PYTEST, "--last-failed"], cwd=ROOT).returncode
+        if code == 0:
+            print(f"Failed next to other tests, passed alone: {', '.join(failed)}", flush=True)
+    sys.exit(code)
+
+
+def last_failed() -> list[str]:
+    record = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return list(json.loads(record.read_text())) if record.exists() else []
 
 
 def bench() -> None:
     setup()
     run(PYTHON, "bench/overhead.py")
+    run(PYTHON, "bench/collectives.py")
     run(PYTHON, "bench/measuring.py")
     run(PYTHON, "bench/checkpoint.py")
     run(PYTHON, "bench/cable.py")
@@ -151,6 +168,12 @@ def docs() -> None:
     setup()
     run(PYTHON, "docs/catalogue.py")
     run(PYTHON, "docs/schemas.py")
+
+
+def site() -> None:
+    setup()
+    run(PYTHON, "-m", "mkdocs", "build", "--strict")  # --quiet would also ignore warnings
+    print(f"Open {ROOT / 'site' / 'index.html'} in a browser.")
 
 
 def screenshots() -> None:

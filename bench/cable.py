@@ -34,6 +34,8 @@ def main() -> None:
                 "run",
                 "ddp",
                 *options,
+                "--backend",
+                "gloo",
                 "--steps",
                 "8",
                 "--json",

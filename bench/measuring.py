@@ -27,7 +27,7 @@ from paralab.plan.request import Request
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker import device_load as load
-from paralab.worker import loop, probes, setup
+from paralab.worker import loop, probes, rank_context
 from paralab.worker.clock import Clock
 from paralab.workload.load import load_workload
 
@@ -119,12 +119,12 @@ def side_thread(cls: type, name: str, totals: list[float]) -> None:
 
 def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
     marks: list[float] = []
-    setup.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
+    rank_context.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(folder, "rank0.jsonl"))
         board = StatusBoard.create(Path(folder, "board"), 1)
         workload, now = load_workload(plan.workload), time.perf_counter()
-        loop.train(workload, plan, 0, writer, now, setup.Extras(), board)
+        loop.train(workload, plan, 0, writer, now, loop.Extras(), board)
         writer.close()
     return (marks[1] - marks[0]) / (STEPS - WARM_UP)
 
@@ -135,7 +135,7 @@ def main() -> None:
     precision = sys.argv[2] if len(sys.argv) > 2 else "fp32"
     plans = []
     for strategy in ("single", "pipeline"):
-        plan, _, _ = make_plan(Request(strategy, workload, steps=STEPS, precision=precision))
+        plan, _ = make_plan(Request(strategy, workload, steps=STEPS, precision=precision))
         plans.append(Plan.from_json(json.loads(json.dumps(plan.to_json()))))
     ratios = {}
     for plan in plans:

@@ -50,7 +50,9 @@ def paralab(
     ranks: int, workload: str, batch: int, steps: int, precision: str
 ) -> tuple[float, float, Path]:
     """Run paralab. Return the median step time and the wall time in seconds, and the run folder."""
-    strategy = ["ddp", "--replicas", str(ranks)] if ranks > 1 else ["single"]
+    # The hand-written loop uses gloo. bench/collectives.py compares the backends.
+    several = ["ddp", "--replicas", str(ranks), "--backend", "gloo"]
+    strategy = several if ranks > 1 else ["single"]
     options = [
         "--workload",
         workload,

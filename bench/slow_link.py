@@ -39,6 +39,8 @@ def main() -> None:
                 "--workload",
                 model,
                 *options,
+                "--backend",
+                "gloo",
                 "--steps",
                 "6",
                 "--json",

@@ -19,6 +19,7 @@ from paralab.doctor.finding import Failure, Looked, Severity
 from paralab.doctor.registry import Entry, Source
 from paralab.plan.plan import Plan
 from paralab.record.types import Record
+from paralab.serve.served import Served
 from paralab.show.facts import Catalog, Environment
 
 FOLDER = Path(__file__).parent / "schema"
@@ -99,6 +100,7 @@ OUTPUTS: dict[str, type] = {
     "tune": TuneResult,
     "verify": VerifyResult,
     "show": Document,
+    "serve": Served,
     "practical": Document,
     "practical check": ClassReport,
     "checkpoint list": CheckpointList,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec.structs import replace
 
@@ -24,16 +24,22 @@ from paralab.experiment import compare as comparison
 from paralab.experiment import run as experiment
 from paralab.experiment import verify as verification
 from paralab.experiment.configurations import Configuration, default_configurations, with_common
-from paralab.experiment.planning import look_again
+from paralab.experiment.planning import forget_inspections
 from paralab.launch.processes import import_torch_once
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import Option, options_of
 from paralab.plan.request import Request
+from paralab.show.notebook import Shown, as_html, describe
 from paralab.workload.reference import PICKLED
 from paralab.workload.workload import Workload
 
 Source = str | Callable[[], Workload | dict[str, Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Results are plain data and cannot display themselves, so the interface adds that.
+for each in get_args(Shown):
+    each.__repr__ = describe
+    each._repr_html_ = as_html
 
 
 class ConfigurationOptions(TypedDict, total=False):
@@ -59,6 +65,7 @@ class ConfigurationOptions(TypedDict, total=False):
     steps: int | None
     epochs: int | None
     device: str
+    backend: str | None
     threads_per_device: int | None
     prefix: str | None
 
@@ -164,11 +171,10 @@ def compare(
     from paralab.show.page import write_report  # here, because importing jinja2 is slow
 
     if isinstance(configurations, str):
-        raise UsageError(
-            f"configurations={configurations!r} is a string.", fix=f"a list: [{configurations!r}]"
-        )
+        problem = f"configurations={configurations!r} is a string."
+        raise UsageError(problem, fix=f"a list: [{configurations!r}]")
     _require_known(options, CONFIGURATION)
-    look_again()
+    forget_inspections()
     with import_torch_once(), _reference(workload) as reference:
         base = Request("single", reference, **options)
         asked = [{"strategy": each} if isinstance(each, str) else each for each in configurations]
@@ -238,11 +244,9 @@ def _reference(workload: Source) -> Iterator[str]:
         yield workload
         return
     if not callable(workload):
-        raise UsageError(
-            f"The workload is a {type(workload).__name__}, but ranks are separate processes, "
-            "and each must build its own workload.",
-            fix="pass the function that returns it: paralab.run(make_workload, ...)",
-        )
+        problem = f"The workload is a {type(workload).__name__}, but each rank must build its own."
+        fix = "pass the function that returns it: paralab.run(make_workload, ...)"
+        raise UsageError(problem, fix)
 
     code = getattr(workload, "__code__", None)
     name = getattr(workload, "__qualname__", "")
@@ -259,12 +263,9 @@ def _reference(workload: Source) -> Iterator[str]:
         return
 
     if cloudpickle is None:
-        raise UsageError(
-            "A function that is not in a file (in a notebook, or inside another function) "
-            "can reach the ranks only with cloudpickle.",
-            fix="pip install cloudpickle, or write the function to a file and "
-            "pass 'file.py:function'",
-        )
+        problem = "A function that is not at the top level of a file needs cloudpickle."
+        fix = "pip install cloudpickle, or write it to a file and pass 'file.py:function'"
+        raise UsageError(problem, fix)
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path = Path(folder, "workload.pickle")
         path.write_bytes(cloudpickle.dumps(workload))

@@ -83,7 +83,7 @@ def from_os_error(error: OSError) -> ParalabError:
 
 @contextmanager
 def naming(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Add the file name to an OSError that has none, as after a failed write or flush."""
+    """Add the file name to an OSError that lacks one, such as after a failed write or flush."""
     try:
         yield
     except OSError as error:

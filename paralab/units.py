@@ -10,6 +10,14 @@ def seconds(value: float | None) -> str:
     return f"{value * factor:{digits}} {unit}"
 
 
+def age(value: float) -> str:
+    """Format a time in one rough unit: `200` -> `3 min`."""
+    for factor, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if value >= factor:
+            return f"{value / factor:.0f} {unit}"
+    return f"{value:.0f} s"
+
+
 def time_unit(value: float) -> tuple[float, str]:
     """Return the unit for a time and the factor to convert seconds: `0.05` -> `(1000.0, "ms")`."""
     return (1.0, "s") if value >= 1 else (1e3, "ms") if value * 1e3 >= 1 else (1e6, "µs")
@@ -38,17 +46,21 @@ def count(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format samples per second with three digits: measurements are no more precise than that."""
+    """Format samples per second with three digits, because measurements are not more precise than
+    that."""
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plural(number: int, noun: str) -> str:
-    """`plural(1, "rank")` -> `1 rank`; `plural(2, "rank")` -> `2 ranks`."""
+def plural(number: float, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `2 micro-batches`, `2 entries`, `0.5 slots`."""
+    shown = str(number) if isinstance(number, int) else f"{number:g}"
     if number == 1:
-        return f"{number} {noun}"
-    return f"{number} {noun}es" if noun.endswith(("s", "ch")) else f"{number} {noun}s"
+        return f"{shown} {noun}"
+    if noun.endswith("y"):
+        return f"{shown} {noun[:-1]}ies"
+    return f"{shown} {noun}es" if noun.endswith(("s", "ch")) else f"{shown} {noun}s"
 
 
 def measure(value: float | None, unit: str) -> str:
@@ -66,4 +78,5 @@ def measure(value: float | None, unit: str) -> str:
     shown = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     if unit in ("number", "×"):
         return shown + unit.removeprefix("number")
+    unit = unit.removesuffix("s") if shown == "1" else unit
     return f"{shown} {unit}".rstrip()

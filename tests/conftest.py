@@ -53,6 +53,7 @@ LONGEST = (
     "launch/test_endings",
     "show/test_trace_viewers",
     "show/test_page_in_chromium",
+    "serve/test_pages_in_chromium",
     "practicals/",
     "test_install",
     "cli/",

@@ -98,12 +98,26 @@ def start_and_wait(ranks: int, words: list[str]) -> int:
     return max(map(abs, codes.values()))
 
 
+_claims: list[socket.socket] = []
+
+
 def find_port() -> str:
-    """A free port that no other program of this kind tries at the same time."""
-    for port in range(10000 + os.getpid() % 10000, 30000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return str(port)
+    """A free port that no other program of this kind uses until this process ends.
+
+    Rank 0 listens on it only after it has started. Until then, a name of a Unix socket that goes
+    away with this process claims the port.
+    """
+    for port in range(10000 + os.getpid() * 7 % 10000, 30000):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0paralab-test-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("", port))  # on every address, as torch's store does
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return str(port)
     raise OSError("no free port")
 
 

@@ -20,7 +20,9 @@ from paralab.record.events import KINDS
 from paralab.record.folder import SCHEMA_VERSION
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*TOP_PAGES, *sorted((ROOT / "docs" / "strategies").glob("*.md"))]
+CATALOG = sorted((ROOT / "docs" / "doctor").glob("*.md"))  # generated
 FOLDERS = ("paralab", "tests", "bench", "docs", "practicals", "examples")
 FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts in examples/ and bench/
     *("--batch-size", "--cpus-per-task", "--gpus-per-task", "--gres", "--log-dir", "--logdir"),
@@ -85,7 +87,7 @@ def mistake_in(words: list[str]) -> str | None:
     return f"no option {', '.join(sorted(unknown))}" if unknown else None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *CATALOG], ids=name)
 def test_commands_and_options_exist(page: Path) -> None:
     mistakes = {
         " ".join(words): mistake
@@ -168,13 +170,14 @@ def test_outputs_show_no_path_of_the_machine_they_ran_on(page: Path) -> None:
 def test_the_readme_is_short_and_every_page_is_linked_from_it() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 150
-    assert [name(page) for page in PAGES[1:] if f"({name(page)})" not in text] == []
+    assert [name(page) for page in TOP_PAGES[1:] if f"({name(page)})" not in text] == []
 
 
 def test_every_image_is_used() -> None:
     text = "".join(page.read_text() for page in PAGES)
-    images = (ROOT / "docs" / "images").iterdir()
-    assert [image.name for image in images if f"images/{image.name})" not in text] == []
+    docs = ROOT / "docs"
+    images = [str(file.relative_to(docs)) for file in docs.glob("images/**/*.*")]
+    assert [image for image in images if f"{image})" not in text] == []
 
 
 def test_contributing_answers_30_questions() -> None:
@@ -182,7 +185,7 @@ def test_contributing_answers_30_questions() -> None:
     rows = re.findall(
         r"^\| \d+ \| .+ \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
-    assert len(rows) == 30
+    assert len(rows) >= 30
     files = [re.findall(r"`(\S+\.py)`", row) for row in rows]
     assert all(files)
     assert [path for row in files for path in row if not (ROOT / path).exists()] == []

@@ -21,9 +21,11 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.processes
 
-UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard")
+UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard", "starlette", "uvicorn")
 # Not run here: they take minutes, need an extra or a file of the reader, or check this machine.
-SKIPPED = r"practical|tune|huggingface|--stall|(run|doctor)$|--attach|job\.log|PID|FILE|FOLDER"
+SKIPPED = (
+    r"practical|tune|serve|huggingface|--stall|(run|doctor)$|--attach|job\.log|PID|FILE|FOLDER"
+)
 SHORTER = (
     (r"--workload gpt(?![:\w])", "--workload gpt:tiny"),
     (r"(?<=--steps )\d+", lambda found: str(min(int(found[0]), int(found[0]) // 50 + 2))),
@@ -205,6 +207,12 @@ def test_the_commands_of_readme_and_tour_run_in_a_plain_install(plain, tmp_path)
         finding = command.startswith("paralab doctor") and code == 1
         assert code == 0 or finding, f"{command}\n{printed}"
         assert "Traceback" not in printed, command
+
+
+def test_serve_names_the_extra_that_it_needs(plain, tmp_path):
+    done = run(plain, tmp_path, "paralab", "serve")
+    assert done.returncode == 2
+    assert 'pip install "paralab[web]"' in done.stderr
 
 
 def test_the_console_command_is_installed(plain, tmp_path):

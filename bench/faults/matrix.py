@@ -96,7 +96,7 @@ def run_matrix(
 
     survived = all(row["survived"] for row in rows)
     result = {"workload": workload, "steps": STEPS, "rows": rows, "survived": survived}
-    run_folder.write_result(result | {"folder": str(run_folder.path)})
+    run_folder.write("result.json", result | {"folder": str(run_folder.path)})
     return result
 
 

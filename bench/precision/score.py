@@ -7,6 +7,9 @@ CHECKOUTS holds the Python files of the repositories in healthy.csv and bugs.csv
     CHECKOUTS/healthy/OWNER+NAME/…            the repository at `commit`
     CHECKOUTS/bugs/CASE/before/…, after/…     the repository at `parent_commit` and `fix_commit`
 
+The path `.` stands for the whole repository: the doctor chooses the files, as in `paralab doctor .`
+Bugs count as found with every id selected, so also H17, which is off by default.
+
 Someone has read each file with an error or a warning and written the verdict into verdicts.csv. A
 finding without a verdict counts as unjudged, never as true. `--write` puts the tables into
 docs/doctor-precision.md.
@@ -26,11 +29,18 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
 
+from paralab.doctor.catalog import ENTRIES  # noqa: E402
 from paralab.doctor.diagnosis import check_paths  # noqa: E402
+from paralab.doctor.project_files import find_files  # noqa: E402
+from paralab.doctor.settings import Settings  # noqa: E402
 from paralab.errors import ParalabError  # noqa: E402
 
 PAGE = HERE.parent.parent / "docs" / "doctor-precision.md"
 NEAR = 15  # lines between a finding and the line that the fix changed
+# Reported where the group, the seed, or the loop begins, not where the missing line belongs.
+ELSEWHERE = frozenset(["H09", "H17", "S10", "T01", "T02"])
+HALVES = ("tune", "score", "named", "fresh", "clean3", "clean4")
+ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,11 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def find(job: tuple[str, Path, Path]) -> list[Found] | None:
-    """The doctor's findings in one file; None if it cannot be analyzed."""
+def find(job: tuple[str, Path, Path], settings: Settings | None = None) -> list[Found] | None:
+    """The doctor's findings in one file or repository; None if it cannot be analyzed."""
     repo, root, path = job
     try:
-        findings = check_paths([root / path]).findings
+        findings = check_paths([root / path], settings).findings
     except ParalabError:
         return None
     found = []
@@ -66,9 +76,12 @@ def find(job: tuple[str, Path, Path]) -> list[Found] | None:
     return found
 
 
-def look_at_all(jobs: list[tuple[str, Path, Path]]) -> list[list[Found] | None]:
-    with multiprocessing.Pool() as pool:
-        return pool.map(find, jobs, chunksize=2)
+def find_any_id(job: tuple[str, Path, Path]) -> list[Found] | None:
+    return find(job, ALL_IDS)
+
+
+def is_whole(job: tuple[str, Path, Path]) -> bool:
+    return job[2] == Path(".")
 
 
 def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
@@ -80,13 +93,18 @@ def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
         for row, folder in zip(chosen, folders, strict=True)
         if (folder / row["path"]).exists()
     ]
-    results = look_at_all(jobs)
+    with multiprocessing.Pool() as pool:
+        results = pool.map(find, [job for job in jobs if not is_whole(job)], chunksize=2)
+    results += [find(job) for job in jobs if is_whole(job)]  # these start processes of their own
+    files = sum(len(find_files(job[1]).parallel) if is_whole(job) else 1 for job in jobs)
     verdicts = {
         (row["repo"], row["path"], row["id"], int(row["line"])): row["verdict"]
         for row in rows("verdicts.csv")
     }
     found = {one for result in results if result for one in result}
-    yield f"{len(jobs)} files, {sum(result is None for result in results)} not analyzed"
+    repos = len({job[0] for job in jobs})
+    lost = sum(result is None for result in results)
+    yield f"{files} files from {repos} repositories, {lost} not analyzed"
     yield ""
     yield "| severity | findings | true | false | unjudged | true share |"
     yield "|---|---|---|---|---|---|"
@@ -115,7 +133,8 @@ def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
             (row["repo"], checkouts / "bugs" / row["id_of_case"] / side, Path(row["path"]))
             for row in chosen
         ]
-        results[side] = look_at_all(jobs)
+        with multiprocessing.Pool() as pool:
+            results[side] = pool.map(find_any_id, jobs, chunksize=1)
     counts: dict[str, Counter[str]] = {}
     for row, before, after in zip(chosen, results["before"], results["after"], strict=True):
         count = counts.setdefault(row["failure_id"], Counter())
@@ -138,15 +157,19 @@ def _severity_of(row: dict[str, str], found: list[Found]) -> str | None:
     """The severity of the finding with the right id near the right line, if there is one."""
     line = int(row["line_before"] or 0)
     same = [one for one in found if one.id == row["failure_id"]]
-    near = [one for one in same if one.path != row["path"] or abs(one.line - line) <= NEAR]
+    near = [
+        one
+        for one in same
+        if one.id in ELSEWHERE or one.path != row["path"] or abs(one.line - line) <= NEAR
+    ]
     order = ("error", "warning", "suspect")
-    return min((one.severity for one in near or same), key=order.index, default=None)
+    return min((one.severity for one in near), key=order.index, default=None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("checkouts", type=Path)
-    parser.add_argument("--half", default="score", choices=("tune", "score", "named", "fresh"))
+    parser.add_argument("--half", default="score", choices=HALVES)
     parser.add_argument("--write", action="store_true", help="update docs/doctor-precision.md")
     options = parser.parse_args()
     halves = {options.half}

@@ -40,17 +40,16 @@ class Table(_Block, frozen=True):
 
 
 class Answer(_Block, frozen=True):
-    """A question, its answer in one or two sentences, and the numbers behind it. `verdict` is set
-    only for yes-or-no questions."""
+    """A question, its answer, and their numbers. Only yes-or-no questions have a `verdict`."""
 
     question: str
     text: str
     evidence: Evidence
     verdict: bool | None = None
     terms: tuple[str, ...] = ()  # a correct answer contains one word from each: "backward|gradient"
-    choice: str | None = None  # for a which-one question: the alternative it chooses
+    choice: str | None = None  # for a which-one question: the alternative that the answer chooses
     options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"
-    undecided: bool = False  # the timings are too noisy to answer
+    undecided: bool = False  # the timings are too noisy for an answer
     prediction: str = ""  # the student's prediction before measuring
 
 
@@ -63,13 +62,26 @@ class Bar(Record, frozen=True):
 
 
 class Bars(_Block, frozen=True):
-    """Horizontal bars with error bars. `reference` is the value at which to draw a line (1.0 is as
-    fast as one device)."""
+    """Bars with error bars, and a line at `reference` (1.0 is as fast as one device)."""
 
     title: str
     bars: tuple[Bar, ...]
     unit: str
     reference: float | None = None
+    note: str = ""
+
+
+class ShareRow(Record, frozen=True):
+    label: str
+    shares: tuple[float, ...]  # one for each kind; they add up to 1
+
+
+class Shares(_Block, frozen=True):
+    """One stacked bar for each row. Its parts add up to 1."""
+
+    title: str
+    kinds: tuple[str, ...]  # forward, backward, …
+    rows: tuple[ShareRow, ...]
     note: str = ""
 
 
@@ -79,8 +91,7 @@ class Group(Record, frozen=True):
 
 
 class Distribution(_Block, frozen=True):
-    """A dot for each measured value, with the median and quartiles. Each group has its own row, and
-    all rows share an axis."""
+    """A dot for each value, with the median and quartiles. Each group has its own row."""
 
     title: str
     groups: tuple[Group, ...]
@@ -132,8 +143,7 @@ class Line(Record, frozen=True):
 
 
 class Lines(_Block, frozen=True):
-    """Curves that share an x axis: losses, load and memory over time, or step time by bucket
-    size."""
+    """Curves that share an x axis: losses, load, memory, or step time by bucket size."""
 
     title: str
     lines: tuple[Line, ...]
@@ -157,8 +167,7 @@ class Slot(Record, frozen=True):
 
 
 class Schedule(_Block, frozen=True):
-    """The measured and the ideal pipeline schedule, each as a grid with one row per stage. The gaps
-    are the bubble."""
+    """The measured and the ideal pipeline schedule, one row per stage. Gaps are the bubble."""
 
     title: str
     stages: tuple[str, ...]
@@ -167,9 +176,35 @@ class Schedule(_Block, frozen=True):
     measured_bubble: float
     ideal_bubble: float
     note: str = ""
+    step: int | None = None  # the step that `measured` shows
 
 
-Block = Table | Answer | Bars | Distribution | Timeline | Split | Lines | Schedule
+class Control(Record, frozen=True):
+    """A slider from `low` to `high`, or a choice. `value` is where it starts."""
+
+    name: str
+    label: str
+    value: int | str
+    low: int = 0
+    high: int = 0
+    choices: tuple[str, ...] = ()
+
+
+class Explorable(_Block, frozen=True):
+    """A figure with sliders that start at this run's values. `figure` names the model that computes
+    it from the sliders and the measured `constants` (paralab/show/explore.py)."""
+
+    title: str
+    figure: str
+    controls: tuple[Control, ...]
+    constants: Evidence
+    formula: str
+    note: str = ""
+
+
+Block = (
+    Table | Answer | Bars | Shares | Distribution | Timeline | Split | Lines | Schedule | Explorable
+)
 
 
 class Section(Record, frozen=True):
@@ -179,8 +214,7 @@ class Section(Record, frozen=True):
 
 
 class Finding(Record, frozen=True):
-    """One verdict sentence, with the numbers behind it. `kind` is fastest, cost, limit, next,
-    warning, or same."""
+    """A verdict in one sentence. `kind` is fastest, cost, limit, next, warning, or same."""
 
     kind: str
     text: str
@@ -192,6 +226,11 @@ class Document(Record, frozen=True):
     subtitle: str
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    # What the numbers depend on: the machine, the versions, and the command.
+    # everything that the numbers depend on: the machine, the versions, and the command
     facts: tuple[tuple[str, str], ...] = ()
     run_folder: str | None = None
+    explore: tuple[Section, ...] = ()  # figures with sliders, which only the page can show
+
+    @property
+    def page_sections(self) -> tuple[Section, ...]:
+        return (*self.sections, *self.explore)

@@ -1,7 +1,7 @@
 """Match the collectives of all ranks to find where they first differ and which rank is behind.
 
-Collectives are matched by their sequence number in a process group, never by name or line: the
-third call on rank 0 is matched with the third call on rank 1.
+We match collectives by their sequence number in a process group, never by name or line: the third
+call on rank 0 belongs to the third call on rank 1.
 
     group 0    number 1        number 2        number 3
     rank 0     all_reduce(4)   all_reduce(1)   broadcast(8), waits
@@ -33,10 +33,10 @@ KIND = re.compile(
 )
 # In these collectives, each rank contributes the same number of values.
 SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-# In other kinds of collectives, the root may call from a different line.
+# In other collectives, the root may call from a different line.
 SAME_LINE = ("all_reduce", "all_gather", "reduce_scatter")
 POINT_TO_POINT = ("send", "recv")
-WINDOW = 32  # the number of calls to search for a changed order
+WINDOW = 32  # how many calls to search for a changed order
 
 Difference = Literal["operation", "size", "site"]
 
@@ -82,7 +82,9 @@ class Mismatch:
     calls: Mapping[int, CollectiveCall | None]  # the call that each rank makes there, if known
     odd: int | None = None  # the only rank that differs; None with two ranks (either may be wrong)
     behind: tuple[int, ...] = ()
-    last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)  # of those behind
+    last: Mapping[int, CollectiveCall | None] = field(
+        default_factory=dict
+    )  # the last call of the ranks that are behind
     swapped: bool = False  # for site: True if the ranks make the same calls in a different order
 
     @property
@@ -107,10 +109,10 @@ Numbered = Mapping[int, Mapping[int, CollectiveCall]]  # rank -> number -> call
 
 def kind_of(name: str) -> str | None:
     """Return `all_gather` for `_all_gather_base`, `all_gather_into_tensor`, and `allgather`."""
-    found = KIND.fullmatch(name.partition(" ")[0])
-    if not found:
+    match = KIND.fullmatch(name.partition(" ")[0])
+    if not match:
         return None
-    return re.sub(r"^all_?(to)?_?", lambda all_: "all_to_" if all_[1] else "all_", found[1].lower())
+    return re.sub(r"^all_?(to)?_?", lambda all_: "all_to_" if all_[1] else "all_", match[1].lower())
 
 
 def differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
@@ -150,15 +152,15 @@ def find_mismatches(
                 known = groups[call.group].setdefault(rank, {})
                 if call.kind is not None or call.number not in known:
                     known[call.number] = call
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     for group, numbered in groups.items():
         for rank in calls if group == DEFAULT_GROUP else (members or {}).get(group, ()):
             if rank in calls and (members is None or rank in members.get(group, calls)):
                 numbered.setdefault(rank, {})
         if len(numbered) > 1:
-            found += [*_difference(group, numbered, differ), *_behind(group, numbered, over)]
-    found.sort(key=lambda mismatch: (mismatch.number or 0, mismatch.group or ""))
-    return [*_across_groups(found, calls), *found, *_without_numbers(calls, differ)]
+            mismatches += [*_difference(group, numbered, differ), *_behind(group, numbered, over)]
+    mismatches.sort(key=lambda mismatch: (mismatch.number or 0, mismatch.group or ""))
+    return [*_across_groups(mismatches, calls), *mismatches, *_without_numbers(calls, differ)]
 
 
 def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatch]:
@@ -187,7 +189,7 @@ def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatc
 
 
 def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
-    """Yield the first number that a rank waits in (or, if `over`, has called) and another rank
+    """Yield the first number that one rank waits in (or, if `over`, has called) but another rank
     never called. If there is none, yield a number that all ranks are stuck in."""
     last = {rank: max(own, default=-1) for rank, own in ranks.items()}
     lowest, highest = min(last.values()), max(last.values())
@@ -212,10 +214,10 @@ def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
 
 
 def _across_groups(
-    found: Sequence[Mismatch], ranks: Mapping[int, Sequence[CollectiveCall]]
+    mismatches: Sequence[Mismatch], ranks: Mapping[int, Sequence[CollectiveCall]]
 ) -> Iterator[Mismatch]:
-    """Yield two ranks that wait for each other, each in a group that the other misses."""
-    late = [(m, rank) for m in found if m.kind == "behind" for rank in m.behind]
+    """Yield two ranks that wait for each other, each in a group where the other is missing."""
+    late = [(m, rank) for m in mismatches if m.kind == "behind" for rank in m.behind]
     for (one, behind), (other, behind_too) in combinations(late, 2):
         mine, its = other.calls.get(behind), one.calls.get(behind_too)
         if one.group != other.group and mine and its and mine.is_open and its.is_open:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from paralab.analyse.blocks import Finding
-from paralab.analyse.confidence import speed_up
+from paralab.analyse.confidence import SpeedUp, speed_up
 from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned, manifest_of
 from paralab.analyse.metric_types import Metrics
-from paralab.analyse.metrics import RULE
+from paralab.analyse.metrics import RULE, mean_shares
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Numbers, Result, Spread, result_of, spread
 from paralab.analyse.verify import Verification
@@ -25,16 +25,6 @@ from paralab.record.types import Record, convert, read_object
 from paralab.workload.summary import Summary
 
 R = TypeVar("R", bound=Record)
-
-
-class SpeedUp(Record, frozen=True, kw_only=True):
-    """Speed-up in samples per second. With 95 % confidence, the true value lies between `low` and
-    `high`. Both are None if there are too few rounds."""
-
-    value: float
-    low: float | None
-    high: float | None
-    verdict: str  # baseline, faster, slower, no difference, too noisy, too few rounds
 
 
 class Row(Numbers, frozen=True, kw_only=True):
@@ -56,7 +46,7 @@ class Row(Numbers, frozen=True, kw_only=True):
     not_finite_losses: int
     runs: list[str]
     verify: Verification | None  # None if not checked
-    speed_up: SpeedUp | None = None  # None if it trains a different workload than the baseline
+    speed_up: SpeedUp | None = None  # None if it trains a different workload from the baseline
     efficiency: float | None = None  # speed-up per device
     loss_difference: float | None = None  # largest relative difference from the baseline
 
@@ -109,11 +99,10 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 def comparison_of(folder: Path) -> Comparison:
     """Return the comparison that `compare --json` prints."""
-    manifest = manifest_of(folder, ExperimentManifest)
-    path = folder / "outcome.json"
-    if not path.exists():
-        return _compare(folder, manifest, _salvage(folder, manifest.configurations))
-    return _compare(folder, manifest, convert(read_object(path), Outcome, path))
+    manifest, path = manifest_of(folder, ExperimentManifest), folder / "outcome.json"
+    if path.exists():
+        return _compare(folder, manifest, convert(read_object(path), Outcome, path))
+    return _compare(folder, manifest, _salvage(folder, manifest.configurations))
 
 
 def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
@@ -125,7 +114,7 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
 
     numbers = range(len(planned[0].runs))
     rounds = [n for n in numbers if all(is_complete(each.runs[n]) for each in planned)]
-    error = None if rounds else "it was killed before the first round was complete"
+    error = None if rounds else "it was killed before its first round was complete"
     measured = [
         Measured.like(each, runs=[each.runs[n] for n in rounds], error=error) for each in planned
     ]
@@ -133,7 +122,7 @@ def _salvage(folder: Path, planned: list[Planned]) -> Outcome:
 
 
 def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
-    """Combine runs into a comparison with one round, and so without confidence intervals."""
+    """Combine runs into a comparison. It has one round, so it has no confidence intervals."""
     manifests = [Recording.read(folder).manifest for folder in folders]
     workloads = list(dict.fromkeys(manifest.workload.name for manifest in manifests))
     if len(workloads) > 1:
@@ -160,7 +149,7 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
 
 
 def _request_of(plan: Plan) -> Request:
-    """Reconstruct the configuration behind a plan, as far as the plan records it."""
+    """Reconstruct a plan's configuration, as far as the plan records it."""
     names = {field.name for field in fields(Plan)} & {field.name for field in fields(Request)}
     return Request(**{name: getattr(plan, name) for name in names})
 
@@ -171,21 +160,19 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Leave out its round everywhere: a ratio needs both sides.
+    # A damaged run may have no steps. Drop its round for all configurations, because a ratio needs
+    # both sides.
     numbers = range(min(map(len, measured), default=0))
     rounds = [n for n in numbers if all(runs[n].step_seconds for runs in measured)]
     rows, failed = [], []
     for each, runs in zip(outcome.configurations, results, strict=True):
         if rounds and any(run.step_seconds for run in runs):
-            kept = replace(each, runs=[each.runs[n] for n in rounds])
-            rows.append(_row(folder, kept, [runs[n] for n in rounds]))
+            complete = replace(each, runs=[each.runs[n] for n in rounds])
+            rows.append(_row(folder, complete, [runs[n] for n in rounds]))
         else:
             status = f" ({runs[0].status})" if runs else ""
-            error, completed = (
-                each.error or f"no step finished{status}",
-                each.runs if each.error else [],
-            )
-            failed.append(FailedRow.like(each, error=error, runs=completed))
+            error = each.error or f"no step finished{status}"
+            failed.append(FailedRow.like(each, error=error, runs=each.runs if each.error else []))
     baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
     return Comparison.like(
         manifest,
@@ -234,11 +221,10 @@ def _against(row: Row, baseline: Row) -> Row:
     if row.request.workload != baseline.request.workload:
         return row
     ratio = speed_up(baseline.round_seconds_per_sample, row.round_seconds_per_sample)
-    verdict = "baseline" if row is baseline else ratio.verdict
     same_batch = row.batch.size == baseline.batch.size
     return replace(
         row,
-        speed_up=SpeedUp.like(ratio, verdict=verdict),
+        speed_up=replace(ratio, verdict="baseline") if row is baseline else ratio,
         efficiency=ratio.value * baseline.devices / row.devices,
         loss_difference=loss_difference(row.losses, baseline.losses) if same_batch else None,
     )
@@ -248,15 +234,14 @@ def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
     """Return the largest relative difference over the steps that both sides have, or None if a loss
-    is not finite but the expected one is."""
+    is not finite where the baseline's loss is."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
-    if any(a is None for a, _ in pairs):
-        return None
-    return max((abs(a - b) / abs(b) for a, b in pairs if a is not None and b), default=None)
+    known = [abs(a - b) / abs(b) for a, b in pairs if a is not None]
+    return max(known, default=None) if len(known) == len(pairs) else None
 
 
 def _metrics(results: list[Result]) -> Metrics:
-    """Return the medians over the rounds. A straggler must be one in most rounds."""
+    """Return the medians over the rounds. Keep a straggler only if it is one in most rounds."""
     rounds = [result.metrics for result in results]
     medians = _medians(rounds)
     late = [each.straggler for each in rounds if each.straggler]
@@ -264,14 +249,19 @@ def _metrics(results: list[Result]) -> Metrics:
     same = [straggler for straggler in late if straggler.rank == most]
     straggler = _medians(same) if 2 * len(same) > len(rounds) else None
     share = medians.communication_share
-    return replace(medians, keeps_rule=share < RULE if share else None, straggler=straggler)
+    return replace(
+        medians,
+        shares=mean_shares([each.shares for each in rounds if each.shares]),
+        keeps_rule=share < RULE if share else None,
+        straggler=straggler,
+    )
 
 
 def _medians(values: Sequence[R]) -> R:
     """Return the median of each number, and the other fields of the first record."""
-    names = values[0].__struct_fields__
-    changes = {name: _median_of([value[name] for value in values]) for name in names}
-    return replace(values[0], **changes)
+    first = values[0]
+    fields = first.__struct_fields__
+    return replace(first, **{name: _median_of([each[name] for each in values]) for name in fields})
 
 
 def _median_of(values: Sequence[Any]) -> Any:

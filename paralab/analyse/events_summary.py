@@ -29,8 +29,7 @@ class Passes(Record, frozen=True, kw_only=True):
 
 
 class BucketStart(Record, frozen=True, kw_only=True):
-    """When an all-reduce started, as a fraction of the surrounding backward pass (0 is its start, 1
-    its end)."""
+    """When an all-reduce started, as a fraction of the backward pass around it."""
 
     bytes: int
     share_of_backward: float

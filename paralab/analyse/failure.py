@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paralab.record.events import End, Error
 from paralab.record.reader import read_events
-from paralab.record.status_board import LEFT_EARLY, UNSEEN
+from paralab.record.status_board import LEFT_EARLY, UNKNOWN_CODE
 from paralab.record.victims import is_victim
 
 
@@ -35,39 +35,39 @@ def root_cause(
     without an observed exit. `words` maps a rank to an error that it could not write to the run
     folder."""
     events = read_events(folder, attempt)
-    all_ = [(event, rank) for rank, list_ in events.items() for event in list_]
-    errors = [(event, rank) for event, rank in all_ if isinstance(event, Error)]
+    last = [(event, rank) for rank, own in events.items() for event in own]
+    errors = [(event, rank) for event, rank in last if isinstance(event, Error)]
+    explained = {rank for event, rank in last if isinstance(event, End | Error)} | {*(words or {})}
     for rank, text in (words or {}).items():
         if rank not in {other for _, other in errors}:
             errors.append((Error(event="error", time=math.inf, error=text), rank))
     errors.sort(key=lambda pair: pair[0].time)
-    explained = {rank for event, rank in [*all_, *errors] if isinstance(event, End | Error)}
 
-    def cause(rank: int, what: str, detail: str = "") -> Cause:
-        return Cause(rank, what, detail, logs / f"rank{rank}.txt")
+    def cause(rank: int, what: str, detail: str | None = None) -> Cause:
+        log = logs / f"rank{rank}.txt"
+        return Cause(rank, what, last_lines(log) if detail is None else detail, log)
 
     for error, rank in errors:
         if not is_victim(error.error, error.traceback):
             return cause(rank, error.error, error.detail or "")
     for rank in gone:
-        what = "disappeared without an error: it was killed, or its node is down"
-        return cause(rank, what, last_lines(logs / f"rank{rank}.txt"))
+        return cause(rank, "disappeared without an error: it was killed, or its node is down")
     for rank, code in enumerate(exit_codes):
         if code is not None and rank not in explained:
-            return cause(rank, _describe_exit(code), last_lines(logs / f"rank{rank}.txt"))
+            return cause(rank, _describe_exit(code))
     if None in exit_codes:
-        what = "did not arrive where the other ranks waited for it, so it was stopped"
-        return cause(exit_codes.index(None), what)
+        what = "did not reach the point where the other ranks waited for it, so it was stopped"
+        return cause(exit_codes.index(None), what, "")
     if errors:
-        return cause(errors[0][1], errors[0][0].error)
-    return cause(0, f"exit codes {exit_codes}")
+        return cause(errors[0][1], errors[0][0].error, "")
+    return cause(0, f"exit codes {exit_codes}", "")
 
 
 def _describe_exit(code: int) -> str:
-    """Describe the exit of a rank that wrote no error."""
+    """Describe the exit of a rank that did not write an error."""
     known = {
         LEFT_EARLY: "exited with code 0 before its work was done",
-        UNSEEN: "its parent, which started all ranks, was killed",
+        UNKNOWN_CODE: "its parent, which started all ranks, was killed",
     }
     if code < 0 and code not in known:
         return f"was killed by {signal.Signals(-code).name}"

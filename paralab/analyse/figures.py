@@ -1,7 +1,8 @@
 """Create chart data from a run folder: timeline, schedule, load, memory, losses, batch split."""
 
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,12 +11,12 @@ from paralab.analyse.blocks import Line, Lines, Part, Schedule, Slot, Span, Spli
 from paralab.analyse.compare import Row
 from paralab.analyse.recording import Recording, bounds
 from paralab.analyse.result import Batch, Rank
-from paralab.analyse.time_intervals import lanes, without
+from paralab.analyse.time_intervals import lanes
 from paralab.plan.batches import even_sizes, pieces
 from paralab.plan.schedules import ideal_bubble, order, simulate
 from paralab.record.events import COLLECTIVES, Load, Step
 from paralab.record.events import Span as SpanEvent
-from paralab.units import plural
+from paralab.units import measure, plural
 
 # Draw a replica's passes like any other passes.
 KINDS = {"replica_forward": "forward", "replica_backward": "backward"}
@@ -24,13 +25,17 @@ MOST_POINTS = 300  # per curve
 GAP_SECONDS = 0.1  # between two runs on one time axis
 
 Points = list[tuple[float, float]]
+Values = Mapping[str, float | None]  # by the name of a curve
 
 
 def timeline(recording: Recording) -> Timeline | None:
-    """Draw the last two measured steps, or only the last one if they have many spans."""
-    steps = [recording.step(number) for number in recording.detailed[-2:]]
-    if not steps:
+    """Draw the last two measured steps. Draw only the last one if they have many spans, or if the
+    steps between them have no details."""
+    numbers = recording.detailed[-2:]
+    if not numbers:
         return None
+    are_neighbors = numbers[-1] - numbers[0] <= 1
+    steps = [recording.step(number) for number in (numbers if are_neighbors else numbers[-1:])]
     drawn = _timeline(recording, steps)
     return drawn if len(drawn.spans) <= MOST_SPANS else _timeline(recording, steps[-1:])
 
@@ -80,14 +85,12 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
-    """Yield when the rank's first device only waits for a slower rank or a transfer."""
-    own = metrics.clip_backward(recording.spans(rank, step))
-    work = [e.interval for e in own if e.event in ("forward", "backward", "optimizer")]
-    busy = without(work, metrics.blocked(own))
-    transfers, waits = metrics.transfers_and_waits(recording, rank, step)
-    for start, end in without(waits, busy):
+    """Yield when the rank's first device only waits for a slower rank or a transfer. DataParallel's
+    copies count as work."""
+    times = metrics.step_intervals(recording, rank, step)
+    for start, end in times["exposed_waiting"]:
         yield Span(base, "wait", "waiting for a slower rank", start, end, False, {"step": step})
-    for start, end in without(transfers, busy):
+    for start, end in times["exposed_communication"] if recording.plan.strategy != "dp" else ():
         yield Span(base, "wait", "exposed communication", start, end, True, {"step": step})
 
 
@@ -101,12 +104,13 @@ def _span(event: SpanEvent, lane: int) -> Span:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """Draw a pass of the last measured step through replica 0's stages, and the ideal one."""
+    """Draw a typical step's pass through replica 0's stages, and the ideal one."""
     plan = recording.plan
     name = plan.schedule or "gpipe"
     if plan.stages < 2 or not recording.detailed:
         return None
-    own = metrics.pipelines_of(recording, recording.detailed[-1])[0]
+    step, typical = _typical_step(recording)
+    own = metrics.pipelines_of(recording, step)[0]
     passes = [e for e in metrics.clip_backward(own) if e.event in ("forward", "backward")]
     work = [(e, e.stage) for e in passes if not e.accumulation and e.stage is not None]
     if not work:
@@ -131,8 +135,23 @@ def schedule(recording: Recording) -> Schedule | None:
         tuple(ideal_slots(plan.stages, plan.micro_batches, name)),
         metrics.pass_bubbles(own, plan.stages)[0],
         ideal_bubble(plan.stages, plan.micro_batches, name),
-        IDEAL[name],
+        f"Step {step} has the bubble closest to the median over all steps, "
+        f"{measure(typical, 'share')}. {IDEAL[name]}",
+        step,
     )
+
+
+def _typical_step(recording: Recording) -> tuple[int, float | None]:
+    """Return the step whose bubble on the first replica is closest to the median, and the median."""
+    bubbles = {}
+    for step in recording.detailed:
+        pipeline = metrics.pipelines_of(recording, step)[0]
+        if shares := metrics.pass_bubbles(pipeline, recording.plan.stages):
+            bubbles[step] = shares[0]
+    if not bubbles:
+        return recording.detailed[-1], None
+    middle = statistics.median(bubbles.values())
+    return min(bubbles, key=lambda step: abs(bubbles[step] - middle)), middle
 
 
 IDEAL = {
@@ -141,7 +160,7 @@ IDEAL = {
     "interleaved": "In the ideal schedule, all passes take the same time. Each stage has two parts of "
     "the model; a prime marks passes of the second part.",
     "zero-bubble": "In the ideal schedule, forward, input, and weight passes take the same time. A "
-    "prime marks the second part of a stage. The model's input needs no gradient, so the "
+    "prime marks the second part of a stage. The model's input does not need a gradient, so the "
     "first part has only weight passes.",
 }
 
@@ -161,40 +180,44 @@ def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Sl
 
 def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
     """Draw each GPU's load as reported by NVML or, without a GPU, the cores that each rank used."""
-    curves: dict[str, Points] = defaultdict(list)
-    for rank, time, event in _samples(recordings):
-        for gpu in event.devices:
-            if gpu.utilization is not None:
-                curves[f"{gpu.device} · NVML (rank {rank})"].append((time, gpu.utilization))
-        if not event.devices:
-            curves[f"rank {rank} · cores"].append((time, event.cpu_share))
-    if any("NVML" in name for name in curves):
+
+    def gpus(rank: int, load: Load) -> Values:
+        return {f"{gpu.device} · NVML (rank {rank})": gpu.utilization for gpu in load.devices}
+
+    def cores(rank: int, load: Load) -> Values:
+        return {} if load.devices else {f"rank {rank} · cores": load.cpu_share}
+
+    if curves := _curves(recordings, gpus):
         return _lines(title, curves, "seconds", "share of time with a running kernel", "share")
-    return _lines(title, curves, "seconds", "cores in use", "number")
+    return _lines(title, _curves(recordings, cores), "seconds", "cores in use", "number")
 
 
 def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
     """Draw the memory allocated on each GPU or, without a GPU, each process's memory."""
+
+    def used(rank: int, load: Load) -> Values:
+        gpus = {f"rank {rank} · {gpu.device}": gpu.allocated_bytes for gpu in load.devices}
+        return gpus or {f"rank {rank} · process": load.rss_bytes}
+
+    return _lines("memory", _curves(recordings, used), "seconds", "memory", "bytes")
+
+
+def _curves(
+    recordings: Sequence[Recording], read: Callable[[int, Load], Values]
+) -> dict[str, Points]:
+    """Read all load samples, with all runs on one time axis."""
     curves: dict[str, Points] = defaultdict(list)
-    for rank, time, event in _samples(recordings):
-        for gpu in event.devices:
-            if gpu.allocated_bytes is not None:
-                curves[f"rank {rank} · {gpu.device}"].append((time, gpu.allocated_bytes))
-        if not event.devices and event.rss_bytes is not None:
-            curves[f"rank {rank} · process"].append((time, event.rss_bytes))
-    return _lines("memory", curves, "seconds", "memory", "bytes")
-
-
-def _samples(recordings: Sequence[Recording]) -> Iterator[tuple[int, float, Load]]:
-    """Yield rank, time, and event of each `load` sample, with all runs on one time axis."""
     offset = 0.0
     for recording in recordings:
         times = [event.time for event in recording.of(Load)]
-        begin = min(times, default=0.0)
+        offset -= min(times, default=0.0)
         for rank in range(recording.world_size):
             for event in recording.of(Load, rank):
-                yield rank, offset + event.time - begin, event
-        offset += max(times, default=0.0) - begin + GAP_SECONDS
+                for name, value in read(rank, event).items():
+                    if value is not None:
+                        curves[name].append((offset + event.time, value))
+        offset += max(times, default=0.0) + GAP_SECONDS
+    return curves
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:

@@ -50,7 +50,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
             return Hang("mismatch", rank, why, dumps[rank].where, _waiting(dumps[other]), mismatch)
     for mismatch in mismatches:
         behind = dumps[mismatch.behind[0]]
-        return hang("behind", behind, "did not arrive where the other ranks wait for it")
+        return hang("behind", behind, "did not reach the collective that the other ranks wait in")
     if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
         why = "waits in a collective that all ranks have reached: the network is the likely cause"
         return hang("network", dumps[0], why)
@@ -61,7 +61,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
 
 
 def _differ(one: CollectiveCall, other: CollectiveCall) -> matching.Difference | None:
-    """Compare two open calls. For these, the stacks show more than the flight recorder."""
+    """Compare two open calls. For these, the stacks show more than the Flight Recorder."""
     if not (one.is_open or other.is_open):
         return None
     known = one.record is not None and other.record is not None

@@ -29,11 +29,11 @@ class RunManifest(Manifest, frozen=True, kw_only=True):
 
 
 class About(Record, frozen=True, kw_only=True):
-    """An experiment's practical and parts, if it has any."""
+    """The practical and the parts that an experiment measures, if any."""
 
     practical: str | None = None  # 5, 6, 7, 10, handbook
     parts: tuple[int, ...] = ()
-    variant: str = ""  # the student whose seed and sizes these are
+    variant: str = ""  # the student whose seed and batch size were used
 
 
 class LeftOut(Record, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ class Parts(Record, frozen=True, kw_only=True):
     waiting_seconds: float | None
     exposed_waiting_seconds: float | None
     other_seconds: float | None
+    skew_seconds: float | None = None  # time before this rank starts the step and after it finishes
 
 
 class RankParts(Parts, frozen=True, kw_only=True):
@@ -33,6 +34,18 @@ class Bucket(Record, frozen=True, kw_only=True):
     bytes_per_second: float | None
 
 
+class StepShares(Record, frozen=True, kw_only=True):
+    """The share of a step that ranks spend on each kind of work. The shares add up to 1."""
+
+    forward: float
+    backward: float
+    optimizer: float
+    exposed_communication: float
+    waiting: float
+    other: float
+    skew: float
+
+
 class Straggler(Record, frozen=True, kw_only=True):
     """The rank that the other ranks wait for in most steps."""
 
@@ -44,8 +57,7 @@ class Straggler(Record, frozen=True, kw_only=True):
 
 
 class Bubble(Record, frozen=True, kw_only=True):
-    """The fraction of time that stages are idle between the first forward and the last backward
-    pass."""
+    """The idle share of all stages, from the first forward to the last backward pass."""
 
     measured: float
     ideal: float
@@ -100,6 +112,7 @@ class Metrics(Parts, frozen=True, kw_only=True):
     overlap: float | None  # share of communication hidden behind computation
     communication_share: float | None  # as a share of the step
     exposed_share: float | None
+    shares: StepShares | None = None
     keeps_rule: bool | None  # True if communication takes less than a tenth of the step
     data_seconds: float | None
     data_wait_seconds: float | None

@@ -21,8 +21,17 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from paralab.analyse.metric_types import Bubble, Bucket, Busy, Metrics, Parts, RankParts, Straggler
-from paralab.analyse.recording import Recording, median, seconds_between
+from paralab.analyse.metric_types import (
+    Bubble,
+    Bucket,
+    Busy,
+    Metrics,
+    Parts,
+    RankParts,
+    StepShares,
+    Straggler,
+)
+from paralab.analyse.recording import Recording, bounds, median, seconds_between
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.analyse.utilization import count_gradients, mean_load, model_flops
 from paralab.plan.schedules import ideal_bubble
@@ -33,8 +42,7 @@ RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the 
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait a tenth of a step for it …
 LATE_STEPS = 0.70  # … in most steps
 
-# The collective, stage, bucket (or FSDP unit), and how often that bucket occurred before in the
-# step.
+# The collective, stage, bucket (or FSDP unit), and how often it already occurred in the step.
 BucketKey = tuple[str, int, int, int]
 PARTS = tuple(Parts.__struct_fields__)
 
@@ -42,74 +50,96 @@ PARTS = tuple(Parts.__struct_fields__)
 def metrics_of(recording: Recording) -> Metrics:
     ranks = range(recording.world_size)
     measured = recording.detailed
-    per_step = [[_rank_step(recording, rank, step) for rank in ranks] for step in measured]
+    per_step = [
+        [_lengths(step_intervals(recording, rank, step)) for rank in ranks] for step in measured
+    ]
     step_seconds = median([seconds_between([recording.step(step)]) for step in measured])
-    parts = _medians(
-        [
-            {name: statistics.mean(rank[name] for rank in step) for name in PARTS}
-            for step in per_step
-        ]
-    )
+    means = [
+        {name: statistics.mean(rank[name] for rank in step) for name in PARTS} for step in per_step
+    ]
+    parts = _medians(means)
     communication, exposed = parts["communication_seconds"], parts["exposed_communication_seconds"]
-
-    not_measured: dict[str, str] = {}
-    if recording.plan.strategy == "dp" and recording.plan.device == "cuda":
-        # Events do not include the replicas on other GPUs, but NVML's load does.
-        not_measured["reduce"] = "nn.DataParallel adds up the gradients inside the backward pass"
-    share = _ratio(communication, step_seconds)
-    busy = _busy(recording, measured)
-    waiting = [[rank["exposed_waiting_seconds"] for rank in step] for step in per_step]
+    share, busy = _ratio(communication, step_seconds), _busy(recording, measured)
+    # Events do not include nn.DataParallel's replicas on other GPUs, but NVML's load does.
+    hidden = recording.plan.strategy == "dp" and recording.plan.device == "cuda"
+    why = "nn.DataParallel adds up the gradients inside the backward pass"
     return Metrics(
         **parts,
         steps_measured=len(measured),
         overlap=1 - (exposed or 0.0) / communication if communication else None,
         communication_share=share,
         exposed_share=_ratio(exposed, step_seconds),
+        shares=mean_shares([_shares(rank) for step in per_step for rank in step]),
         keeps_rule=share < RULE if share else None,
-        data_seconds=median([s for rank in ranks for s in _loading(recording, rank)]),
-        data_wait_seconds=median([s for rank in ranks for s in _gaps(recording, rank)]),
+        data_seconds=median(_loading(recording)),
+        data_wait_seconds=median(_gaps(recording)),
         per_rank=[
             RankParts(rank=rank, **_medians([step[rank] for step in per_step])) for rank in ranks
         ],
         buckets=_buckets(recording, measured),
-        straggler=find_straggler(recording, measured, waiting, step_seconds or 0.0),
+        straggler=_straggler(recording, measured, per_step, step_seconds or 0.0),
         bubble=_bubble(recording, measured),
         busy=busy,
-        balance=None if "reduce" in not_measured else _balance(busy),
+        balance=None if hidden else _balance(busy),
         load=mean_load(recording),
         flops=model_flops(recording, step_seconds),
         gradients=count_gradients(recording),
-        not_measured=not_measured,
+        not_measured={"reduce": why} if hidden else {},
     )
 
 
-def _rank_step(recording: Recording, rank: int, step: int) -> dict[str, float]:
-    """Return how one rank spent one step, in seconds, using the names in `Parts`."""
+def step_intervals(recording: Recording, rank: int, step: int) -> dict[str, list[Interval]]:
+    """Return when a rank worked on each part of a step: `forward`, `exposed_communication`, …"""
     spans = clip_backward(recording.spans(rank, step))
     waits: list[Interval] = []
     if recording.plan.strategy == "dp":
         halted = transfers = union(_intervals(spans, *IN_PROCESS))
     else:
-        transfers, waits = transfers_and_waits(recording, rank, step)
-        halted = blocked(spans)
+        transfers, waits = transfers_and_waits(recording.spans_of_ranks(step), rank)
+        halted = _blocked(spans)
     forward = without(_intervals(spans, "forward"), halted)
     backward = without(_intervals(spans, "backward"), halted)
     optimizer = _intervals(spans, "optimizer")
-    compute = union([*forward, *backward])
-    busy = union([*compute, *optimizer])
+    busy = [*forward, *backward, *optimizer]
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
-    total, known = [recording.step(step)[rank].interval], [*busy, *exposed, *exposed_waits]
+    steps = recording.step(step)
+    total = [steps[rank].interval]
     return {
-        "forward_seconds": length(forward),
-        "backward_seconds": length(backward),
-        "compute_seconds": length(compute),
-        "optimizer_seconds": length(optimizer),
-        "communication_seconds": length(transfers),
-        "exposed_communication_seconds": length(exposed),
-        "waiting_seconds": length(waits),
-        "exposed_waiting_seconds": length(exposed_waits),
-        "other_seconds": length(without(total, known)),
+        "forward": forward,
+        "backward": backward,
+        "compute": [*forward, *backward],
+        "optimizer": optimizer,
+        "communication": transfers,
+        "exposed_communication": exposed,
+        "waiting": waits,
+        "exposed_waiting": exposed_waits,
+        "other": without(total, [*busy, *exposed, *exposed_waits]),
+        "skew": without([bounds([steps])], total),
     }
+
+
+def _lengths(intervals: dict[str, list[Interval]]) -> dict[str, float]:
+    return {f"{part}_seconds": length(own) for part, own in intervals.items()}
+
+
+def _shares(parts: dict[str, float]) -> StepShares:
+    """Divide a step's parts by its length. Parts that run at the same time count once: a stage's
+    backward pass during another stage's forward pass counts as forward."""
+    seconds = {
+        "forward": parts["forward_seconds"],
+        "backward": parts["compute_seconds"] - parts["forward_seconds"],
+        "waiting": parts["exposed_waiting_seconds"],
+    }
+    for name in ("optimizer", "exposed_communication", "other", "skew"):
+        seconds[name] = parts[f"{name}_seconds"]
+    return StepShares(**{name: each / sum(seconds.values()) for name, each in seconds.items()})
+
+
+def mean_shares(steps: Sequence[StepShares]) -> StepShares | None:
+    """Return the mean shares. Unlike medians, they add up to 1."""
+    names = StepShares.__struct_fields__ if steps else ()
+    means = {name: statistics.mean(each[name] for each in steps) for name in names}
+    return StepShares(**means) if means else None
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float | None]:
@@ -120,9 +150,8 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
     return [span.interval for span in spans if span.event in names]
 
 
-def blocked(spans: Sequence[Span]) -> list[Interval]:
-    """Return the intervals in which the rank could not compute even during a pass, because FSDP
-    collectives over gloo block the thread that runs the model."""
+def _blocked(spans: Sequence[Span]) -> list[Interval]:
+    """Return when FSDP's collectives over gloo blocked the thread that runs the model."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
 
@@ -131,7 +160,7 @@ def collectives(spans: Sequence[Span]) -> list[Collective]:
 
 
 def clip_backward(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans, with each backward pass shortened by the wait at its end: DDP waits there
+    """Return the spans, without the wait at the end of each backward pass: DDP waits there
     for its buckets, and the computation ends when the last bucket is ready."""
     passes = sorted((s for s in spans if s.event == "backward"), key=lambda span: span.end)
     last = {span.accumulation or 0: span for span in passes}  # in each accumulation step
@@ -147,23 +176,24 @@ def clip_backward(spans: Sequence[Span]) -> list[Span]:
 
 
 def transfers_and_waits(
-    recording: Recording, rank: int, step: int
+    ranks: Sequence[Sequence[Span]], rank: int
 ) -> tuple[list[Interval], list[Interval]]:
-    """Return when this rank's buckets were transferred, and when it waited for a slower rank."""
-    ready = last_ready(recording, step)
+    """Return when this rank's buckets were transferred, and when it waited for a slower rank.
+    `ranks` are the spans of each rank in one step."""
+    ready = last_ready(ranks)
     transfers, waits = [], []
-    for key, span in _keyed(recording.spans(rank, step)).items():
+    for key, span in _keyed(ranks[rank]).items():
         begun = min(ready[key], span.end)
         transfers.append((begun, span.end))
         waits.append((span.start, begun))
     return union(transfers), without(waits, transfers)
 
 
-def last_ready(recording: Recording, step: int) -> dict[BucketKey, float]:
+def last_ready(ranks: Sequence[Sequence[Span]]) -> dict[BucketKey, float]:
     """Return the time when the last rank was ready to reduce each bucket."""
     ready: dict[BucketKey, float] = {}
-    for rank in range(recording.world_size):
-        for key, span in _keyed(recording.spans(rank, step)).items():
+    for spans in ranks:
+        for key, span in _keyed(spans).items():
             ready[key] = max(ready.get(key, span.start), span.start)
     return ready
 
@@ -179,23 +209,26 @@ def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
     return keyed
 
 
-def _loading(recording: Recording, rank: int) -> list[float]:
-    """Return the seconds spent loading data on the CPU, for each timed step."""
+def _loading(recording: Recording) -> list[float]:
+    """Return the seconds spent loading data on the CPU, for each timed step on each rank."""
     first = recording.timed[0][0].step if recording.timed else 0
-    return [span.seconds for span in recording.named("data", rank) if span.step >= first]
+    spans = [span for rank in range(recording.world_size) for span in recording.named("data", rank)]
+    return [span.seconds for span in spans if span.step >= first]
 
 
-def _gaps(recording: Recording, rank: int) -> list[float]:
-    """Return the seconds between consecutive steps, when the device was idle."""
-    steps = recording.of(Step, rank)[recording.warm_up :]
-    return [max(0.0, after.start - before.end) for before, after in pairwise(steps)]
+def _gaps(recording: Recording) -> list[float]:
+    """Return the idle seconds between consecutive steps on each rank."""
+    ranks = [recording.of(Step, rank)[recording.warm_up :] for rank in range(recording.world_size)]
+    pairs = [pair for steps in ranks for pair in pairwise(steps)]
+    return [max(0.0, after.start - before.end) for before, after in pairs]
 
 
 def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     """Return all collectives in the last measured step, on rank 0's clock."""
     buckets = []
     for step in measured[-1:]:
-        begin, ready = recording.step(step)[0].start, last_ready(recording, step)
+        begin = recording.step(step)[0].start
+        ready = last_ready(recording.spans_of_ranks(step))
         for key, span in _keyed(recording.spans(0, step)).items():
             seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
             bucket = Bucket(
@@ -211,14 +244,17 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     return buckets
 
 
-def find_straggler(
-    recording: Recording, measured: list[int], waiting: list[list[float]], step_seconds: float
+def _straggler(
+    recording: Recording,
+    measured: list[int],
+    parts: list[list[dict[str, float]]],
+    step_seconds: float,
 ) -> Straggler | None:
-    """Find the rank that others wait for. `waiting[step][rank]` is exposed waiting time."""
+    """Find the rank that others wait for. `parts` has an entry for each rank in each step."""
     if recording.world_size < 2 or not measured:
         return None
-    # A rank is late relative to the ranks it reduces with. If each stage is a process, those are
-    # the ranks with the same stage in other replicas.
+    # A rank is late only relative to the ranks it reduces with. If each stage is a process, those
+    # are the ranks with the same stage in other replicas.
     stages = {rank.rank: rank.stage for rank in recording.plan.ranks}
     last: Counter[int] = Counter()
     for step in measured:
@@ -233,6 +269,7 @@ def find_straggler(
         last[max(late, key=late.__getitem__)] += 1
 
     (rank, times), of = last.most_common(1)[0], len(measured)
+    waiting = [[each["exposed_waiting_seconds"] for each in ranks] for ranks in parts]
     waited = statistics.median(max(ranks[:rank] + ranks[rank + 1 :]) for ranks in waiting)
     if waited < LATE_SHARE * step_seconds or times < LATE_STEPS * of:
         return None
@@ -280,29 +317,26 @@ def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
 def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
     """Return how long each device on each rank was busy."""
     lengths = [seconds_between([recording.step(step)]) for step in measured]
-    found = []
+    devices = []
     for rank in recording.plan.ranks:
         for number, device in enumerate(dict.fromkeys(d.name for d in rank.devices)):
-            times = [
-                _device_seconds(recording, rank.rank, step, device, number == 0)
-                for step in measured
-            ]
+            all_spans = [recording.spans(rank.rank, step) for step in measured]
+            times = [_device_seconds(recording, spans, device, not number) for spans in all_spans]
             share = median([time / length for time, length in zip(times, lengths, strict=True)])
-            found.append(Busy(rank=rank.rank, device=device, seconds=median(times), share=share))
-    return found
+            devices.append(Busy(rank=rank.rank, device=device, seconds=median(times), share=share))
+    return devices
 
 
-def _device_seconds(recording: Recording, rank: int, step: int, device: str, first: bool) -> float:
-    """Return how long a device computed, copied, and updated. Spans without a device (copies, the
-    optimizer) are attributed to the first device."""
-    spans = recording.spans(rank, step)
+def _device_seconds(recording: Recording, spans: list[Span], device: str, first: bool) -> float:
+    """Return how long a device computed, copied, and updated in one step. Spans without a device
+    (copies, the optimizer) are attributed to the first device."""
     if recording.plan.strategy == "dp" and recording.plan.device == "cpu":
-        mine = [s for s in spans if s.device == device]
-        own = _intervals(mine, "replica_forward", "replica_backward")
-        return length([*own, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else own)
-    mine = clip_backward([s for s in spans if s.device in (device, None)])
-    work = without(_intervals(mine, "forward", "backward"), blocked(spans))
-    return length([*work, *_intervals(spans, "optimizer")] if first else work)
+        mine = [span for span in spans if span.device == device]
+        work = _intervals(mine, "replica_forward", "replica_backward")
+    else:
+        mine = clip_backward([span for span in spans if span.device in (device, None)])
+        work = without(_intervals(mine, "forward", "backward"), _blocked(spans))
+    return length([*work, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else work)
 
 
 def _balance(busy: list[Busy]) -> float | None:

@@ -1,9 +1,9 @@
 """Format numbers for use in a sentence: speed-ups with their intervals, shares, and lists."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.confidence import Ratio
+from paralab.analyse.confidence import SpeedUp
 from paralab.analyse.result import Result, Spread
 from paralab.units import plural, seconds
 
@@ -24,11 +24,17 @@ def factor(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def interval(ratio: Ratio) -> str:
-    """Return `(1.80–1.95)`, or a note that there were too few rounds."""
-    if ratio.low is None or ratio.high is None:
-        return "(too few rounds for an interval)"
-    return f"({factor(ratio.low)}–{factor(ratio.high)})"
+def interval(speed: SpeedUp) -> str:
+    """`1.80–1.95`; empty if there were too few rounds."""
+    if speed.low is None or speed.high is None:
+        return ""
+    return f"{factor(speed.low)}–{factor(speed.high)}"
+
+
+def times_as_fast(speed: SpeedUp) -> str:
+    """`1.93 times as fast (1.88–1.99)`."""
+    limits = f" ({interval(speed)})" if interval(speed) else ""
+    return f"{factor(speed.value)} times as fast{limits}"
 
 
 def share(value: float | None) -> str:
@@ -47,9 +53,7 @@ def collectives_per_step(row: Row | Result) -> str:
         "all-gather": row.all_gathers_per_step,
         "reduce-scatter": row.reduce_scatters_per_step,
     }
-    return " and ".join(
-        f"{count:g} {name}" + ("" if count == 1 else "s") for name, count in counts.items() if count
-    )
+    return " and ".join(plural(float(count), name) for name, count in counts.items() if count)
 
 
 def spread(times: Spread) -> str:
@@ -57,13 +61,13 @@ def spread(times: Spread) -> str:
     return f"{seconds(times.median)} (p10–p90: {seconds(times.p10)}–{seconds(times.p90)})"
 
 
-def listed(words: Sequence[object], last: str = "and") -> str:
-    """`a, b and c`."""
+def listed(words: Iterable[object]) -> str:
+    """`a`, `a and b`, or `a, b, and c`."""
     *head, tail = [str(word) for word in words] or [""]
-    return f"{', '.join(head)} {last} {tail}" if head else tail
+    return f"{', '.join(head)}{',' * (len(head) > 1)} and {tail}" if head else tail
 
 
-def split_words(sizes: Sequence[int]) -> str:
+def slashes(sizes: Iterable[int]) -> str:
     """`22/22/20`."""
     return "/".join(map(str, sizes))
 

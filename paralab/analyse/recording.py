@@ -23,6 +23,11 @@ WARM_UP = 3
 E = TypeVar("E", bound=Event)
 
 
+def warm_up_steps(steps: int) -> int:
+    """Return how many of these steps are warm-up: 30 -> 3, 8 -> 1, 1 -> 0."""
+    return WARM_UP if steps >= 3 * WARM_UP else max(0, min(1, steps - 1))
+
+
 def bounds(steps: list[list[Step]]) -> tuple[float, float]:
     """Return the first step's start and the last step's end, over all ranks."""
     return min(event.start for event in steps[0]), max(event.end for event in steps[-1])
@@ -98,7 +103,7 @@ class Recording:
 
     @property
     def warm_up(self) -> int:
-        return WARM_UP if len(self.steps) >= 3 * WARM_UP else max(0, min(1, len(self.steps) - 1))
+        return warm_up_steps(len(self.steps))
 
     @property
     def step_seconds(self) -> list[float]:
@@ -117,16 +122,19 @@ class Recording:
 
     @cached_property
     def _spans(self) -> dict[tuple[int, int], list[Span]]:
-        found: dict[tuple[int, int], list[Span]] = defaultdict(list)
+        spans: dict[tuple[int, int], list[Span]] = defaultdict(list)
         for rank in self.events:
             for span in self.of(Span, rank):
                 if span.event not in ("step", "data"):
-                    found[rank, span.step].append(span)
-        return found
+                    spans[rank, span.step].append(span)
+        return spans
 
     def spans(self, rank: int, step: int) -> list[Span]:
         """Return a rank's spans in a step. Long runs record the details of only some steps."""
         return self._spans.get((rank, step), [])
+
+    def spans_of_ranks(self, step: int) -> list[list[Span]]:
+        return [self.spans(rank, step) for rank in range(self.world_size)]
 
     def of(self, kind: type[E], rank: int | None = None) -> list[E]:
         """Return all events of one type, for one rank or for all."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse import blocks, figures
+from paralab.analyse import blocks, explore, figures
 from paralab.analyse.blocks import Bar, Bars, Cell, Distribution, Document, Group, Section, Table
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.phrases import machine_words
@@ -24,11 +24,8 @@ CLOCK = (
 )
 COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single run
 MEMORY = ("parameters", "gradients", "optimizer", "activations")
-# Memory that only fsdp uses: field -> column name and text for the other strategies.
-FSDP_MEMORY = {
-    "gathered": ("gathered temporarily", "–"),
-    "unreduced": ("gradients not yet reduced", "–"),
-}
+# Memory that only fsdp uses: field -> column name.
+FSDP_MEMORY = {"gathered": "gathered temporarily", "unreduced": "gradients not yet reduced"}
 
 
 def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -> Document:
@@ -50,6 +47,7 @@ def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -
             *((where_time_goes(rows), *_sections(rows, recordings)) if rows else ()),
         ),
         facts=facts(comparison),
+        explore=(explore.section(comparison),) if len(rows) > 1 else (),
     )
 
 
@@ -101,11 +99,22 @@ def _remarks(rows: Sequence[Row]) -> str:
             named.setdefault(virtual if "virtual" in remark else remark, []).append(row.name)
     notes = ["step time: median over all steps"] if len(rows) > 1 else []
     notes += ["speed-up: mean over the rounds, in samples per second"] if notes else []
-    notes.append("communication: share of the step (exposed share)")
+    notes.append("communication: share of the step (exposed share)" + _backends(rows))
     for remark, names in named.items():
         whose = "" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})"
         notes.append(remark + whose)
     return "; ".join(notes)
+
+
+def _backends(rows: Sequence[Row]) -> str:
+    """`, over local`, or with names if the configurations use several backends."""
+    users: dict[str, list[str]] = {}
+    for row in rows:
+        if row.backend:
+            users.setdefault(row.backend, []).append(row.name)
+    if len(users) < 2:
+        return "".join(f", over {backend}" for backend in users)
+    return ", over " + " and ".join(f"{name} ({', '.join(who)})" for name, who in users.items())
 
 
 def _row(row: Row) -> Cells:
@@ -145,7 +154,7 @@ def same_training(row: Row) -> str:
 
 
 def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> list[Section]:
-    """Create the chart sections. Only several rows have charts that compare them."""
+    """Create the chart sections. A single run has no charts that compare configurations."""
     last = {name: list_[-1] for name, list_ in recordings.items()}
 
     def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Chart, ...]:
@@ -177,7 +186,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
                 *all_of(lambda row: figures.load_lines(recordings[row.name])),
                 *all_of(lambda row: figures.memory_lines(recordings[row.name])),
             ),
-            "All rounds, one after the other." if len(rows[0].runs) > 1 else "",
+            "All rounds, one after another." if len(rows[0].runs) > 1 else "",
         ),
         Section(
             "Losses",
@@ -191,7 +200,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
 
 def _memory(rows: Sequence[Row]) -> Table:
     memories = [(row, memory) for row in rows for memory in row.peak_bytes]
-    kinds = {kind: (kind, "not measured") for kind in MEMORY}
+    kinds = {kind: kind for kind in MEMORY}
     if any(memory.gathered is not None for _, memory in memories):
         kinds |= FSDP_MEMORY
     cells = (
@@ -201,8 +210,8 @@ def _memory(rows: Sequence[Row]) -> Table:
             "device": name(memory.device),
             "peak": number(memory.bytes, size),
             **{
-                column: number(memory[kind], size, unknown)
-                for kind, (column, unknown) in kinds.items()
+                column: number(memory[kind], size, "not measured" if kind in MEMORY else "–")
+                for kind, column in kinds.items()
             },
             "how": name(memory.how),
         }

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -61,8 +60,7 @@ class Saves(Record, frozen=True, kw_only=True):
 
 
 class PeakMemory(Record, frozen=True, kw_only=True):
-    """A device's peak memory. `how` says how it was measured: by CUDA's allocator, or by counting
-    tensors."""
+    """A device's peak memory, measured by CUDA's allocator or by counting tensors (`how`)."""
 
     rank: int
     device: str
@@ -105,6 +103,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     precision: str
     device: str
     threads_per_device: int
+    backend: str | None = None  # for torch.distributed; None in a single process
     ranks: list[Rank]
     batch: Batch
     total_seconds: float | None
@@ -248,11 +247,9 @@ def _saves(recording: Recording) -> Saves | None:
     saves = recording.of(Save, 0)
     if not saves:
         return None
-    times = {
-        name: statistics.median(save[name] for save in saves)
-        for name in ("blocked_seconds", "seconds")
-    }
-    return Saves(number=len(saves), last=saves[-1].folder, **times)
+    blocked = statistics.median(save.blocked_seconds for save in saves)
+    each = statistics.median(save.seconds for save in saves)
+    return Saves(number=len(saves), last=saves[-1].folder, blocked_seconds=blocked, seconds=each)
 
 
 def _ranks(recording: Recording) -> list[Rank]:
@@ -271,12 +268,11 @@ def _ranks(recording: Recording) -> list[Rank]:
     ]
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def spread(values: list[float]) -> Spread | None:
     if not values:
         return None
-    if len(values) == 1:
-        return Spread(median=values[0], p10=values[0], p90=values[0])
-    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    # Before Python 3.13, `quantiles` needs two values.
+    deciles = statistics.quantiles(values if values[1:] else values * 2, n=10, method="inclusive")
     return Spread(median=statistics.median(values), p10=deciles[0], p90=deciles[-1])
 
 

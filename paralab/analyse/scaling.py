@@ -1,21 +1,54 @@
-"""Report how training scales to more devices, and why the speed-up is not perfect."""
+"""Report how training scales to more devices, and why the speed-up is not perfect.
+
+perfect   n devices take 1/n of one device's step time for the same batch (or the same time for an
+          n times larger batch)
+lost      all time beyond that, split by measured cause
+"""
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
-from paralab.analyse.phrases import capital
+from paralab.analyse.phrases import capital, times_as_fast
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
-from paralab.analyse.verdict import times_as_fast
 from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.units import plural, rate, seconds
 
 GOOD = 0.9  # fraction of the perfect speed-up
 
 
-def explain_crowding(row: Row, cores: int) -> str | None:
-    """Explain slower compute, if too few cores are the reason."""
+def perfect_seconds(row: Row, one: Row) -> float:
+    return _work(row, one) * one.step_seconds.median
+
+
+def _work(row: Row, one: Row) -> float:
+    """Return the samples per device relative to `one`."""
+    return row.batch.size / one.batch.size / (row.devices / one.devices)
+
+
+def losses_of(row: Row, one: Row) -> dict[str, float]:
+    """Return the seconds lost per step by cause, compared with a perfect split of `one`."""
+    mine, work = row.metrics, _work(row, one)
+
+    def more(name: str) -> float:
+        return max(0.0, (mine[name] or 0.0) - work * (one.metrics[name] or 0.0))
+
+    computing = more("compute_seconds")
+    idle = mine.bubble.measured if mine.bubble else 0.0
+    bubble = min(computing, idle * (mine.compute_seconds or 0.0))
+    known = {
+        "exposed communication": more("exposed_communication_seconds"),
+        "waiting for a slower rank": more("exposed_waiting_seconds"),
+        "idle stages (the bubble)": bubble,
+        "slower compute": computing - bubble,
+        "the optimizer step, which every device repeats": more("optimizer_seconds"),
+    }
+    lost = row.step_seconds.median - perfect_seconds(row, one)
+    return known | {"other": max(0.0, lost - sum(known.values()))}
+
+
+def _explain_crowding(row: Row, cores: int) -> str:
+    """Explain slower compute if too few cores are the reason; otherwise return an empty string."""
     if SHARE_CORES not in find_sharing(row.remarks):
-        return None
+        return ""
     used = [share for share in row.metrics.load.cores_per_rank if share is not None]
     total = f" and used {sum(used):.1f} in total" if used else ""
     return f"{plural(row.devices, 'device')} share {plural(cores, 'core')}{total}"
@@ -42,31 +75,31 @@ def section(comparison: Comparison) -> Section:
 
 
 def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
-    perfect = Line("perfect", tuple((float(r.devices), r.devices / one.devices) for r in rows))
+    ratios = [(float(row.devices), row.ratio) for row in rows]
+    perfect = Line("perfect", tuple((devices, devices / one.devices) for devices, _ in ratios))
     measured = Line(
         "measured",
-        tuple((float(row.devices), row.ratio.value) for row in rows),
-        tuple(row.ratio.low or row.ratio.value for row in rows),
-        tuple(row.ratio.high or row.ratio.value for row in rows),
+        tuple((devices, ratio.value) for devices, ratio in ratios),
+        tuple(ratio.low or ratio.value for _, ratio in ratios),
+        tuple(ratio.high or ratio.value for _, ratio in ratios),
     )
     rates = [(plural(row.devices, "device"), row.samples_per_second_per_device) for row in rows]
-    per_device = tuple(Bar(devices, value, text=rate(value)) for devices, value in rates)
+    bars = tuple(Bar(devices, value, text=rate(value)) for devices, value in rates)
     title = "Speed-up by number of devices"
     return (
         Lines(title, (perfect, measured), "devices", "times as fast", "number"),
-        Bars("Samples per second per device", per_device, "samples/s"),
+        Bars("Samples per second per device", bars, "samples/s"),
     )
 
 
 def _row(row: Row, one: Row, cores: int) -> Cells:
-    perfect, causes = row.devices / one.devices, losses_of(row, one)
-    lost = None if row is one else max(0.0, row.step_seconds.median - perfect_seconds(row, one))
-    largest = max(causes, key=lambda name: causes[name])
+    step, perfect, causes = row.step_seconds.median, row.devices / one.devices, losses_of(row, one)
+    lost = None if row is one else max(0.0, step - perfect_seconds(row, one))
     where = "–"
-    if lost is not None and lost >= 0.02 * row.step_seconds.median:
-        where = f"{largest}: {seconds(causes[largest])}"
-        if largest == "slower compute" and (why := explain_crowding(row, cores)):
-            where += f" ({why})"
+    if lost is not None and lost >= 0.02 * step:
+        largest = max(causes, key=lambda cause: causes[cause])
+        crowded = _explain_crowding(row, cores) if largest == "slower compute" else ""
+        where = f"{largest}: {seconds(causes[largest])}" + (f" ({crowded})" if crowded else "")
     return {
         "devices": exact(row.devices),
         "samples/s": number(row.samples_per_second, rate),
@@ -81,27 +114,25 @@ def _row(row: Row, one: Row, cores: int) -> Cells:
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
     """Compare each speed-up with the number of devices, and name the causes of the gap."""
-    found: list[Finding] = []
-    for row in comparison.rows[1:]:
-        one, cores = comparison.rows[0], comparison.machine.cores
-        perfect, lost = row.devices / one.devices, losses_of(row, one)
-        evidence = {
-            "speed_up": row.ratio.to_dict(),
-            "perfect": perfect,
-            "efficiency": row.efficiency,
-            "lost_seconds": lost,
-        }
-        devices = plural(row.devices, "device")
-        text = f"{devices}: {times_as_fast(row.ratio)}; {perfect:g} would be perfect."
-        if (row.efficiency or 0.0) >= GOOD:
-            found.append(Finding("fastest", f"{text} That is close to perfect scaling.", evidence))
-            continue
-        causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-        known = {"other": "unexplained time"}
-        named = [f"{known.get(c, c)} ({seconds(time)} per step)" for c, time in causes if time > 0]
-        if named:
-            text += f" The lost time is {' and '.join(named)}."
-        if why := explain_crowding(row, cores):
-            text += f" {capital(why)}: devices that compete for cores cannot run faster."
-        found.append(Finding("limit", text, evidence))
-    return tuple(found)
+    return tuple(
+        _finding(row, comparison.rows[0], comparison.machine.cores) for row in comparison.rows[1:]
+    )
+
+
+def _finding(row: Row, one: Row, cores: int) -> Finding:
+    perfect, lost = row.devices / one.devices, losses_of(row, one)
+    evidence = {"speed_up": row.ratio.to_dict(), "perfect": perfect}
+    evidence |= {"efficiency": row.efficiency, "lost_seconds": lost}
+    devices = plural(row.devices, "device")
+    text = f"{devices}: {times_as_fast(row.ratio)}; {perfect:g} would be perfect."
+    if (row.efficiency or 0.0) >= GOOD:
+        return Finding("fastest", f"{text} That is close to perfect scaling.", evidence)
+
+    causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
+    known = {"other": "unexplained time"}
+    named = [f"{known.get(c, c)} ({seconds(time)} per step)" for c, time in causes if time > 0]
+    if named:
+        text += f" The lost time is {' and '.join(named)}."
+    if why := _explain_crowding(row, cores):
+        text += f" {capital(why)}: devices that compete for cores cannot run faster."
+    return Finding("limit", text, evidence)

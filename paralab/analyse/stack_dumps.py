@@ -33,7 +33,7 @@ class Frame(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StackDump:
-    """A rank's answer: its main thread's stack, outermost call first; empty if none came."""
+    """A rank's answer. `stack` is its main thread's stack, outermost call first."""
 
     rank: int
     asked: bool
@@ -46,13 +46,12 @@ class StackDump:
     @classmethod
     def read(cls, folder: Path, rank: int) -> Self:
         answer = _read_object(folder / f"rank{rank}.json")
-        fault = folder / f"rank{rank}.txt"
+        state, fault = folder / f"rank{rank}.state", folder / f"rank{rank}.txt"
         stack, collectives = _convert(answer)
         return cls(
             rank=rank,
-            # Each node's launcher asks only the ranks on that node.
-            asked=(folder / f"rank{rank}.state").exists(),
-            state=_read_object(folder / f"rank{rank}.state").get("state"),
+            asked=state.exists(),  # each node's launcher asks only the ranks on that node
+            state=_read_object(state).get("state"),
             answered=bool(answer),
             stack=stack,
             collectives=collectives,
@@ -73,13 +72,13 @@ class StackDump:
 
     @property
     def kind(self) -> str | None:
-        """The collective on the main thread's stack. (gloo records some as all_reduce.)"""
+        """The collective on the main thread's stack. (gloo records some others as all_reduce.)"""
         for frame in reversed(self.stack):
             in_torch = "torch/distributed" in frame.file.replace("\\", "/")
             if in_torch and (kind := matching.kind_of(frame.function)):
                 return kind
             if not frame.is_library:
-                return None  # the caller does not matter
+                return None  # from here on, the stack shows only callers
         return None
 
     @property
@@ -92,7 +91,7 @@ class StackDump:
 
     @property
     def calls(self) -> list[CollectiveCall]:
-        """The calls so far. The one that the rank waits in is last, as its stack shows it."""
+        """The calls so far. If the rank waits in a call, that call is last, as the stack shows it."""
         waits_in = self.waits_in
         # Sends and receives are known from the stack.
         numbered = [call for call in self.collectives if call.number is not None]
@@ -123,7 +122,7 @@ def _read_object(path: Path) -> JsonObject:
 
 
 def _convert(answer: JsonObject) -> tuple[list[Frame], list[CollectiveCall]]:
-    """Convert an answer. Leave out anything unexpected: torch's format is private."""
+    """Convert an answer. Ignore anything unexpected: torch's format is private."""
     stack: list[Frame] = []
     collectives: list[CollectiveCall] = []
     try:

@@ -47,7 +47,7 @@ def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
     c          ├─────┤
     d                  ├──┤
     """
-    found = [0] * len(spans)
+    lane_of = [0] * len(spans)
     open_ends: list[list[float]] = []  # per lane: the ends of open spans, innermost last
     # If two spans start together, the longer one comes first because it can contain the other.
     for number in sorted(
@@ -64,5 +64,5 @@ def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
         if lane == len(open_ends):
             open_ends.append([])
         open_ends[lane].append(end)
-        found[number] = lane
-    return found
+        lane_of[number] = lane
+    return lane_of

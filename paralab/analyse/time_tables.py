@@ -2,20 +2,42 @@
 
 from collections.abc import Iterator, Sequence
 
-from paralab.analyse.blocks import Cell, Section
+from paralab.analyse.blocks import Cell, Section, ShareRow, Shares
 from paralab.analyse.compare import Row
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import collectives_per_step
 from paralab.analyse.table_cells import Cells, name, number, percent, table
 from paralab.units import count, seconds, size
 
+# Fields of StepShares -> kinds of work in charts.
+KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "exposed_communication": "exposed",
+    "waiting": "wait",
+    "other": "other",
+    "skew": "skew",
+}
+
 
 def where_time_goes(rows: Sequence[Row]) -> Section:
+    shares = Shares(
+        "Shares of a step (mean over steps and ranks)",
+        tuple(KINDS.values()),
+        tuple(
+            ShareRow(row.name, tuple(row.metrics.shares[field] for field in KINDS))
+            for row in rows
+            if row.metrics.shares
+        ),
+        "A step lasts from its first rank's start to its last rank's end. Each row adds up to 100 %.",
+    )
     time = table(
         "Seconds per optimizer step (median over steps, mean over ranks)",
         map(_time, rows),
         "Exposed: the device waits instead of computing. Pipeline stages work at the same time, so "
-        "the forward and backward times include all time in which any stage works.",
+        "the forward and backward times include all time in which any stage works. Skew: the rank "
+        "has not started the step yet, or has finished it before the others.",
     )
     communication = table("Communication per rank and optimizer step", map(_communication, rows))
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
@@ -28,7 +50,7 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
         "the step, and how long its transfer took.",
     )
     tables = (time, communication, *((buckets,) if buckets.rows else ()), machine)
-    return Section("Where the time goes", tables)
+    return Section("Where the time goes", (*((shares,) if shares.rows else ()), *tables))
 
 
 def _time(row: Row) -> Cells:
@@ -42,6 +64,7 @@ def _time(row: Row) -> Cells:
         "exposed comm.": metrics.exposed_communication_seconds,
         "waiting for ranks": metrics.exposed_waiting_seconds,
         "other": metrics.other_seconds,
+        "skew": metrics.skew_seconds,
         "data wait": metrics.data_wait_seconds,
     }
     cells = {column: number(value, seconds) for column, value in parts.items()}
@@ -50,7 +73,7 @@ def _time(row: Row) -> Cells:
 
 def _communication(row: Row) -> Cells:
     metrics, bubble = row.metrics, row.metrics.bubble
-    kept, share = metrics.keeps_rule, metrics.communication_share
+    keeps_rule, share = metrics.keeps_rule, metrics.communication_share
     idle = f"{bubble.measured:.0%} ({bubble.ideal:.0%})" if bubble else "–"
     collectives = row.all_reduces_per_step or row.all_gathers_per_step
     return {
@@ -60,7 +83,7 @@ def _communication(row: Row) -> Cells:
         ),
         "overlap": percent(metrics.overlap),
         "share of step": Cell(f"{share:.0%}" if share else "–", share),
-        f"below {RULE:.0%}": Cell({None: "–", True: "yes", False: "no"}[kept], kept),
+        f"below {RULE:.0%}": Cell({None: "–", True: "yes", False: "no"}[keeps_rule], keeps_rule),
         "collectives": Cell(collectives_per_step(row) or "0", collectives),
         "bytes": number(row.bytes_per_step, size),
         "bubble (ideal)": Cell(idle, bubble.measured if bubble else None),
@@ -86,7 +109,8 @@ def _machine(row: Row) -> Cells:
     flops, load, balance = row.metrics.flops, row.metrics.load, row.metrics.balance
     cores = ", ".join(f"{share:.2f}" for share in load.cores_per_rank if share is not None)
     busy = ", ".join(f"{gpu.device} {gpu.utilization:.0%}" for gpu in load.gpu)
-    busy = busy or (f"{cores} cores" if cores else "not measured: the run was too short")
+    used = "1 core" if cores == "1.00" else f"{cores} cores"
+    busy = busy or (used if cores else "not measured: the run was too short")
     return {
         "configuration": name(row.name),
         "device 0 vs. others": number(balance, "{:.2f}× as busy".format, "–"),

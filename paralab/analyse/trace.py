@@ -23,10 +23,10 @@ from paralab.record.events import COLLECTIVES, Error, Event, Load, Memory, Span,
 TraceEvent = dict[str, Any]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
+LANES = {"step": STEPS, "data": LOADING, **dict.fromkeys(COLLECTIVES, COMMUNICATION)}
 # Fields that are not repeated as arguments: the slice already shows its name, position, and lane.
 NOT_ARGUMENTS = ("event", "start", "end", "time", "device")
-# Thread ids are unique in the entire trace, because viewers disagree on whether ids are per
-# process.
+# Viewers disagree on whether thread ids are per process, so ids are unique in the entire trace.
 TIDS_PER_PID = 1000
 
 
@@ -46,35 +46,28 @@ class Slice:
 
 
 def trace_of(folder: Path) -> TraceEvent:
-    """Create the trace from the manifest and the events; a killed run lacks its last ones."""
+    """Create the trace from the manifest and the events. A killed run lacks its last events."""
     recording = Recording.read(folder)
-    manifest, plan, events = recording.manifest, recording.plan, recording.events
-    found: list[TraceEvent] = []
+    manifest, plan = recording.manifest, recording.plan
+    events: list[TraceEvent] = []
     slices: list[Slice] = []
     for rank in plan.ranks:
         devices = list(dict.fromkeys(device.name for device in rank.devices))
-        own = events.get(rank.rank, [])
-        placed, names = _placed(rank.rank, own, devices)
+        own = recording.events.get(rank.rank, [])
+        placed, names = _place(rank.rank, own, devices)
         slices += placed
-        found += _names(rank.rank, f"rank {rank.rank} · {', '.join(devices)}", names)
-        found += _instants(rank.rank, own, {name: tid for tid, name in names.items()})
-        found += _counters(rank.rank, own)
-    found += [_complete(slice_) for slice_ in slices]
-    found += _loss(recording)
-    found += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
+        events += _names(rank.rank, f"rank {rank.rank} · {', '.join(devices)}", names)
+        events += _instants(rank.rank, own, next(iter(names)))
+        events += _counters(rank.rank, own)
+    events += [_complete(slice_) for slice_ in slices]
+    events += _loss(recording)
+    events += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
     # Names come first, then events by time. At equal times, the longer slice comes first because it
     # contains the other, and arrows follow their slices.
-    found.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
-    return {
-        "traceEvents": found,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "strategy": plan.strategy,
-            "workload": manifest.workload.name,
-            "arithmetic": plan.arithmetic,
-            "created": manifest.created,
-        },
-    }
+    events.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
+    about = {"strategy": plan.strategy, "workload": manifest.workload.name}
+    about |= {"arithmetic": plan.arithmetic, "created": manifest.created}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def _pid(rank: int) -> int:
@@ -85,34 +78,30 @@ def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def _placed(
+def _place(
     rank: int, events: list[Event], devices: list[str]
 ) -> tuple[list[Slice], dict[int, str]]:
     """Return a rank's slices and its lanes (thread id -> name, in display order)."""
-    by_lane: dict[str, list[Span]] = {
-        name: [] for name in (STEPS, LOADING, *devices, COMMUNICATION)
-    }
+    names_in_order = (STEPS, LOADING, *devices, COMMUNICATION)
+    by_lane: dict[str, list[Span]] = {name: [] for name in names_in_order}
     for event in events:
         if isinstance(event, Span):
-            by_lane.setdefault(_lane(event, devices[0]), []).append(event)
+            # scatter, gather, and optimizer run on the rank's first device
+            lane_name = LANES.get(event.event) or event.device or devices[0]
+            by_lane.setdefault(lane_name, []).append(event)
+
     slices: list[Slice] = []
     names: dict[int, str] = {}
-    for name, list_ in by_lane.items():
-        times = [(_us(event.start), _us(event.end)) for event in list_]
+    for name, spans in by_lane.items():
+        times = [(_us(span.start), _us(span.end)) for span in spans]
         numbers = lanes(times, nested=name != COMMUNICATION)
         first = _pid(rank) * TIDS_PER_PID + len(names) + 1
-        for event, (start, end), lane in zip(list_, times, numbers, strict=True):
-            slices.append(Slice(event, rank, first + lane, start, end))
-        if list_ or name in (STEPS, *devices):
+        for span, time, lane in zip(spans, times, numbers, strict=True):
+            slices.append(Slice(span, rank, first + lane, *time))
+        if spans or name in (STEPS, *devices):
             for lane in range(max(numbers, default=0) + 1):
                 names[first + lane] = f"{name} ({lane + 1})" if lane else name
     return slices, names
-
-
-def _lane(event: Span, first_device: str) -> str:
-    lane = {"step": STEPS, "data": LOADING, **dict.fromkeys(COLLECTIVES, COMMUNICATION)}
-    # scatter, gather, and optimizer run on the rank's first device
-    return lane.get(event.event) or event.device or first_device
 
 
 def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]:
@@ -129,16 +118,10 @@ def _names(rank: int, title: str, names: dict[int, str]) -> Iterator[TraceEvent]
 
 
 def _complete(slice_: Slice) -> TraceEvent:
-    event = slice_.event
-    return {
-        "ph": "X",
-        "name": f"step {event.step}" if event.event == "step" else event.event,
-        "cat": event.event,
-        "ts": slice_.start_us,
-        "dur": slice_.end_us - slice_.start_us,
-        **slice_.where,
-        "args": _arguments(event),
-    }
+    event, duration = slice_.event, slice_.end_us - slice_.start_us
+    name = f"step {event.step}" if event.event == "step" else event.event
+    shown = {"ph": "X", "name": name, "cat": event.event, "ts": slice_.start_us, "dur": duration}
+    return {**shown, **slice_.where, "args": _arguments(event)}
 
 
 def _arguments(event: Event) -> TraceEvent:
@@ -150,26 +133,18 @@ def _arguments(event: Event) -> TraceEvent:
     }
 
 
-def _instants(rank: int, events: list[Event], tids: dict[str, int]) -> Iterator[TraceEvent]:
+def _instants(rank: int, events: list[Event], tid: int) -> Iterator[TraceEvent]:
     """Yield instant events for device inputs and process errors, on the steps lane. On a device
     lane, Perfetto would attach the surrounding pass's arrow to them."""
     for event in events:
         if isinstance(event, SplitShape):
-            name, scope = f"split {event.shape} on {event.device}", "t"
+            shown = {"name": f"split {event.shape} on {event.device}", "s": "t"}
         elif isinstance(event, Error):
-            name, scope = event.error, "p"
+            shown = {"name": event.error, "s": "p"}
         else:
             continue
-        yield {
-            "ph": "i",
-            "name": name,
-            "cat": event.event,
-            "ts": _us(event.time),
-            "s": scope,
-            "pid": _pid(rank),
-            "tid": tids[STEPS],
-            "args": _arguments(event),
-        }
+        where = {"ts": _us(event.time), "pid": _pid(rank), "tid": tid}
+        yield {"ph": "i", "cat": event.event, **shown, **where, "args": _arguments(event)}
 
 
 def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
@@ -178,10 +153,8 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
     for event in events:
         values: list[tuple[str, str, float | None]] = []
         if isinstance(event, Load):
-            values = [
-                ("process load", "in cores", event.cpu_share),
-                ("process memory", "in bytes", event.rss_bytes),
-            ]
+            values.append(("process load", "in cores", event.cpu_share))
+            values.append(("process memory", "in bytes", event.rss_bytes))
             for load in event.devices:
                 values += [
                     (f"load {load.device}", "as a share", load.utilization),
@@ -189,7 +162,7 @@ def _counters(rank: int, events: list[Event]) -> Iterator[TraceEvent]:
                     (f"memory {load.device} used by all", "in bytes", load.used_bytes),
                 ]
         elif isinstance(event, Memory):
-            values = [(f"peak memory {event.device}", "in bytes", event.bytes)]
+            values.append((f"peak memory {event.device}", "in bytes", event.bytes))
         for name, unit, value in values:
             if value is not None:
                 yield _counter(rank, name, event["time"], unit, value)
@@ -207,20 +180,20 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
 
 
 def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
-    """Return all arrows, numbered."""
+    """Return all arrows. Their ids must be unique."""
     chains = [
         *((chain[0].event.event.replace("_", "-"), chain) for chain in _collectives(slices)),
         *(("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)),
         *(("replica", chain) for chain in _scatter_to_gather(slices)),
     ]
-    found: list[TraceEvent] = []
+    arrows: list[TraceEvent] = []
     for name, chain in chains:
-        found += _arrow(len(found), name, chain)
-    return found
+        arrows += _arrow(len(arrows), name, chain)
+    return arrows
 
 
 def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
-    """For each bucket in each step, yield its slices on all ranks, first ready first."""
+    """Yield each bucket's slices on all ranks in a step. The rank that is ready first comes first."""
     same: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
     times: Counter[tuple[Any, ...]] = Counter()
     for slice_ in slices:
@@ -236,15 +209,15 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
 def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
     """Connect the stages of a micro-batch: forward in order, and backward in reverse."""
     for name, direction in (("forward", 1), ("backward", -1)):
-        found: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
+        passes: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         for slice_ in slices:
             e = slice_.event
             # The half of a backward pass that computes weight gradients does not send anything.
             if e.event == name and e.stage is not None and not e.weights:
                 replica = replica_of[slice_.rank]
-                found[replica, e.step, e.accumulation, e.micro, e.stage].append(slice_)
-        for (*same, stage), list_ in found.items():
-            following = found.get((*same, stage + direction), [])
+                passes[replica, e.step, e.accumulation, e.micro, e.stage].append(slice_)
+        for (*same, stage), list_ in passes.items():
+            following = passes.get((*same, stage + direction), [])
             yield from (list(pair) for pair in zip(list_, following, strict=False))
 
 
@@ -274,12 +247,12 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
         return []
     first, second = chain[:2]
     moment = max(first.start_us, min(second.start_us, first.end_us - 1))
-    found = []
+    events = []
     for number, slice_ in enumerate(chain):
         moment = max(moment, slice_.start_us)
         if moment >= slice_.end_us:  # the next slice may start where this one ends
             return []
         arrow = {"name": name, "cat": "flow", "id": id_, "ts": moment, **slice_.where}
-        found.append({"ph": "t" if number else "s", **arrow})
-    found[-1] |= {"ph": "f", "bp": "e"}
-    return found
+        events.append({"ph": "t" if number else "s", **arrow})
+    events[-1] |= {"ph": "f", "bp": "e"}
+    return events

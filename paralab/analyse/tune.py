@@ -6,12 +6,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from paralab.analyse.blocks import Cell, Document, Evidence, Finding, Line, Lines, Section
-from paralab.analyse.compare import Row, SpeedUp, comparison_of
+from paralab.analyse.compare import Row, comparison_of
+from paralab.analyse.confidence import SpeedUp
 from paralab.analyse.manifest import TuneManifest, manifest_of
+from paralab.analyse.phrases import times_as_fast
 from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
 from paralab.analyse.table_cells import Cells, number, table
-from paralab.analyse.verdict import is_same_training, times_as_fast
+from paralab.analyse.verdict import is_same_training
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
 from paralab.record.types import Record
@@ -36,8 +38,7 @@ class Tuned(Record, frozen=True, kw_only=True):
 
 
 class CurvePoint(Record, frozen=True, kw_only=True):
-    """One bucket size, with all other options at their defaults. None means PyTorch's default
-    size."""
+    """One bucket size (None is PyTorch's default), with all other options at their defaults."""
 
     bucket_mb: float | None
     buckets: float
@@ -70,7 +71,8 @@ def choice_of(folder: Path) -> TuneResult:
     default = next((row for row in final.rows if row.name == manifest.default), None)
     if default is None:
         raise UsageError(
-            f"The search in {folder} did not measure its default.", fix="run paralab tune again"
+            f"The search in {folder} did not measure the default configuration.",
+            fix="run paralab tune again",
         )
     faster = [r for r in final.rows if is_same_training(r) and r.ratio.verdict == "faster"]
     same = [row for row in faster if row.precision == default.precision]
@@ -91,13 +93,13 @@ def choice_of(folder: Path) -> TuneResult:
 
 def rungs_of(folder: Path) -> list[Path]:
     """Return the rungs that were started."""
-    found = sorted(folder.glob("rung*/manifest.json"))
-    if not found:
+    manifests = sorted(folder.glob("rung*/manifest.json"))
+    if not manifests:
         raise UsageError(
             f"The search in {folder} was stopped before it measured anything.",
             fix="run paralab tune again",
         )
-    return [path.parent for path in found]
+    return [path.parent for path in manifests]
 
 
 def _tuned(row: Row) -> Tuned:
@@ -130,8 +132,10 @@ def document(folder: Path) -> Document:
     manifest, choice = manifest_of(folder, TuneManifest), choice_of(folder)
     final = rungs_of(folder)[-1]
     rest = report(comparison_of(final), final, _sections(choice))
-    kept = tuple(finding for finding in rest.findings if finding.kind in ("same", "warning"))
-    return replace(rest, title=f"Tune: {manifest.workload.name}", findings=findings(choice) + kept)
+    general = tuple(finding for finding in rest.findings if finding.kind in ("same", "warning"))
+    return replace(
+        rest, title=f"Tune: {manifest.workload.name}", findings=findings(choice) + general
+    )
 
 
 def _sections(choice: TuneResult) -> list[Section]:
@@ -146,7 +150,8 @@ def _sections(choice: TuneResult) -> list[Section]:
     names = ("bucket size in MB", "per optimizer step", "seconds")
     chart = Lines("Step time by bucket size", lines, *names, log_x=True)
     note = (
-        "Each size ran for one round; the final rounds decide. Each small bucket adds a fixed "
+        "Each size ran for one round; the final rounds pick the winner. Each small bucket adds a "
+        "fixed "
         "cost. Large buckets leave no computation to hide the communication behind."
     )
     return [Section("Bucket size", (chart, table("", map(_curve_row, points), note)))]
@@ -178,12 +183,12 @@ def findings(choice: TuneResult) -> tuple[Finding, ...]:
             f"`{chosen.name}` takes {seconds(after)} per step, and the default {seconds(before)}: "
             f"{times_as_fast(chosen.speed_up)}. Use: `{chosen.command}`"
         )
-    found = [Finding("fastest", text, evidence)]
-    if low:
-        moved = low.loss_difference
-        losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
-        faster = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}"
-        text = f"{faster}; its losses {losses}. Use: `{low.command}`"
-        evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
-        found.append(Finding("next", text, evidence))
-    return tuple(found)
+    fastest = Finding("fastest", text, evidence)
+    if not low:
+        return (fastest,)
+    moved = low.loss_difference
+    losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
+    faster = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}"
+    text = f"{faster}; its losses {losses}. Use: `{low.command}`"
+    evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
+    return fastest, Finding("next", text, evidence)

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from paralab.analyse.blocks import Finding
-from paralab.analyse.compare import Comparison, Row, SpeedUp
+from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.confidence import speed_up
-from paralab.analyse.efficiency_loss import losses_of, perfect_seconds
 from paralab.analyse.metrics import RULE
-from paralab.analyse.phrases import capital, collectives_per_step
+from paralab.analyse.phrases import capital, collectives_per_step, times_as_fast
+from paralab.analyse.scaling import losses_of, perfect_seconds
 from paralab.analyse.verify import alike, apart_from
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
@@ -23,7 +23,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
-        return (_consists(baseline), *_next(baseline, rows), *_warnings(comparison))
+        return (_parts(baseline), *_next(baseline, rows), *_warnings(comparison))
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
@@ -31,8 +31,8 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     best = max(faster if several else sound, key=lambda row: row.ratio.value, default=baseline)
     findings = [_fastest(best, baseline, sound)]
 
-    spread_out = [best] if best.devices > 1 else [row for row in sound if row.devices > 1]
-    parallel = max(spread_out, key=lambda row: row.ratio.value, default=None)
+    candidates = [best] if best.devices > 1 else [row for row in sound if row.devices > 1]
+    parallel = max(candidates, key=lambda row: row.ratio.value, default=None)
     if parallel:
         findings.append(_cost(parallel, baseline))
         if parallel.ratio.verdict in ("faster", "slower", "baseline"):
@@ -46,12 +46,6 @@ def is_same_training(row: Row) -> bool | None:
     return None if row.verify is None else row.verify.equal
 
 
-def times_as_fast(ratio: SpeedUp) -> str:
-    """`1.93 times as fast (1.88–1.99)`, `0.69 times as fast (0.63–0.75)`."""
-    interval = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
-    return f"{ratio.value:.2f} times as fast{interval}"
-
-
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     others: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -59,6 +53,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
             ratio = speed_up(row.round_seconds_per_sample, best.round_seconds_per_sample)
             others[ratio.verdict].append(row.name)
     equally, unsure = others["no difference"], others["too noisy"]
+
     step = seconds(best.step_seconds.median)
     if best.ratio.low is None:
         shortest = min(row.step_seconds.median for row in rows)
@@ -73,13 +68,10 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
         text = f"`{best.name}` is fastest: {step} per step, {faster}."
     text += f" Equally fast: {', '.join(equally)}." if equally else ""
     text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
-    evidence = {
-        "step_seconds": best.step_seconds.to_dict(),
-        "speed_up": best.ratio.to_dict(),
-        "equally_fast": equally,
-        "too_noisy_to_tell": unsure,
-    }
-    return Finding("fastest", text, evidence)
+    evidence = {"step_seconds": best.step_seconds.to_dict(), "speed_up": best.ratio.to_dict()}
+    return Finding(
+        "fastest", text, evidence | {"equally_fast": equally, "too_noisy_to_tell": unsure}
+    )
 
 
 def largest_memory(row: Row) -> int | None:
@@ -90,52 +82,54 @@ def largest_memory(row: Row) -> int | None:
 def _cost(row: Row, baseline: Row) -> Finding:
     mine, one = largest_memory(row), largest_memory(baseline)
     devices, processes = plural(row.devices, "device"), plural(row.processes, "process")
-    parts = [f"`{row.name}` uses {devices} in {processes}"]
+    text = f"`{row.name}` uses {devices} in {processes}"
     if mine and one:
-        parts.append(f"up to {size(mine)} on one device (`{baseline.name}`: {size(one)})")
+        text += f"; up to {size(mine)} on one device (`{baseline.name}`: {size(one)})"
     if row.bytes_per_step:
-        moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total,"
-        parts.append(f"{moved} per rank and optimizer step")
+        moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total"
+        text += f"; {moved}, per rank and optimizer step"
     evidence = {"devices": row.devices, "peak_bytes": mine, "baseline_peak_bytes": one}
     evidence |= {name: row[name] for name in ("bytes_per_step", "all_reduces_per_step")}
-    return Finding("cost", "; ".join(parts) + ".", evidence)
+    return Finding("cost", f"{text}.", evidence)
 
 
-def shares(row: Row) -> dict[str, float]:
-    """Return each part's share of the step, largest first."""
-    metrics, step = row.metrics, row.step_seconds.median
-    parts = {
-        "compute": metrics.compute_seconds,
-        "exposed communication": metrics.exposed_communication_seconds,
-        "waiting for a slower rank": metrics.exposed_waiting_seconds,
-        "optimizer": metrics.optimizer_seconds,
-        "other": metrics.other_seconds,
+def _shares(row: Row) -> dict[str, float]:
+    """Return each part's share of the step, largest first. They add up to 1, and are empty if no
+    step was recorded in detail."""
+    parts = row.metrics.shares
+    if parts is None:
+        return {}
+    shares = {
+        "compute": parts.forward + parts.backward,
+        "exposed communication": parts.exposed_communication,
+        "waiting for a slower rank": parts.waiting,
+        "optimizer": parts.optimizer,
+        "other": parts.other,
+        "skew (ranks start or end at different times)": parts.skew,
     }
-    found = {name: (value or 0.0) / step for name, value in parts.items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _consists(row: Row) -> Finding:
-    """Describe the parts of a single run's step."""
-    parts = [f"{share:.0%} {name}" for name, share in shares(row).items() if share >= 0.01]
-    step = seconds(row.step_seconds.median)
-    text = ": ".join(filter(None, [f"`{row.name}` takes {step} per step", ", ".join(parts)]))
-    return Finding("limit", f"{text}.", {"shares": shares(row)})
+def _parts(row: Row) -> Finding:
+    """List the parts of a single run's step."""
+    shares, text = _shares(row), f"`{row.name}` takes {seconds(row.step_seconds.median)} per step"
+    if parts := [f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.01]:
+        text += f": {', '.join(parts)}"
+    return Finding("limit", f"{text}.", {"shares": shares})
 
 
 def _limit(row: Row, baseline: Row) -> Finding:
     """Explain the gap to a perfect split over the devices."""
-    step, name = row.step_seconds.median, row.name
-    perfect, causes = perfect_seconds(row, baseline), losses_of(row, baseline)
-    largest = max(causes, key=lambda cause: causes[cause])
+    step, perfect, name = row.step_seconds.median, perfect_seconds(row, baseline), row.name
+    causes, idle = losses_of(row, baseline), row.metrics.bubble
     evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes}
-    evidence |= {"shares": shares(row)}
-    idle = row.metrics.bubble
+    evidence["shares"] = _shares(row)
     if step - perfect <= 0.05 * step and not (idle and idle.measured > idle.ideal + 0.1):
         split = f"a perfect split would take {seconds(perfect)}"
         text = f"`{name}` loses almost nothing: {seconds(step)} per step; {split}."
         return Finding("limit", text, evidence)
 
+    largest = max(causes, key=lambda cause: causes[cause])
     lost, cause = seconds(causes[largest]), "unexplained" if largest == "other" else largest
     if perfect >= step:  # no slower than a perfect split of the baseline's work
         text = f"The largest cost of `{name}` is {cause}: {lost} of {seconds(step)} per step."
@@ -151,7 +145,7 @@ def _limit(row: Row, baseline: Row) -> Finding:
 
 
 def tune_command(row: Row) -> str:
-    """Return the tune command for the same training. It keeps the options that affect training."""
+    """Return the tune command for the same training, with the options that affect training."""
     words = ["paralab", "tune", row.strategy]
     for name in ("workload", "replicas", "stages", "batch_size", "precision", "device", "seed"):
         value = getattr(row.request, name)
@@ -172,22 +166,21 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         text = (
             f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), "
             f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of the "
-            f"communication. `{tune_command(row)}` searches for a bucket size, accumulation, and "
-            "options that expose less."
+            f"communication. `{tune_command(row)}` searches for a better bucket size, accumulation, and options."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and exposed >= RULE:
         text = (
-            f"Communicating shards takes {share:.0%} of the step, and {exposed:.0%} of the step is "
+            f"Shard communication takes {share:.0%} of the step, and {exposed:.0%} of the step is "
             "exposed: each pass gathers each parameter twice. Fewer passes per step "
-            "(`--accumulate`) gather less. If the model fits on one device, `ddp` gathers nothing."
+            "(`--accumulate`) gather less. If the model fits on one device, use `ddp`, which does "
+            "not gather parameters."
         )
         yield Finding("next", text, costs)
     if row.strategy == "dp" and not any(o.strategy == "ddp" and o.accumulate == 1 for o in rows):
         better = "it does not copy the model in each step, and no device collects all gradients"
-        text = f"Try `ddp` instead of `dp`: {better}."
         evidence = {"communication_share": share, "balance": metrics.balance}
-        yield Finding("next", text, evidence)
+        yield Finding("next", f"Try `ddp` instead of `dp`: {better}.", evidence)
     if metrics.bubble and metrics.bubble.measured > 0.15:
         text = (
             f"The stages are idle {metrics.bubble.measured:.0%} of the time "
@@ -196,13 +189,12 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         )
         yield Finding("next", text, metrics.bubble.to_dict())
     if late := metrics.straggler:
-        wait = f"which wait for it during {late.share_of_step:.0%} of each step"
-        yield Finding(
-            "next", f"Rank {late.rank} is slower than the others, {wait}.", late.to_dict()
-        )
+        wait = f"they wait for it during {late.share_of_step:.0%} of each step"
+        text = f"Rank {late.rank} is slower than the others: {wait}."
+        yield Finding("next", text, late.to_dict())
     if (data := metrics.data_wait_seconds or 0.0) > 0.05 * step:
         text = f"Between steps, the device waits {seconds(data)} for data."
-        text += " Use more loader workers, or a cheaper transform."
+        text += " Use more loader workers, or cheaper transforms."
         yield Finding("next", text, {"data_wait_seconds": data})
 
 
@@ -217,11 +209,13 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     like = alike(len(equal), len(checked))
     text = f"{like} (fp64, largest parameter difference {largest:.1e})."
     if excused:
-        held = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
-        text += f" For {len(excused)} of them, known sources of difference were held fixed: {held}."
+        fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
+        text += (
+            f" For {len(excused)} of them, known causes of differences were held fixed: {fixed}."
+        )
+    evidence = {"equal": len(equal), "of": len(checked), "max_difference": largest}
     tolerance = {"tolerance": checked[0][1].tolerance}
-    counts = {"equal": len(equal), "of": len(checked), "max_difference": largest}
-    yield Finding("same", text, counts | tolerance)
+    yield Finding("same", text, evidence | tolerance)
     for row, check in checked:
         if not check.equal:
             text = f"`{row.name}` differs from a single device: {check.cause}."
@@ -229,17 +223,18 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _busy(baseline: Row) -> Iterator[Finding]:
-    """Warn if another program used the machine: only then does a single device lack core time."""
+    """Warn if another program used the machine, which is the only reason why a single device gets
+    too little CPU time."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     alone = baseline.strategy == "single" and baseline.device == "cpu"
     if alone and cores is not None and cores <= BUSY * asked:
         got = f"`{baseline.name}` got {cores:.2f} of its {plural(asked, 'core')}"
-        text = f"Another program used this machine: {got}. Repeat it when the machine is idle."
+        text = f"Another program used this machine: {got}. Measure again on an idle machine."
         yield Finding("warning", text, {"cores_used": cores, "cores_asked": asked})
 
 
 def _warnings(comparison: Comparison) -> Iterator[Finding]:
-    """List everything that went wrong: warnings, failures, and what was left out."""
+    """List everything that went wrong: warnings, failures, and omitted configurations."""
     for row in comparison.rows:
         yield from (Finding("warning", f"`{row.name}`: {text}.", {}) for text in row.warnings)
     for failed in comparison.failed:

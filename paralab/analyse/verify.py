@@ -81,8 +81,7 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class VerifyResult(Record, frozen=True, kw_only=True):
-    """The result that `verify --json` prints. `passed` means that all configurations that ran are
-    equal."""
+    """The result of `verify --json`. `passed`: all configurations that ran are equal."""
 
     strategy: str
     workloads: list[str]
@@ -131,8 +130,8 @@ def judge(
         certain = split_problem or serious
         cause = certain or _guess(ranks, differences, buffers, loss_errors, tolerance, worst)
     known, known_buffers = (
-        {name: value if math.isfinite(value) else None for name, value in found.items()}
-        for found in (differences, buffers)
+        {name: value if math.isfinite(value) else None for name, value in values.items()}
+        for values in (differences, buffers)
     )
     return Verification(
         equal=equal,
@@ -165,7 +164,8 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
     """Return the outcome for a configuration that differs from one device for a known reason.
 
     `proof` ran without the known reason and decides the outcome. `asked` ran as configured and
-    measures the difference. An excuse covers only what it explains: see `_inexcusable`."""
+    shows the difference. A known reason excuses only the differences that it explains: see
+    `_inexcusable`."""
     if asked is None:
         return proof
     problem = _inexcusable(proof, plan.precision, asked) if proof.equal else None
@@ -208,11 +208,11 @@ def _measure(precision: str) -> str:
 
 def _buffers(ranks: Sequence[Verify], tolerance: float) -> dict[str, float]:
     """Return the buffers that differ, with their largest difference on any rank."""
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for rank in ranks:
         for name, error in rank.buffer_errors.items():
-            found[name] = _largest([found.get(name, 0.0), float(error)])
-    return {name: error for name, error in found.items() if not error <= tolerance}
+            errors[name] = _largest([errors.get(name, 0.0), float(error)])
+    return {name: error for name, error in errors.items() if not error <= tolerance}
 
 
 def _guess(
@@ -229,13 +229,14 @@ def _guess(
         scaled = f"{factor:.4g} × the single device's gradient in the first step"
         return f"wrong scale: {scaled}, so losses are not weighted by their share of the batch"
     if loss_errors and loss_errors[0] > tolerance:
-        return "the loss of the first step differs: other samples, part weights, or forward pass"
+        check = "check the samples, the weights of the parts, and the forward pass"
+        return f"the first step's loss differs: {check}"
     if differences["gradients"] > tolerance:
         wrong = "the parts' gradients are not added up correctly"
         return f"the first step's gradients differ but its loss does not: {wrong}"
     if extra := sorted({name for rank in ranks for name in rank.extra_gradients}):
-        names = ", ".join(extra[:3])
-        return f"{names} get a zero gradient, not none, so weight decay or momentum moves them"
+        zero = "get a zero gradient instead of None, so weight decay or momentum changes them"
+        return f"{', '.join(extra[:3])} {zero}"
     late = next((step for step, error in enumerate(loss_errors) if error > tolerance), None)
     if late is not None:
         where = "(data, partial batches, optimizer, state)"
@@ -269,14 +270,14 @@ def _diverged(ranks: Sequence[Verify]) -> bool:
 
 def _uncompared(ranks: Sequence[Verify]) -> int:
     """Return the number of reference parameters that no rank compared."""
-    held = {rank.stage: rank.compared for rank in ranks if rank.compared is not None}
-    return max(0, ranks[0].of - sum(held.values())) if held else 0
+    compared = {rank.stage: rank.compared for rank in ranks if rank.compared is not None}
+    return max(0, ranks[0].of - sum(compared.values())) if compared else 0
 
 
 def _largest(values: Iterable[float]) -> float:
     """Return the maximum, or NaN if any value is NaN."""
-    found = list(values)
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    known = list(values)
+    return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)
 
 
 def outcome(proof: Verification) -> str:
@@ -300,7 +301,9 @@ def headline(result: VerifyResult) -> str:
         f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
-    text += f"; {apart} of these only with a known cause held fixed (see below)" if apart else ""
+    text += (
+        f"; {apart} of these only after a known cause was held fixed (see below)" if apart else ""
+    )
     text += f"; {differ} {'differs' if differ == 1 else 'differ'}" if differ else ""
     return text + (f"; {len(skipped)} did not run" if skipped else "")
 

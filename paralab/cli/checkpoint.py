@@ -41,7 +41,7 @@ def checkpoint() -> None:
 def list_(folder: Path, as_json: bool) -> None:
     """List the checkpoints in DIR: step, size, and the run that saved them.
 
-    Reports missing files, but does not read the files.
+    Reports missing files, but does not read their contents.
     """
     _report(folder, as_json, check=False)
 
@@ -59,43 +59,38 @@ def verify(folder: Path, as_json: bool) -> None:
 
 def _report(folder: Path, as_json: bool, check: bool) -> bool:
     """Print the checkpoints, and return whether any of them is damaged."""
-    found = _find_checkpoints(folder, check)
-    whole = [each for each in found if not each.problem]
-    damaged = len(found) - len(whole)
+    listed = _find_checkpoints(folder, check)
+    whole = [each for each in listed if not each.problem]
+    damaged = len(listed) - len(whole)
 
     def show(_: CheckpointList) -> None:
-        for each in found:
+        for each in listed:
             state = each.problem or ("complete, checksums match" if check else "complete, not read")
             bytes_ = size(each.num_bytes) if each.manifest else ""
             echo(f"{each.path.name}  {bytes_:>10}  {_describe_origin(each)}  {state}")
-        echo(plural(len(found), "checkpoint") + (f", {damaged} damaged." if damaged else "."))
+        echo(plural(len(listed), "checkpoint") + (f", {damaged} damaged." if damaged else "."))
         if damaged:
             last = f"step {whole[-1].step}" if whole else "the beginning"
             echo(f"--resume would continue from {last}.")
 
-    rows = [
-        SavedCheckpoint(
-            path=str(each.path),
-            step=each.step,
-            bytes=each.num_bytes,
-            problem=each.problem,
-            manifest={name: value for name, value in each.manifest.items() if name != "files"},
-        )
-        for each in found
-    ]
+    rows = []
+    for each in listed:
+        manifest = {name: value for name, value in each.manifest.items() if name != "files"}
+        given = {"path": str(each.path), "bytes": each.num_bytes, "manifest": manifest}
+        rows.append(SavedCheckpoint.like(each, **given))
     emit(CheckpointList(folder=str(folder), checked=check, checkpoints=rows), as_json, show)
     return bool(damaged)
 
 
 def _find_checkpoints(folder: Path, check: bool) -> list[Checkpoint]:
     """Return all checkpoints in a folder, or the folder itself if it is a checkpoint."""
-    found = checkpoints(folder, check)
-    if not found:  # it may be a checkpoint itself
-        found = [each for each in checkpoints(folder.parent, check) if each.path == folder]
-    if not found:
+    listed = checkpoints(folder, check)
+    if not listed:  # it may be a checkpoint itself
+        listed = [each for each in checkpoints(folder.parent, check) if each.path == folder]
+    if not listed:
         problem = "contains no checkpoint" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {problem}.", fix="the DIR of `paralab run … --checkpoint DIR`")
-    return found
+    return listed
 
 
 def _describe_origin(each: Checkpoint) -> str:
@@ -103,5 +98,5 @@ def _describe_origin(each: Checkpoint) -> str:
         return ""
     topology = each.manifest.get("topology", {})
     ranks = plural(topology.get("world_size", 0), "rank")
-    samples = f"{each.manifest.get('samples_seen', 0):,} samples"
+    samples = plural(each.manifest.get("samples_seen", 0), "sample")
     return f"{samples}  {topology.get('strategy')} on {ranks}  {each.manifest.get('created')}"

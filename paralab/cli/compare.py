@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, OUT, emit, flag, given, printer, request_options
+from paralab.cli.options import COUNT, JSON, OUT, emit, flag, given, printer, request_options
 from paralab.errors import UsageError
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
@@ -28,8 +28,7 @@ ROUNDS = flag(
     MEASUREMENT,
     "Measure each configuration this many times, once per round.",
     shown="5, or as few as 3 if they take over a minute",
-    type=click.IntRange(1),
-    metavar="N",
+    **COUNT,
 )
 NO_PROOF = flag("--no-proof", MEASUREMENT, "Skip the check that all configurations train the same.")
 
@@ -62,12 +61,10 @@ def compare(
     from paralab.experiment.configurations import Configuration, default_configurations
 
     base = Request(strategy="single", **given(options))
-    cases = [
-        Configuration(_parse_configuration(text, base)) for text in configurations
-    ] or default_configurations(base)
-    result = comparison.compare(
-        cases, rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
-    )
+    asked = [Configuration(_parse_configuration(text, base)) for text in configurations]
+    asked = asked or default_configurations(base)
+    say = printer(quiet=as_json)
+    result = comparison.compare(asked, rounds=rounds, verify=not no_proof, out=out, say=say)
     report(result, as_json)
 
 
@@ -98,10 +95,8 @@ def _parse_configuration(text: str, common: Request) -> Request:
     try:
         strategy, *words = shlex.split(text)
     except ValueError:
-        raise UsageError(
-            f"{text!r} is not a valid configuration.",
-            fix='a strategy with its options: "ddp --replicas 2"',
-        ) from None
+        problem = f"{text!r} is not a valid configuration."
+        raise UsageError(problem, fix='a strategy with its options: "ddp --replicas 2"') from None
 
     names = {option.name for option in options_of(Request)}
     parameters = [each for each in compare.params if each.name in names]
@@ -109,8 +104,6 @@ def _parse_configuration(text: str, common: Request) -> Request:
     try:
         own = given(parser.make_context(text, words).params)
     except click.UsageError as error:
-        raise UsageError(
-            f"{text!r} is not a valid configuration: {error.format_message()}",
-            fix="the options that `paralab run --help` lists",
-        ) from error
+        problem = f"{text!r} is not a valid configuration: {error.format_message()}"
+        raise UsageError(problem, fix="the options that `paralab run --help` lists") from error
     return with_common(common, {"strategy": strategy, **own})

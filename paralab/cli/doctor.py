@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, flag
+from paralab.cli.options import COUNT, DIR, FILE, JSON, SECONDS, flag
 from paralab.errors import UsageError
 from paralab.record.folder import write_new
 from paralab.show.visible import echo
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paralab.doctor.report import Diagnosis
 
 COMMAND = "paralab.doctor.command"
-FOLDER = click.Path(file_okay=False, path_type=Path)
 SARIF_ENDINGS = (".sarif", ".json")
 
 
@@ -58,55 +57,45 @@ MANY: dict[str, Any] = {"multiple": True, "metavar": "IDS"}
 
 @click.command(cls=Watching, short_help="Find mistakes in a training script, job, run, or log.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@flag(
-    "--try steps",
-    WATCHING,
-    "Stop the command after N optimizer steps.",
-    type=click.IntRange(1),
-    metavar="N",
-)
+@flag("--try steps", WATCHING, "Stop the command after N optimizer steps.", **COUNT)
 @flag(
     "--stall stall_seconds",
     WATCHING,
     "Report a hang if no rank makes progress for this long.",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
+    **SECONDS,
 )
-@flag("--out", WATCHING, "Keep the recorded events in DIR.", type=FOLDER, metavar="DIR")
+@flag("--out", WATCHING, "Keep the recorded events in DIR.", **DIR)
 @flag(
     "--attach pid",
     WATCHING,
     "Attach to a hung job and see where each rank is stuck.",
-    type=click.IntRange(1),
-    metavar="PID",
+    **COUNT | {"metavar": "PID"},
 )
 @flag("--select", CHOOSING, "Report only these: ids (H03), groups (H), or ALL.", **MANY)
 @flag("--ignore", CHOOSING, "Do not report these ids or groups.", **MANY)
 @flag(
     "--exclude",
     CHOOSING,
-    "Skip files and folders that match, as in .gitignore.",
+    "Skip files and folders that match this pattern, as in .gitignore.",
     multiple=True,
     metavar="PATTERN",
 )
-@flag(
-    "--baseline",
-    CHOOSING,
-    "Report only findings that are not in this file.",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-)
+@flag("--baseline", CHOOSING, "Report only findings that are not in this file.", **FILE)
 @flag("--write-baseline", CHOOSING, "Accept the current findings: write them to the baseline.")
-@flag("--suspects", CHOOSING, "Also show suspects: possible but undecided.")
-@flag("--strict", CHOOSING, "Show suspects and exit with 1 for them.")
+@flag(
+    "--suspects",
+    CHOOSING,
+    "Also show suspects: possible problems that the doctor could not confirm.",
+)
+@flag("--strict", CHOOSING, "Show suspects, and exit with code 1 if there are any.")
 @flag(
     "--explain id",
     FIXING,
-    "Explain a failure with wrong and right code, or list all of them.",
+    "Explain a failure, with wrong and right code, or list all failures.",
     metavar="ID|all",
 )
 @flag("--fix", FIXING, "Apply the patches for errors and warnings, then check again.")
-@flag("--exit-zero", FIXING, "Exit with 0 even if there are findings.")
+@flag("--exit-zero", FIXING, "Exit with code 0 even if there are findings.")
 @flag(
     "--format style",
     OUTPUT,
@@ -172,15 +161,12 @@ def doctor(
 
 
 def _choose_format(style: str | None, as_json: bool, sarif: str | None) -> str:
-    """One format for stdout: --json and --sarif are short for --format."""
-    chosen = [style] if style else []
-    chosen += ["json"] if as_json else []
-    chosen += ["sarif"] if sarif == "-" else []
-    if len(set(chosen)) > 1:
-        raise UsageError(
-            f"{' and '.join(chosen)} both print on stdout.",
-            fix="one of them, or --sarif FILE.sarif",
-        )
+    """Return the one format for stdout. --json and --sarif are short for --format."""
+    formats = [style or "", "json" if as_json else "", "sarif" if sarif == "-" else ""]
+    chosen = list(dict.fromkeys(filter(None, formats)))
+    if len(chosen) > 1:
+        problem = f"{' and '.join(chosen)} both print on stdout."
+        raise UsageError(problem, fix="one of them, or --sarif FILE.sarif")
     return chosen[0] if chosen else "text"
 
 
@@ -220,19 +206,16 @@ def _check(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other.", fix="one at a time")
     if command == []:
-        raise UsageError(
-            "There is no command after `--`.",
-            fix="paralab doctor -- torchrun --nproc_per_node=2 train.py",
-        )
+        example = "paralab doctor -- torchrun --nproc_per_node=2 train.py"
+        raise UsageError("`--` is not followed by a command.", fix=example)
     for name, option in (("steps", "--try"), ("stall_seconds", "--stall"), ("out", "--out")):
         if what[name] is not None and command is None:
-            instead = f"paralab doctor {option} … -- torchrun … train.py"
-            raise UsageError(f"{option} needs a command to watch.", fix=instead)
+            example = f"paralab doctor {option} … -- torchrun … train.py"
+            raise UsageError(f"{option} needs a command to watch.", fix=example)
     for used, option in ((fix, "--fix"), (write_baseline, "--write-baseline")):
         if used and not what["paths"]:
-            raise UsageError(
-                f"{option} needs a script or a folder.", fix=f"paralab doctor {option} train.py"
-            )
+            example = f"paralab doctor {option} train.py"
+            raise UsageError(f"{option} needs a script or a folder.", fix=example)
 
 
 def _diagnose(
@@ -270,13 +253,13 @@ def _diagnose(
         return examining.preflight(settings), None
     if write_baseline:
         return examining.accept_findings(paths, settings), None
-    found = examining.check_paths(paths, settings)
+    diagnosis = examining.check_paths(paths, settings)
     if not fix:
-        return found, None
+        return diagnosis, None
     from paralab.doctor.patch import fix as apply_fixes
 
-    fixes = apply_fixes(found.findings, found.sources)
-    return (examining.check_paths(paths, settings) if fixes.changed else found), fixes
+    fixes = apply_fixes(diagnosis.findings, diagnosis.sources)
+    return (examining.check_paths(paths, settings) if fixes.changed else diagnosis), fixes
 
 
 def _explain(id: str, as_json: bool) -> None:
@@ -297,11 +280,11 @@ def _explain(id: str, as_json: bool) -> None:
 def _stdout_for_json() -> Iterator[None]:
     """Send a watched command's output to stderr, so stdout contains only one object."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -27,13 +27,14 @@ from paralab.cli.plan import plan
 from paralab.cli.practical import practical
 from paralab.cli.run import run
 from paralab.cli.scale import scale
+from paralab.cli.serve import serve
 from paralab.cli.show import show
 from paralab.cli.streams import make_safe as make_streams_safe
 from paralab.cli.tune import tune
 from paralab.cli.verify import verify
 from paralab.errors import ParalabError, UsageError, from_os_error
 from paralab.launch.processes import import_torch_once
-from paralab.machine.signals import ENDS, hear, interrupted, number_of, raise_stop
+from paralab.machine.signals import ENDS, interrupted, number_of, raise_stop, set_handlers
 from paralab.show.visible import echo
 
 RANK_0_SECONDS = 2.0  # so that rank 0 can print its error: torchrun kills all ranks when one exits
@@ -48,7 +49,7 @@ class Commands(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, and turn each expected exception into a message and an exit code."""
-        hear(dict.fromkeys(ENDS, raise_stop))
+        set_handlers(dict.fromkeys(ENDS, raise_stop))
         if "SLURM_JOB_ID" in os.environ:
             # Slurm may send this signal before the time limit. A run without checkpoints ignores
             # it.
@@ -124,11 +125,12 @@ def main() -> None:
     paralab compare --workload my.py:workload   the same with your own model
     paralab run ddp --replicas 2 --live         train on two ranks and watch
     paralab verify all                          check every strategy against a single device
+    paralab serve                               watch your runs in a browser
     paralab practical 5                         run a course practical
     paralab doctor train.py                     find mistakes in any training script
     """
 
 
-_shown = run, compare, scale, tune, verify, plan, show, list_, env, practical, checkpoint, doctor
-for _command in _shown:
+_shown = run, compare, scale, tune, verify, plan, show, serve, list_, env
+for _command in (*_shown, practical, checkpoint, doctor):
     main.add_command(_command)

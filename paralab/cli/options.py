@@ -7,6 +7,7 @@ given is None.
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,16 @@ Decorator = Callable[[Any], Any]
 R = TypeVar("R", bound=Record)
 METAVARS = {int: "N", float: "NUMBER"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
+
+# The values of options that are not fields of a dataclass: a type, and its name in the help.
+Value = dict[str, Any]
+COUNT: Value = {"type": click.IntRange(1), "metavar": "N"}
+SECONDS: Value = {"type": click.FloatRange(0, min_open=True), "metavar": "SECONDS"}
+DIR: Value = {"type": click.Path(file_okay=False, path_type=Path), "metavar": "DIR"}
+FILE: Value = {
+    "type": click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    "metavar": "FILE",
+}
 
 SHORT = 30  # defaults up to this many characters are not wrapped
 
@@ -56,8 +67,7 @@ def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorat
     return decorate
 
 
-def request_options(*names: str, **changes: dict[str, Any]) -> Decorator:
-    return options_from(Request, *names, **changes)
+request_options = partial(options_from, Request)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -73,15 +83,14 @@ def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
 def _to_click(each: Described) -> Decorator:
     strategies = f" ({', '.join(each.strategies)})" if each.strategies else ""
     text = each.help.removesuffix(".") + strategies + "."
-    known: dict[str, Any] = {
+    value: Value = {
         "type": click.Path(path_type=Path) if each.kind is Path else each.kind,
         "metavar": "|".join(each.choices) or each.metavar or METAVARS.get(each.kind),
     }
     if each.kind is bool:
-        known = {"is_flag": True, "default": None}
-    return flag(
-        f"{each.flag} {each.name}", each.heading, text, each.describe_default() or "", **known
-    )
+        value = {"is_flag": True, "default": None}
+    default = each.describe_default() or ""
+    return flag(f"{each.flag} {each.name}", each.heading, text, default, **value)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -19,11 +19,11 @@ def plan(strategy: str, as_json: bool, **options: Any) -> None:
     from paralab.experiment.planning import make_plan
     from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
 
-    resolved, _, summary = make_plan(Request(strategy=strategy, **given(options)))
+    resolved, inspected = make_plan(Request(strategy=strategy, **given(options)))
     if as_json:
         click.echo(json.dumps(resolved.to_json()))
         return
-    print_sentence(resolved, summary.name)
+    print_sentence(resolved, inspected.summary.name)
     print_ranks(resolved)
     print_stages(resolved)
     print_reasons(resolved)

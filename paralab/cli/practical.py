@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from paralab.cli.command import Group
 from paralab.cli.compare import MEASUREMENT
-from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
+from paralab.cli.options import COUNT, DIR, FILE, JSON, OUT, flag, given, printer, request_options
 from paralab.errors import UsageError, naming
 from paralab.launch.run_options import OUTPUT
 from paralab.plan.option import flag_of
@@ -33,11 +33,6 @@ TITLES = {  # repeated here so that --help does not import the analysis; a test 
 COURSE = "Course"
 ASK = "ask in the terminal"  # the value of --predict without a sheet
 FORMATS = ("text", "json", "csv", "junit", "gradescope", "classroom50")
-DIR: dict[str, Any] = {"metavar": "DIR", "type": click.Path(file_okay=False, path_type=Path)}
-FILE: dict[str, Any] = {
-    "metavar": "FILE",
-    "type": click.Path(dir_okay=False, path_type=Path, allow_dash=True),
-}
 
 PART = "Run only part N, with only the configurations it needs."
 ROUNDS = "Measure each configuration this many times, once per round."
@@ -72,7 +67,7 @@ def _add(name: str, title: str) -> None:
     @practical.command(name=name, help=f"{heading}: {title}.")
     @request_options("workload", "batch_size", "steps", "device", workload=workload, steps=steps)
     @flag("--part", MEASUREMENT, PART, type=int, metavar="N")
-    @flag("--rounds", MEASUREMENT, ROUNDS, "5 or 7", type=click.IntRange(1), metavar="N")
+    @flag("--rounds", MEASUREMENT, ROUNDS, "5 or 7", **COUNT)
     @flag("--run run_folder", MEASUREMENT, EARLIER, **DIR)
     @flag("--predict", COURSE, PREDICT, **asks)
     @flag("--variant", COURSE, VARIANT, metavar="STUDENT_ID")
@@ -101,28 +96,27 @@ def _run(name: str, as_json: bool, options: dict[str, Any]) -> None:
         return
 
     predict, markdown = options["predict"], options["markdown"]
-    quiet = as_json or str(markdown) == "-"
+    asking, quiet = predict == ASK, as_json or str(markdown) == "-"
     predictions = {}
     if predict:  # before anything is measured
-        asked = predict == ASK
-        predictions = ask(empty.sections[0]) if asked else from_sheet(Path(predict), empty)
+        predictions = ask(empty.sections[0]) if asking else from_sheet(Path(predict), empty)
     document, folder = _open_or_run(name, quiet, options)
     if predict:
-        document = _compare(document, folder, predictions, ask_on=predict == ASK)
+        document = _compare(document, folder, predictions, asking)
     _write_files(document, folder, replace_old=bool(predict))
     if markdown:
         _write_sheet(markdown, document)
     if as_json:
         click.echo(json.dumps(replace(document, run_folder=str(folder)).to_dict()))
     elif not quiet:
-        if predict != ASK:
+        if not asking:
             print_document(document)
         echo(f"\nPage: {folder / 'report.html'}   Sheet: {folder / 'sheet.md'}")
         if (folder / "checkpoint.md").exists():
             echo(f"Verification checkpoint: {folder / 'checkpoint.md'}")
         echo(f"Scripts: {practicals.scripts()}")
     if not any(section.blocks for section in document.sections):
-        sys.exit(1)  # no part has the configurations it needs
+        sys.exit(1)  # no part has all the configurations it needs
 
 
 def _refuse_contradictions(options: dict[str, Any], as_json: bool) -> None:
@@ -131,22 +125,16 @@ def _refuse_contradictions(options: dict[str, Any], as_json: bool) -> None:
     if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")
     if options["predict"] == ASK and (as_json or markdown or not sys.stdin.isatty()):
-        raise UsageError(
-            "--predict asks questions in the terminal.",
-            fix="--predict SHEET, or leave out --json and --markdown and run it in a terminal",
-        )
+        fix = "--predict SHEET, or a terminal without --json and --markdown"
+        raise UsageError("--predict asks questions in the terminal.", fix)
     for path in (markdown, blank):
         if path and str(path) != "-" and path.exists():
-            raise UsageError(
-                f"{path} already exists, and paralab does not overwrite files.", fix="another name"
-            )
+            raise UsageError(f"{path} already exists.", fix="another name")
     measuring = ("part", "batch_size", "rounds", "steps", "out", "variant")
     unused = [flag_of(name) for name in measuring if options[name] is not None]
     if options["run_folder"] and unused:
-        raise UsageError(
-            f"--run uses an earlier run, so {unused[0]} has no effect.",
-            fix=f"leave out --run or {unused[0]}",
-        )
+        problem = f"--run uses an earlier run, so {unused[0]} has no effect."
+        raise UsageError(problem, fix=f"leave out --run or {unused[0]}")
 
 
 def _open_or_run(name: str, quiet: bool, options: dict[str, Any]) -> tuple[Document, Path]:
@@ -165,14 +153,14 @@ def _open_or_run(name: str, quiet: bool, options: dict[str, Any]) -> tuple[Docum
 
 
 def _compare(
-    document: Document, folder: Path, predictions: dict[str, str], ask_on: bool
+    document: Document, folder: Path, predictions: dict[str, str], asking: bool
 ) -> Document:
-    """Put predictions and measurements side by side. With `ask_on`, show the first part, and then
-    ask for the next one before showing it."""
+    """Put predictions and measurements side by side. With `asking`, show the first part, then ask
+    for a prediction before each later part."""
     from paralab.course.predict import add_predictions, ask, write_predictions
     from paralab.show.document import print_document
 
-    for number, section in enumerate(document.sections if ask_on else ()):
+    for number, section in enumerate(document.sections if asking else ()):
         predictions |= ask(section) if number else {}
         shown = replace(document, title="", subtitle="", findings=(), sections=(section,))
         print_document(add_predictions(shown, predictions))
@@ -205,9 +193,8 @@ def _write_sheet(path: Path, document: Document) -> None:
 
 
 RUN = "The run that the sheet is based on."
-TOLERANCE = "How far outside p10–p90 a measured time may be."
+TOLERANCE = "How far a time may lie outside the measured p10–p90 range."
 SHARE: dict[str, Any] = {"type": click.FloatRange(0, 10), "metavar": "SHARE"}
-KINDS = click.Choice(FORMATS)
 
 
 @practical.command(short_help="Grade a filled-in sheet, or a class.")
@@ -216,7 +203,7 @@ KINDS = click.Choice(FORMATS)
 @flag("--run run_folder", MEASUREMENT, RUN, "the newest under runs/", **DIR)
 @flag("--tolerance", MEASUREMENT, TOLERANCE, "0.25", **SHARE)
 @flag("--variant", COURSE, "Require a run with this --variant.", metavar="STUDENT_ID")
-@flag("--format kind", OUTPUT, "How to print the grades.", "text", type=KINDS)
+@flag("--format kind", OUTPUT, "How to print the grades.", "text", type=click.Choice(FORMATS))
 @JSON
 def check(
     name: str,
@@ -241,9 +228,8 @@ def check(
 
     allowed = 0.25 if tolerance is None else tolerance
     if sheet.is_dir() and (variant or run_folder):
-        raise UsageError(
-            f"{sheet} is a folder: --run and --variant are for one sheet.", fix="leave them out"
-        )
+        problem = f"{sheet} is a folder, but --run and --variant are for one sheet."
+        raise UsageError(problem, fix="leave them out")
     if sheet.is_dir():
         submissions = class_report.grade_class(sheet, name, allowed)
     else:

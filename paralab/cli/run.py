@@ -26,7 +26,7 @@ from paralab.cli.options import (
 )
 from paralab.errors import UsageError
 from paralab.launch.run_options import OUTPUT, RunOptions
-from paralab.plan.option import option
+from paralab.plan.option import option, to_words
 from paralab.plan.request import Request
 from paralab.show.visible import echo
 
@@ -104,8 +104,8 @@ def run(
     from paralab.experiment import run as experiment
     from paralab.launch.joined_ranks import JoinedLauncher
     from paralab.launch.launched_by import detect_launcher
-    from paralab.launch.local import LocalLauncher
-    from paralab.launch.slurm_job import SlurmLauncher, require_slurm
+    from paralab.launch.restart import LocalLauncher
+    from paralab.launch.slurm_job import SlurmLauncher
     from paralab.show.screen import Screen
 
     chosen = RunOptions(**take(RunOptions, options))
@@ -113,7 +113,9 @@ def run(
     request = Request(strategy=strategy, **given(options))
     slurm, launched = None, None
     if asked.slurm is None:
-        require_slurm(asked.nodes, asked.dry_run, asked.slurm_wait)
+        if words := to_words(asked):
+            fix = '--slurm partition=NAME,…, or --slurm "" for the default partition'
+            raise UsageError(f"{words[0]} is for Slurm jobs and needs --slurm.", fix)
         launched = detect_launcher()
     else:
         slurm = SlurmLauncher(asked.slurm, asked.nodes, asked.slurm_wait)
@@ -125,10 +127,7 @@ def run(
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
     if as_json and live:
-        raise UsageError(
-            "--live cannot be combined with --json, which prints only one object.",
-            fix="use only one of the two",
-        )
+        raise UsageError("--live and --json cannot be used together.", fix="one of them")
 
     here: Launcher = JoinedLauncher(launched) if launched else LocalLauncher()
     how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
@@ -166,8 +165,7 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
 
     if slurm:
         raise UsageError(
-            "--launcher torchrun starts ranks on this machine; in a Slurm job, srun does that.",
-            fix="leave out one of the two",
+            "--launcher torchrun and --slurm cannot be used together.", fix="one of them"
         )
     if not launched:
         become_torchrun(make_plan(request)[0], chosen.max_restarts)

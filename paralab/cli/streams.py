@@ -1,7 +1,7 @@
 """Standard streams that a command can always write to, no matter what they are connected to.
 
-- A closed stream (`>&-`, a daemon) becomes /dev/null. Otherwise the next open file would get its
-  number.
+- A closed stream (`>&-`, a daemon) becomes /dev/null. Otherwise the next file to be opened would
+  get its number.
 - An ASCII-only stream (LANG=C) gets a readable replacement for other characters: `2 x 3 -> 6`.
 - If a terminal disappears (a closed ssh session), later output is lost, and the command continues.
 """
@@ -65,7 +65,9 @@ class _Unfailing(io.FileIO):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(number)  # otherwise Python would write the rest again at exit
+            _connect_to_nothing(
+                number
+            )  # otherwise Python would try to write the rest again at exit
             if error.errno == errno.EIO:
                 return len(data)
             error.filename = "standard output" if number == 1 else "standard error"
@@ -73,7 +75,7 @@ class _Unfailing(io.FileIO):
 
 
 def _connect_to_nothing(number: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)  # may get this same number
+    nothing = os.open(os.devnull, os.O_RDWR)  # it may get this same number
     if nothing != number:
         os.dup2(nothing, number)
         os.close(nothing)

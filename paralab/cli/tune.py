@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.compare import report
+from paralab.cli.compare import STEPS, report
 from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
 from paralab.plan.request import Request
 
@@ -15,7 +15,7 @@ SEARCH = "Search"
 
 @click.command(cls=Command, short_help="Search for the options with the fastest step.")
 @click.argument("strategy", metavar="ddp|pipeline|hybrid")
-@request_options()
+@request_options(steps=STEPS)
 @flag(
     "--trials",
     SEARCH,
@@ -26,7 +26,7 @@ SEARCH = "Search"
 @flag(
     "--seconds budget_seconds",
     SEARCH,
-    "Start no new search round once half of this time has passed.",
+    "Do not start another search round once half of this time has passed.",
     type=float,
     metavar="SECONDS",
 )
@@ -48,7 +48,6 @@ def tune(
     from paralab.experiment.tune import tune as search
 
     request = Request(strategy=strategy, **given(options))
-    result = search(
-        request, trials=trials, budget_seconds=budget_seconds, out=out, say=printer(quiet=as_json)
-    )
+    say = printer(quiet=as_json)
+    result = search(request, trials=trials, budget_seconds=budget_seconds, out=out, say=say)
     report(result, as_json)

@@ -68,17 +68,16 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
         expected = {number: expected[number] for number in own_file}
     if not written.keys() & expected.keys():
         fix = "use a sheet from `paralab practical N --blank FILE`, and keep its headings"
-        raise UsageError(f"The sheet contains no part of {document.title!r}.", fix=fix)
+        raise UsageError(f"The sheet does not contain any part of {document.title!r}.", fix=fix)
     known = [number for section in document.sections for number in _find_numbers(section)]
     items: list[Item] = []
     for number, section in expected.items():
         own = written.get(number, WrittenPart())
         tables = [block for block in section.blocks if isinstance(block, Table)]
-        for table, rows in zip(tables, _pair_tables(tables, own.tables), strict=True):
+        for table, rows in _pair_tables(tables, own.tables):
             items += _grade_table(number, table, rows, tolerance)
-        for block in section.blocks:
-            if isinstance(block, Answer):
-                items.append(_grade_answer(number, block, own, tolerance, known))
+        answers = [block for block in section.blocks if isinstance(block, Answer)]
+        items += [_grade_answer(number, each, own, tolerance, known) for each in answers]
     grade = Grade(tuple(items))
     if not grade.count("right") and not grade.count("wrong"):
         raise UsageError("The sheet is empty: fill in its cells and answer its questions.")
@@ -87,8 +86,8 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
 
 def _require_same_practical(text: str, title: str) -> None:
     """Reject a sheet whose title names another practical."""
-    found = re.search(r"^# .*", text, re.MULTILINE)
-    first = found[0] if found else text.strip().partition("\n")[0]
+    heading = re.search(r"^# .*", text, re.MULTILINE)
+    first = heading[0] if heading else text.strip().partition("\n")[0]
     names = [re.search(r"practical\s*\d+|handbook", words.lower()) for words in (first, title)]
     mine, known = (re.sub(r"\s+", " ", name[0]) if name else "" for name in names)
     if mine and known and mine != known:
@@ -108,32 +107,31 @@ def _find_numbers(section: Section) -> list[Stated]:
 
 
 def part_number(title: str) -> int:
-    found = re.match(r"Part (\d+)", title)
-    assert found, title
-    return int(found[1])
+    match = re.match(r"Part (\d+)", title)
+    assert match, title
+    return int(match[1])
 
 
-def _pair_tables(tables: Sequence[Table], written: Sequence[Rows]) -> list[Rows]:
+def _pair_tables(tables: Sequence[Table], written: list[Rows]) -> Iterator[tuple[Table, Rows]]:
     """Pair each expected table with the written table that has the most columns in common."""
-    left, pairs = list(written), list[Rows]()
     for table in tables:
         names = {_name(column) for column in table.columns}
-        best = max(left, key=lambda rows: _similarity(names, rows), default=[])
-        fits = bool(best) and _similarity(names, best)[0] > 0
-        pairs.append(best if fits else [])
-        left = [rows for rows in left if not (fits and rows is best)]
-    return pairs
+        best = max(written, key=lambda rows: _similarity(names, rows), default=None)
+        if best is None or not _similarity(names, best)[0]:
+            yield table, []
+        else:
+            written = [rows for rows in written if rows is not best]
+            yield table, best
 
 
 def _similarity(names: set[str], rows: Rows) -> tuple[int, int]:
-    """Return the number of columns in common, and of cells that are filled in."""
+    """Return the number of columns in common and the number of cells that are filled in."""
     filled = sum(cell.strip() not in EMPTY for row in rows for cell in row)
     return len(names & {_name(cell) for cell in rows[0]}), filled
 
 
 def _name(text: str) -> str:
-    """Return a row's or column's name without its unit and punctuation: `step time (ms)` is
-    `step time`."""
+    """Remove the unit and the punctuation from a row's or column's name: `step time (ms)`."""
     return " ".join(re.findall(r"\w+|[/÷]+", UNIT.sub("", plain(text))))
 
 
@@ -158,8 +156,7 @@ def _grade_table(part: int, table: Table, rows: Rows, tolerance: float) -> Itera
 
 
 def find_answer(question: str, answers: Mapping[str, str]) -> str:
-    """Find a written answer by the letter or number of its question (`a)`, `Q1`), or else by the
-    most similar question."""
+    """Find an answer by its question's label (`a)`, `Q1`), or by the most similar question."""
     own = label(question)
     similar = {}
     for asked, text in islice(answers.items(), MOST_QUESTIONS):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from paralab.analyse.compare import comparison_of
@@ -20,15 +19,14 @@ from paralab.course.measurements import Measurements
 from paralab.course.practical import document_of, require_run
 from paralab.course.sheet_text import read_sheet
 from paralab.errors import ParalabError, UsageError
-from paralab.record.types import Record
+from paralab.record.types import JsonObject, Record
 
 NO_GRADE = Grade(())
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's submission. If it cannot be graded, its grade is empty and `problem` says
-    why."""
+    """One student's submission. Without a grade, `problem` says why it cannot be graded."""
 
     student: str
     grade: Grade = NO_GRADE
@@ -47,37 +45,45 @@ class Submission:
 
 
 def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
-    """Grade one sheet against one run. If the handbook's checkpoint.md is next to the sheet, grade
-    it too."""
-    beside = sheet.parent / "checkpoint.md"
-    text = read_sheet(sheet)
-    if beside.exists() and sheet.name != beside.name:
-        text += "\n\n" + read_sheet(beside)
-    lab = Measurements(comparison_of(run), run)
+    """Grade one sheet against one run, and the handbook's checkpoint.md if it is next to it."""
+    text, checkpoint = read_sheet(sheet), sheet.parent / "checkpoint.md"
+    if checkpoint.exists() and sheet.name != checkpoint.name:
+        text += "\n\n" + read_sheet(checkpoint)
+    lab = Measurements(comparison_of(run))
     if any(each.damaged for key in lab.rows for each in lab.recordings(key)):
         raise UsageError(f"The events in {run} are damaged.", fix="run the practical again")
     return Submission(sheet.stem, grade(text, document_of(run), tolerance))
 
 
 def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
-    """Grade each student in a folder. A student has a subfolder with a sheet (*.md) and a run
-    folder, or a sheet NAME.md next to the folder NAME/."""
+    """Grade each student in a folder."""
+    return [grade_student(folder, student, name, tolerance) for student in find_students(folder)]
+
+
+def find_students(folder: Path) -> list[str]:
+    """List the students. A student has a subfolder with a sheet (*.md) and a run folder, or a sheet
+    NAME.md next to the folder NAME/."""
     paths = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".md"]
     students = sorted({path.name.removesuffix(".md") for path in paths if path.name[0] != "."})
     if not students:
         fix = "add a folder for each student, with sheet.md and a run"
         raise UsageError(f"{folder} has no sheets.", fix=fix)
-    return [_submission(folder, student, name, tolerance) for student in students]
+    return students
 
 
-def _submission(folder: Path, student: str, name: str, tolerance: float) -> Submission:
+def grade_student(folder: Path, student: str, name: str, tolerance: float) -> Submission:
+    """Grade one student in a folder. Record any problem in the submission."""
     try:
         run = _run_of(folder / student, name)
         require_run(run, name, student if about_of(run).variant else None)
         graded = grade_one(_sheet_of(folder, student), run, tolerance).grade
-        lab = Measurements(comparison_of(run), run)
+        lab = Measurements(comparison_of(run))
     except ParalabError as error:
         return Submission(student, problem=str(error).splitlines()[0])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        # An edited run folder can raise any of these. The other students still get their grades.
+        problem = f"The run of {student} is damaged: {type(error).__name__}: {error}."
+        return Submission(student, problem=problem)
     base = next(iter(lab.rows), "")
     speed_ups = {row.name: lab.speed_up(base, key).value for key, row in lab.rows.items()}
     timings = tuple(row.step_seconds.median for row in lab.rows.values())
@@ -101,8 +107,7 @@ def _run_of(folder: Path, name: str) -> Path:
 
 
 def same_timings(submissions: Sequence[Submission]) -> list[list[str]]:
-    """Group students with identical timings in their runs or sheets, which never happens by
-    chance."""
+    """Group students whose runs or sheets have identical timings, which cannot happen by chance."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for s in submissions:
         written = tuple(item.written for item in s.grade.items if "time of " in item.place)
@@ -147,18 +152,16 @@ def speed_up_spread(submissions: Sequence[Submission]) -> dict[str, SpeedUps]:
 
 
 def as_json(submissions: Sequence[Submission]) -> str:
-    students = [
-        StudentGrade(
-            student=s.student,
-            problem=s.problem or None,
-            points=s.grade.points()[0],
-            possible=s.grade.points()[1],
-            items=list(s.grade.items),
-        )
-        for s in submissions
-    ]
-    spread, same = speed_up_spread(submissions), same_timings(submissions)
-    report = ClassReport(students=students, speed_ups=spread, same_timings=same)
+    students = []
+    for s in submissions:
+        points, possible = s.grade.points()
+        more = {"problem": s.problem or None, "points": points, "possible": possible}
+        students.append(StudentGrade.like(s, items=list(s.grade.items), **more))
+    report = ClassReport(
+        students=students,
+        speed_ups=speed_up_spread(submissions),
+        same_timings=same_timings(submissions),
+    )
     return json.dumps(report.to_dict())
 
 
@@ -167,9 +170,8 @@ def as_csv(submissions: Sequence[Submission]) -> str:
     parts = sorted({part for s in submissions for part in s.grade.parts})
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(
-        ["student", "points", "possible", *(f"part {n}" for n in parts), *states, "problem"]
-    )
+    names = (*(f"part {part}" for part in parts), *states)
+    table.writerow(["student", "points", "possible", *names, "problem"])
     for s in submissions:
         numbers = [s.grade.points(part)[0] for part in parts] + [s.grade.count(n) for n in states]
         own = [""] * len(numbers) if s.problem else numbers
@@ -185,8 +187,7 @@ def _inert(text: str) -> str:
 def as_junit(submissions: Sequence[Submission]) -> str:
     root = ElementTree.Element("testsuites")
     for s in submissions:
-        unreadable = Item(0, "sheet", "wrong", reason=s.problem)
-        items = s.grade.items or (unreadable,)
+        items = s.grade.items or (Item(0, "sheet", "wrong", reason=s.problem),)
         suite = ElementTree.SubElement(root, "testsuite", name=s.student, tests=str(len(items)))
         for item in items:
             place = f"part {item.part}" if item.part else s.student
@@ -202,10 +203,11 @@ def as_junit(submissions: Sequence[Submission]) -> str:
 def as_gradescope(submissions: Sequence[Submission]) -> str:
     """Return results.json for Gradescope's autograder. For a class, return one per student."""
 
-    def result(s: Submission) -> dict[str, Any]:
-        names = ("name", "score", "max_score", "output")
-        parts = [(f"Part {n}", own, most, _output(s.grade, n)) for n, own, most in s.parts]
-        tests = [dict(zip(names, part, strict=True)) for part in parts]
+    def result(s: Submission) -> JsonObject:
+        tests = [
+            {"name": f"Part {n}", "score": own, "max_score": most, "output": _output(s.grade, n)}
+            for n, own, most in s.parts
+        ]
         text = s.problem or "{} of {} points".format(*s.grade.points())
         return {"score": s.grade.points()[0], "output": text, "tests": tests}
 
@@ -226,25 +228,24 @@ def as_classroom50(submissions: Sequence[Submission]) -> str:
     """Return result.json for Classroom 50 (schema classroom50/result/v1). For a class, return one
     per student."""
 
-    def result(s: Submission) -> dict[str, Any]:
-        tests = [
-            {"test-name": f"Part {part}", "passed": own == most, "score": own, "max-score": most}
-            for part, own, most in s.parts
-        ]
+    def result(s: Submission) -> JsonObject:
+        points, possible = s.grade.points()
         return {
             "schema": "classroom50/result/v1",
             **{key: os.environ.get(name, "") for key, name in ENVIRONMENT.items()},
             "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            **dict(zip(("score", "max-score"), s.grade.points(), strict=True)),
-            "tests": tests,
+            "score": points,
+            "max-score": possible,
+            "tests": [
+                {"test-name": f"Part {n}", "passed": own == most, "score": own, "max-score": most}
+                for n, own, most in s.parts
+            ],
         }
 
     return _one_or_all(submissions, result)
 
 
-def _one_or_all(
-    submissions: Sequence[Submission], make: Callable[[Submission], dict[str, Any]]
-) -> str:
+def _one_or_all(submissions: Sequence[Submission], make: Callable[[Submission], JsonObject]) -> str:
     results = {submission.student: make(submission) for submission in submissions}
     return json.dumps(next(iter(results.values())) if len(results) == 1 else results)
 

@@ -1,6 +1,6 @@
 """Define each practical's configurations: a short key for templates, a label, and what to train."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paralab.errors import UsageError
@@ -45,20 +45,19 @@ LABELS: Mapping[str, str] = {
     "same": "hybrid, second device = first",
 }
 KEYS = {label: key for key, label in LABELS.items()}
-Requests = dict[str, Request]
+# A machine that cannot train these skips them.
+LOW = frozenset({"bf16", "fp16", "both", "both_fp16", "faint_scaled", "faint_bare", "faint_bf16"})
 
 
 @dataclass(frozen=True)
 class Practical:
-    """One practical: its default workload, configurations, rounds, and steps."""
+    """One practical and its defaults. Its template names the configurations that it needs."""
 
     name: str
     title: str
     workload: str
-    requests: Callable[[Request, Machine, Summary], Requests]
     rounds: int
     steps: int
-    optional: frozenset[str] = frozenset()  # skipped if the machine cannot train them
 
     @property
     def template(self) -> str:
@@ -69,62 +68,34 @@ class Practical:
         """The limit on measuring a question that is still undecided."""
         return f"{MOST * self.rounds} rounds or {LONGEST_SECONDS // 60} minutes"
 
-    def configurations(
-        self, base: Request, machine: Machine, summary: Summary
-    ) -> dict[str, Configuration]:
-        return {
-            key: Configuration(request, LABELS[key], optional=key in self.optional)
-            for key, request in self.requests(base, machine, summary).items()
-        }
 
-
-def _practical5(base: Request, machine: Machine, summary: Summary) -> Requests:
-    return {
-        "single": base,
-        **{f"dp{n}": replace(base, strategy="dp", replicas=n) for n in (2, 3, 5)},
-    }
-
-
-def _practical6(base: Request, machine: Machine, summary: Summary) -> Requests:
-    ddp = replace(base, strategy="ddp", replicas=2)
-    requests = {
-        "single": base,
-        "dp2": replace(base, strategy="dp", replicas=2),
-        "ddp2": ddp,
-        "odd": replace(ddp, batch_size=(base.batch_size or summary.batch_size) + 1),
-    }
-    if machine.cores >= 4 or len(machine.gpus) >= 4:
-        requests["dp4"] = replace(base, strategy="dp", replicas=4)
-        requests["ddp4"] = replace(ddp, replicas=4)
-    return requests
-
-
-def _practical7(base: Request, machine: Machine, summary: Summary) -> Requests:
-    ddp = replace(base, strategy="ddp", replicas=2)
+def configurations(base: Request, machine: Machine, summary: Summary) -> dict[str, Configuration]:
+    """Return the configurations that this machine should train, by key."""
     on_gpu = bool(machine.gpus) and base.device != "cpu"
-    steps = None if on_gpu else SLOW_STEPS
-    faint = replace(ddp, workload=FAINT, batch_size=None, steps=steps)
+    batch, megabytes = base.batch_size or summary.batch_size, summary.parameter_bytes / 2**20
+    slow_steps = base.steps if on_gpu else SLOW_STEPS
+    dp, ddp = replace(base, strategy="dp", replicas=2), replace(base, strategy="ddp", replicas=2)
+    faint = replace(ddp, workload=FAINT, batch_size=None, steps=slow_steps)
+    hybrid = replace(base, strategy="hybrid", replicas=2, stages=2, micro_batches=4)
     requests = {
+        "single": base,
+        "dp2": dp,
+        "dp3": replace(dp, replicas=3),
+        "dp5": replace(dp, replicas=5),
+        "ddp2": ddp,
+        "odd": replace(ddp, batch_size=batch + 1),
+        "small_buckets": replace(ddp, bucket_mb=max(0.001, round(megabytes / 8, 3))),
+        "one_bucket": replace(ddp, bucket_mb=max(1.0, round(2 * megabytes))),
         "ddp": ddp,
         "accumulate": replace(ddp, accumulate=4),
         "sync": replace(ddp, accumulate=4, sync_every_pass=True),
         "bf16": replace(ddp, precision="bf16"),
-        "fp16": replace(ddp, precision="fp16", steps=steps),
+        "fp16": replace(ddp, precision="fp16", steps=slow_steps),
         "both": replace(ddp, precision="bf16", accumulate=4),
         "faint": faint,
         "faint_scaled": replace(faint, precision="fp16"),
         "faint_bare": replace(faint, precision="fp16", no_scaler=True),
         "faint_bf16": replace(faint, precision="bf16"),
-    }
-    if on_gpu:
-        requests["both_fp16"] = replace(ddp, precision="fp16", accumulate=4)
-    return requests
-
-
-def _practical10(base: Request, machine: Machine, summary: Summary) -> Requests:
-    batch = base.batch_size or summary.batch_size
-    hybrid = replace(base, strategy="hybrid", replicas=2, stages=2, micro_batches=4)
-    return {
         "hybrid": hybrid,
         "micro2": replace(hybrid, micro_batches=2),
         "micro8": replace(hybrid, micro_batches=8),
@@ -133,33 +104,29 @@ def _practical10(base: Request, machine: Machine, summary: Summary) -> Requests:
         "pipeline": replace(base, strategy="pipeline", stages=2, micro_batches=4),
         "same": replace(hybrid, placement="same"),
     }
-
-
-def _handbook(base: Request, machine: Machine, summary: Summary) -> Requests:
-    ddp = replace(base, strategy="ddp", replicas=2)
-    megabytes = summary.parameter_bytes / 2**20
+    if machine.cores >= 4 or len(machine.gpus) >= 4:
+        requests |= {"dp4": replace(dp, replicas=4), "ddp4": replace(ddp, replicas=4)}
+    if on_gpu:
+        requests["both_fp16"] = replace(ddp, precision="fp16", accumulate=4)
     return {
-        "single": base,
-        "ddp2": ddp,
-        "small_buckets": replace(ddp, bucket_mb=max(0.001, round(megabytes / 8, 3))),
-        "one_bucket": replace(ddp, bucket_mb=max(1.0, round(2 * megabytes))),
+        key: Configuration(request, LABELS[key], optional=key in LOW)
+        for key, request in requests.items()
     }
 
 
-LOW = frozenset({"bf16", "fp16", "both", "both_fp16", "faint_scaled", "faint_bare", "faint_bf16"})
 PRACTICALS: Mapping[str, Practical] = {
     practical.name: practical
     for practical in (
-        Practical("5", "data parallelism with nn.DataParallel", "mlp", _practical5, 7, 20),
-        Practical("6", "DistributedDataParallel and collectives", "mlp", _practical6, 7, 20),
-        Practical("7", "DDP optimization and debugging", "gpt", _practical7, 5, 8, LOW),
-        Practical("10", "hybrid parallelism", "mlp", _practical10, 5, 10),
-        Practical("handbook", "data parallelism, chapter 7", "mlp", _handbook, 7, 20),
+        Practical("5", "data parallelism with nn.DataParallel", "mlp", 7, 20),
+        Practical("6", "DistributedDataParallel and collectives", "mlp", 7, 20),
+        Practical("7", "DDP optimization and debugging", "gpt", 5, 8),
+        Practical("10", "hybrid parallelism", "mlp", 5, 10),
+        Practical("handbook", "data parallelism, chapter 7", "mlp", 7, 20),
     )
 }
 
 
 def find(name: str | int) -> Practical:
     if str(name) not in PRACTICALS:
-        raise UsageError(f"There is no practical {name}.", fix=f"one of: {', '.join(PRACTICALS)}")
+        raise UsageError(f"There is no practical {name}.", fix=f"choose {', '.join(PRACTICALS)}")
     return PRACTICALS[str(name)]

@@ -57,7 +57,7 @@ MORE = (
 NEITHER = r"\b(?:neither|same|equal\w*|tie|both|similar\w*|identical\w*)\b|\bno (?:\w+ )?difference"
 UNDECIDED = r"nois[ey]|few rounds|(?:cannot|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
 LABEL = re.compile(r"\b(?:rank|part|step|process)\s*$")  # the number after it is a name: rank 0
-MOST_WORDS = 150  # nobody answers in more words; such a text mentions everything
+MOST_WORDS = 150  # a longer text mentions everything
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
 # Common words that no sheet uses.
 COMMON = """
@@ -73,7 +73,7 @@ GLUE = (
     r"\b(?:a|an|and|are|as|at|be|because|become|by|do|does|for|from|gets?|has|have|if|in|is|its?"
     r"|of|on|or|per|so|than|that|the|they|to|uses?|was|when|with)\b"
 )
-STEM = 4  # letters; the rest is grammar
+STEM = 4  # letters of a word to compare; the rest is grammar
 FOREIGN = {*"ist nicht der und sind weil est pas plus les une sont que los más più niet".split()}
 
 
@@ -108,7 +108,7 @@ def _judge_fact(answer: Answer, text: str, tolerance: float) -> Judgment:
 
 
 def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Stated]) -> str:
-    """Say why a human should read an answer that states the fact."""
+    """Return why a human should read an answer even though it states the fact."""
     if text.endswith("?"):
         return "it is a question"
     if len(text.split()) > MOST_WORDS:
@@ -118,14 +118,14 @@ def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Sta
     for number in numbers_in(text):
         named = LABEL.search(text[: number.start])
         if not named and not _is_known(number, facts, tolerance):
-            return f"{text[number.start : number.end]} is not a number of this run"
+            return f"{text[number.start : number.end]} is not a number from this run"
     words = _content(text)
     foreign = [word for word in words if word[:STEM] not in vocabulary()]
-    return "it uses other words than the course" if 4 * len(foreign) > len(words) else ""
+    return "it uses many words from outside the course" if 4 * len(foreign) > len(words) else ""
 
 
 def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool:
-    """Return whether a number or its inverse is a fact. Everyone may state 0, 1, 2, and 95 %."""
+    """Return whether a number or its inverse is a fact. 0, 1, 2, and 95 % are always allowed."""
     pure = ("", "number", "share")
     if number.kind not in pure:
         facts = [fact for fact in facts if fact.kind in ("", number.kind)]
@@ -145,7 +145,7 @@ def vocabulary() -> frozenset[str]:
 
 
 def _is_relevant(text: str) -> bool:
-    """Return whether an answer may be serious, although it does not state the fact."""
+    """Return whether an answer may be serious even though it does not state the fact."""
     words = _content(text)
     serious = sum(word[:STEM] in vocabulary() for word in words) + bool(_words(text) & {*YES_NO})
     return 2 * serious >= max(len(words), 1) or bool(_words(text) & FOREIGN) or not text.isascii()
@@ -163,72 +163,72 @@ def verdict_word(answer: Answer) -> str:
 
 
 def _judge_verdict(answer: Answer, text: str) -> Judgment:
-    said = yes_or_no(text)
-    if said is None:
+    stated = yes_or_no(text)
+    if stated is None:
         hedges = HEDGE.search(text) or not _is_relevant(text)
         return "wrong" if hedges else "not judged", "start with Yes or No"
-    if len({YES_NO[word] for word in ALONE.findall(text)} | {said}) > 1:
+    if len({YES_NO[word] for word in ALONE.findall(text)} | {stated}) > 1:
         return "wrong", "it states both yes and no"
-    if said == answer.verdict:
-        opposite = _states_opposite(plain(answer.question), text, said)
+    if stated == answer.verdict:
+        opposite = _states_opposite(plain(answer.question), text, stated)
         return ("not judged", "the explanation contradicts it") if opposite else ("right", "")
     if answer.terms and _judge_terms(answer.terms, text)[0] == "right":
         return "not judged", "the explanation may be correct"
     return "wrong", answer.text
 
 
-def _states_opposite(question: str, text: str, said: bool) -> bool:
-    """Return whether the explanation contradicts its yes or no: `Yes, it is slower`."""
+def _states_opposite(question: str, text: str, stated: bool) -> bool:
+    """Return whether the explanation contradicts the yes or no: `Yes, it is slower`."""
     for word, opposite in OPPOSITES.items():
         if word not in question:
             continue
         for clause in CLAUSE.split(text)[1:]:
             for pattern, meaning in ((word, True), (opposite, False)):
-                found = re.search(pattern, clause)
-                negated = found and re.search(NEGATION, clause[: found.start()])
-                if found and (meaning is not bool(negated)) is not said:
+                match = re.search(pattern, clause)
+                negated = match and re.search(NEGATION, clause[: match.start()])
+                if match and (meaning is not bool(negated)) is not stated:
                     return True
     return False
 
 
 def _judge_choice(answer: Answer, text: str) -> Judgment:
-    said = stated_option(text, answer.options or (answer.choice or "",))
+    chosen = stated_option(text, answer.options or (answer.choice or "",))
     names = " or ".join(option.split("|")[0] for option in answer.options)
-    if said is None:
+    if chosen is None:
         return "not judged", "it is not clear which option the answer chooses"
-    if said == "":
+    if chosen == "":
         return "not judged" if _is_relevant(text) else "wrong", f"name one: {names}"
-    return ("right", "") if said == answer.choice else ("wrong", answer.text)
+    return ("right", "") if chosen == answer.choice else ("wrong", answer.text)
 
 
 def stated_option(text: str, options: Sequence[str]) -> str | None:
-    """Return the option that the answer chooses, or `neither`. Return an empty string if it names
-    no option, or None if its choice is not clear. An option is `name|alias|alias`."""
+    """Return the option that the answer chooses, or `neither`. Return an empty string if it does
+    not name an option, or None if its choice is not clear. An option is `name|alias|alias`."""
     stated: list[str | None] = []
     for clause in CLAUSE.split(text):
-        found = _mentions(clause, options)
-        if not found and not re.search(NEITHER, clause):
+        mentions = _mentions(clause, options)
+        if not mentions and not re.search(NEITHER, clause):
             continue
         if not stated or re.search(r"\b(?:faster|quicker|slower|better|worse|best)\b", clause):
-            stated.append(_chosen(clause, found))
+            stated.append(_chosen(clause, mentions))
     if not stated:
         return ""
     clear = {option for option in stated[1:] if option is not None} | {stated[0]}
     return clear.pop() if len(clear) == 1 else None
 
 
-def _chosen(clause: str, found: list[tuple[int, str]]) -> str | None:
+def _chosen(clause: str, mentions: list[tuple[int, str]]) -> str | None:
     """Return what one clause chooses. `A`, `A is faster`, `A is faster than B`, and `B is slower
     than A` all choose A."""
-    names = list(dict.fromkeys(name for _, name in found))
+    names = list(dict.fromkeys(name for _, name in mentions))
     if re.search(NEITHER, clause):
         return None if re.search(NEGATION, clause.replace("no ", "")) else "neither"
     if re.search(NEGATION, clause):
         return None
     less, than = re.search(LESS, clause), re.search(r"\b(?:than|beats?|outperforms?|of)\b", clause)
     if len(names) == 1:
-        return None if less or (than and found[0][0] > than.start()) else names[0]
-    if not than or not found[0][0] < than.start() < found[-1][0] or len(found) > 2:
+        return None if less or (than and mentions[0][0] > than.start()) else names[0]
+    if not than or not mentions[0][0] < than.start() < mentions[-1][0] or len(mentions) > 2:
         return None
     if less:
         return names[1]
@@ -267,13 +267,14 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
         return "wrong", f"{misplaced}: {answer.text}"
 
     places = {name: _place(name, facts[name], stated, text, tolerance) for name in facts}
-    found = [place for place in places.values() if place is not None]
-    enough = len(found) >= min(2, len(facts))
+    stated_at = [place for place in places.values() if place is not None]
+    enough = len(stated_at) >= min(2, len(facts))
     lists = all(places[name] is not None for name in facts if isinstance(facts[name], list))
-    if enough and lists and found == sorted(found):  # `single: 122 MiB, all: 74 MiB` is swapped
+    in_order = stated_at == sorted(stated_at)  # `single: 122 MiB, all: 74 MiB` is swapped
+    if enough and lists and in_order:
         return "right", ""
     if any(each.equals(number, tolerance) for each in stated for number in _flat(facts)):
-        return "not judged", "it states only some of the numbers, or in another order"
+        return "not judged", "it states only some of the numbers, or states them in another order"
     return "wrong", f"none of these numbers matches the run: {answer.text}"
 
 
@@ -291,17 +292,18 @@ def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, near: floa
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:
-    """Describe the first count that the answer gets wrong, or return an empty string."""
+    """Describe the first count that the answer gets wrong. Return an empty string if there is
+    none."""
     for name, value in facts.items():
         if isinstance(value, int | float) and is_count(value):
-            said = [each.value for each in numbers_in(text) if _counts(each, name, text)]
-            if said and value not in said:
+            counts = [each.value for each in numbers_in(text) if _counts(each, name, text)]
+            if counts and value not in counts:
                 return f"the run has {value:g} {name}"
     return ""
 
 
 def _counts(number: Stated, noun: str, text: str) -> bool:
-    """Return whether a number counts this noun: `8 processes`, `8 worker processes`, `processes:
+    """Return whether a number is the count of a noun: `8 processes`, `8 new processes`, `processes:
     8`."""
     stem = re.escape(re.sub(r"e?s$", "", noun.lower()))
     before = re.search(rf"(?<!\w){stem}[\w-]*(?: is| are|:| =)?\s*$", text[: number.start])

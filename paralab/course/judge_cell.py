@@ -59,14 +59,10 @@ def _judge_number(given: str, cell: Cell, tolerance: float, place: str) -> Judgm
 
 
 def _compare(number: Stated, cell: Cell, tolerance: float) -> str:
-    """Say why a number is wrong, or return an empty string."""
+    """Return why a number is wrong, or an empty string."""
     known = next((each.kind for each in quantities(cell.text)), "")
-    if (
-        number.kind
-        and known
-        and number.kind != known
-        and {number.kind, known} != {"number", "share"}
-    ):
+    kinds = {number.kind, known}
+    if "" not in kinds and len(kinds) > 1 and kinds != {"number", "share"}:
         if number.kind == "number":
             return f"write its unit; the run has {cell.text}"
         return f"this is a {number.kind}, but the run has a {known}"
@@ -94,4 +90,4 @@ def _judge_words(given: str, known: str, place: str) -> Judgment:
         return "right", ""
     if "/" not in known and sorted(mine) == sorted(theirs):
         return "not judged", "the order differs"
-    return "wrong", "names and splits must match"
+    return "wrong", "this must match the run exactly"

@@ -2,6 +2,7 @@
 sentences about them."""
 
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +11,19 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from paralab.analyse import phrases
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.confidence import Ratio, speed_up
+from paralab.analyse.confidence import SpeedUp, speed_up
 from paralab.analyse.events_summary import EventsSummary, summarize
 from paralab.analyse.metric_types import GradientCounts
-from paralab.analyse.phrases import factor, listed, share, split_words
+from paralab.analyse.phrases import capital, factor, listed, share, slashes
 from paralab.analyse.recording import Recording
 from paralab.course.configurations import KEYS, LABELS, find
+from paralab.plan.batches import even_sizes
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
+
+EQUALLY = 1.1  # loads within 10 % are considered equal
 
 
 class Measured(Row, frozen=True, kw_only=True):
@@ -31,17 +36,15 @@ class Measured(Row, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Measurements:
     comparison: Comparison
-    folder: Path
 
     @cached_property
     def rows(self) -> dict[str, Measured]:
         """The configurations that completed training."""
-        found = {}
+        rows = {}
         for row in self.comparison.rows:
-            key = KEYS[row.name]
-            summary = summarize(Recording.read(self.folder / row.runs[-1]))
-            found[key] = Measured(**asdict(row), key=key, observed=summary)
-        return found
+            key, last = KEYS[row.name], Path(self.comparison.run_folder, row.runs[-1])
+            rows[key] = Measured(**asdict(row), key=key, observed=summarize(Recording.read(last)))
+        return rows
 
     def why_not(self, key: str) -> str:
         """Explain why a configuration has no numbers."""
@@ -49,13 +52,13 @@ class Measurements:
         reasons |= {each.name: f"it failed: {each.error}" for each in self.comparison.failed}
         return reasons.get(LABELS[key], "this run did not include it")
 
-    def speed_up(self, before: str, after: str) -> Ratio:
+    def speed_up(self, before: str, after: str) -> SpeedUp:
         """Return the speed-up from `before` to `after`, using the rounds in which both ran."""
         return speed_up(self.rows[before].round_seconds, self.rows[after].round_seconds)
 
     def recordings(self, key: str) -> list[Recording]:
         runs = self.rows[key].runs if key in self.rows else []
-        return [Recording.read(self.folder / run) for run in runs]
+        return [Recording.read(Path(self.comparison.run_folder, run)) for run in runs]
 
     def notes(self, keys: Sequence[str], columns: Sequence[str] = ()) -> str:
         """Say what is virtual, emulated, or shared in these runs, and how memory was measured."""
@@ -65,31 +68,21 @@ class Measurements:
         # Remarks that differ only in their numbers (2, 3, or 5 devices) appear once.
         remarks = {re.sub(r"\d+", "", each): each for row in rows for each in row.remarks}
         text = "; ".join(remarks.values())
-        notes = [f"{text[:1].upper()}{text[1:]}."] if text else []
+        notes = [f"{capital(text)}."] if text else []
         if "memory" in columns:
-            counted = rows[0].peak_bytes[0].how != "allocator"
-            what = "the tensors' total size" if counted else "the allocator's peak"
+            peak = rows[0].peak_bytes[0].how == "allocator"
+            what = "the allocator's peak" if peak else "the tensors' total size"
             notes.append(f"Memory is {what}.")
         return " ".join(notes)
 
 
-def sharing(row: Row) -> str:
-    """Explain why more devices cannot be faster on this machine. Return an empty string if they
-    can."""
-    return find_sharing(row.remarks)
-
-
-EQUALLY = 1.1  # loads within 10 % are considered equal
-
-
 def arrived(row: Measured) -> list[int]:
-    """Return the number of samples that arrived inside the model on each device. A hook counts
-    them, so these are not planned values."""
-    return [int(entry.shape[0]) for entry in row.splits]
+    """Return how many samples arrived inside the model on each device, as counted by a hook."""
+    return [entry.shape[0] for entry in row.splits]
 
 
 def memories(row: Measured) -> list[int]:
-    return [int(entry.bytes) for entry in row.peak_bytes]
+    return [entry.bytes for entry in row.peak_bytes]
 
 
 def memory(row: Measured) -> int:
@@ -97,9 +90,8 @@ def memory(row: Measured) -> int:
 
 
 def busy_shares(row: Measured) -> list[float]:
-    """Return the share of a step in which each device works, or the GPU utilization if NVML
-    measured it."""
-    gpu = [float(entry.utilization) for entry in row.metrics.load.gpu]
+    """Return the share of a step for which each device is busy, or NVML's GPU utilization."""
+    gpu = [entry.utilization for entry in row.metrics.load.gpu]
     if len(gpu) > 1:
         return gpu
     if row.strategy == "dp" and row.metrics.balance is None:
@@ -110,11 +102,7 @@ def busy_shares(row: Measured) -> list[float]:
 def why_no_load(row: Measured) -> str:
     if len(row.peak_bytes) < 2:
         return f"all replicas share {row.peak_bytes[0].device}"
-    return "the replicas run inside one call of nn.DataParallel"
-
-
-def copying(row: Measured, kind: str) -> float | None:
-    return row.observed.copying.get(kind)
+    return "the replicas run inside one call to nn.DataParallel"
 
 
 def copying_seconds(row: Measured) -> float:
@@ -123,15 +111,10 @@ def copying_seconds(row: Measured) -> float:
     return sum(row.observed.copying.values())
 
 
-def fair(number: int, parts: int) -> list[int]:
-    """64 over 3 -> 22, 21, 21."""
-    return [number // parts + (place < number % parts) for place in range(parts)]
-
-
 def micro_sizes(row: Measured) -> str:
     """Return the micro-batch sizes on rank 0: `8`, or `3/3/2` if they differ."""
-    sizes = fair(row.ranks[0].samples_per_step, row.batch.micro_batches)
-    return str(sizes[0]) if len(set(sizes)) == 1 else split_words(sizes)
+    sizes = even_sizes(row.ranks[0].samples_per_step, row.batch.micro_batches)
+    return str(sizes[0]) if len(set(sizes)) == 1 else slashes(sizes)
 
 
 def device_numbers(row: Measured) -> list[int]:
@@ -146,8 +129,7 @@ def gradients(row: Measured) -> GradientCounts:
 
 
 def zero_share(row: Measured) -> float:
-    found = gradients(row)
-    return found.zeros / found.total
+    return gradients(row).zeros / gradients(row).total
 
 
 def bubble(row: Measured) -> float | None:
@@ -155,22 +137,26 @@ def bubble(row: Measured) -> float | None:
 
 
 def balance(row: Measured) -> float | None:
+    """Return the largest load divided by the smallest, or None for fewer than two devices."""
     shares = busy_shares(row)
     return max(shares) / max(min(shares), 1e-9) if len(shares) > 1 else None
 
 
+def balanced(row: Measured) -> bool | None:
+    ratio = balance(row)
+    return None if ratio is None else ratio < EQUALLY
+
+
 def first_is_busier(row: Measured) -> bool | None:
-    shares = busy_shares(row)
-    if len(shares) < 2:
-        return None
-    return shares[0] >= EQUALLY * sum(shares[1:]) / len(shares[1:])
+    first, *others = busy_shares(row) or [0.0]
+    return first >= EQUALLY * statistics.mean(others) if others else None
 
 
 def first_is_bottleneck(row: Measured) -> bool:
-    """Return whether the other ranks wait for rank 0. A busier device 0 alone is no proof: another
-    program may share its core."""
+    """Return whether the other ranks wait for rank 0. A busier device 0 is not enough: another
+    program may be using its core."""
     late = row.metrics.straggler
-    return bool(late and int(late.rank) == 0)
+    return late is not None and late.rank == 0
 
 
 def rank_losses(row: Measured) -> list[float]:
@@ -179,11 +165,10 @@ def rank_losses(row: Measured) -> list[float]:
     return [part * row.batch.size / rank.samples_per_step for part, rank in parts]
 
 
-def interval(speed: Ratio) -> str:
+def interval(speed: SpeedUp) -> str:
     """`95 % CI 1.80–1.95`."""
-    if speed.low is None or speed.high is None:
-        return "too few rounds for an interval"
-    return f"95 % CI {factor(speed.low)}–{factor(speed.high)}"
+    limits = phrases.interval(speed)
+    return f"95 % CI {limits}" if limits else "too few rounds for an interval"
 
 
 def change(before: float, after: float) -> str:
@@ -193,64 +178,54 @@ def change(before: float, after: float) -> str:
     return f"{share(abs(after - before) / before)} {'more' if after > before else 'less'}"
 
 
-def choose(speed: Ratio, faster: str, slower: str) -> str:
+def choose(speed: SpeedUp, faster: str, slower: str) -> str:
     """Return the name of the faster side, `neither` if both take the same time, or an empty string
     if the timings are too noisy to tell."""
-    return speed.choose(faster, slower) or ("neither" if speed.is_faster is False else "")
-
-
-def ceil_div(number: int, parts: int) -> int:
-    return -(-number // parts)
-
-
-def balanced(row: Measured) -> bool | None:
-    found = balance(row)
-    return None if found is None else found < EQUALLY
+    sides = {"faster": faster, "slower": slower, "no difference": "neither"}
+    return sides.get(speed.verdict, "")
 
 
 NAMED: Sequence[Callable[..., Any]] = (
-    *(seconds, size, share, factor, interval, change, choose, ceil_div, fair, arrived),
-    *(memory, memories, copying, copying_seconds, busy_shares, first_is_busier, balanced, sharing),
-    *(first_is_bottleneck, why_no_load, micro_sizes, device_numbers, rank_losses),
-    *(zero_share, bubble),
+    *(seconds, size, share, factor, interval, change, choose, arrived, memory, memories),
+    *(copying_seconds, busy_shares, first_is_busier, balanced, first_is_bottleneck, why_no_load),
+    *(micro_sizes, device_numbers, rank_losses, zero_share, bubble, listed, slashes),
 )
 FILTERS: Mapping[str, Callable[..., Any]] = {
     **{each.__name__: each for each in NAMED},
-    "count": lambda value: f"{value:,.0f}",
-    "tiny": lambda value: f"{value:.0e}",
-    "four_digits": lambda value: f"{value:.4f}",
+    "count": "{:,.0f}".format,
+    "tiny": "{:.0e}".format,
+    "four_digits": "{:.4f}".format,
     "plural": lambda value, noun: plural(int(value), noun),
-    "listed": lambda values: listed(list(values)),
-    "slashes": split_words,
     "unique_count": lambda values: len(set(values)),
+    "ceil_div": lambda number, parts: -(-number // parts),
+    "fair": even_sizes,
+    "copying": lambda row, kind: row.observed.copying.get(kind),
     "alone_seconds": lambda row: copying_seconds(row) + (row.metrics.optimizer_seconds or 0.0),
     "own_devices": lambda row: len(set(row.ranks[0].devices)),
-    "is_virtual": lambda row: bool(sharing(row)) or any(rank.virtual for rank in row.ranks),
+    "sharing": lambda row: find_sharing(row.remarks),
+    "is_virtual": lambda row: bool(find_sharing(row.remarks)) or any(r.virtual for r in row.ranks),
     "loss_scale": lambda row: gradients(row).scale,
 }
 
 
 def _more_balanced(lab: Measurements, before: str, after: str) -> bool | None:
-    values = [balance(lab.rows[key]) for key in (before, after)]
-    return None if None in values else values[1] <= values[0]  # type: ignore[operator]
+    old, new = (balance(lab.rows[key]) for key in (before, after))
+    return None if old is None or new is None else new <= old
 
 
 def _growth(lab: Measurements, keys: Sequence[str]) -> dict[str, float | None]:
+    """Return how long the copies take for each number of devices."""
     return {
-        f"{kind}, {lab.rows[key].devices} devices": copying(lab.rows[key], kind)
-        for key in keys
-        if key in lab.rows
+        f"{kind}, {row.devices} devices": row.observed.copying.get(kind)
+        for row in (lab.rows[key] for key in keys if key in lab.rows)
         for kind in ("replicate", "reduce")
     }
 
 
 def _same_pattern(lab: Measurements, keys: Sequence[str]) -> bool:
     """Return whether all configurations run the same passes and all-reduces."""
-    seen = {
-        (row.observed.passes.forward, row.observed.passes.backward, row.all_reduces_per_step)
-        for row in (lab.rows[key] for key in keys)
-    }
-    return len(seen) == 1
+    rows = [lab.rows[key] for key in keys]
+    return len({(row.observed.passes, row.all_reduces_per_step) for row in rows}) == 1
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

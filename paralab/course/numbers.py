@@ -27,6 +27,7 @@ NUMBER = re.compile(
 IN_TEXT = re.compile(
     rf"(?<![\w.])({DIGITS}|{'|'.join(WORDS)})(?!\w*-\w)\s*(%|×|[A-Za-zµμ-]+)?", re.IGNORECASE
 )
+FLOAT = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?")
 ROUNDING = 0.05  # maximum rounding error, as a share of the value
 
 
@@ -56,34 +57,33 @@ def is_count(number: float) -> bool:
 
 def numbers_in(text: str) -> list[Stated]:
     """Find the numbers in a sentence. In `1.4-1.6`, the hyphen is not a sign."""
-    found = []
+    numbers = []
     for match in IN_TEXT.finditer(re.sub(r"(?<=\d)-(?=\d)|:", " ", text)):
         after = (match[2] or "").lower()
         kind, factor = FACTORS.get(after, ("", 1.0))
         noun = "" if after in FACTORS else after
         for digits in readings(match[1].rstrip(".,"))[:1]:
             value = float(digits) * factor
-            found.append(Stated(value, noun, match.start(1), match.end(1), kind=kind))
-    return found
+            numbers.append(Stated(value, noun, *match.span(1), kind=kind))
+    return numbers
 
 
 def quantities(words: str) -> list[Stated]:
     """Read a cell: `34.6 ms` is (0.0346, step 0.0001, "time"). Return one reading, two if the
     separator may be a decimal comma (`1,020 s`), or none if this is not a number."""
-    found = NUMBER.match(words.replace("`", "").strip().rstrip(".,"))
-    if not found:
+    match = NUMBER.match(words.replace("`", "").strip().rstrip(".,"))
+    if not match:
         return []
-    noun = found[2].lower()
+    noun = match[2].lower()
     kind, factor = FACTORS.get(noun, ("", 1.0))
     numbers = []
-    for digits in readings(found[1]):
+    for digits in readings(match[1]):
         mantissa, _, exponent = digits.partition("e")
         decimals = len(mantissa.partition(".")[2])
         worth = 10.0 ** (int(exponent or 0) - decimals) * factor
         step = worth if factor != 1.0 or decimals else 0.0
-        number = Stated(float(digits) * factor, "" if kind else noun, step=step, kind=kind)
-        numbers += [number] if math.isfinite(number.value) else []
-    return numbers
+        numbers.append(Stated(float(digits) * factor, "" if kind else noun, step=step, kind=kind))
+    return [number for number in numbers if math.isfinite(number.value)]
 
 
 def readings(written: str) -> list[str]:
@@ -100,11 +100,4 @@ def readings(written: str) -> list[str]:
         possible = [joined, point] if "," in digits else [point, joined]
     else:
         possible = [digits.replace(",", ".")]
-    return [each for each in possible if _is_number(each)]
-
-
-def _is_number(digits: str) -> bool:
-    try:
-        return math.isfinite(float(digits)) and len(digits) < 400
-    except (OverflowError, ValueError):
-        return False
+    return [each for each in possible if FLOAT.fullmatch(each) and math.isfinite(float(each))]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from paralab.analyse import explore
 from paralab.analyse.blocks import Answer, Document, Finding
 from paralab.analyse.compare import Comparison, comparison_of
 from paralab.analyse.manifest import About, about_of
@@ -15,13 +16,14 @@ from paralab.analyse.phrases import machine_words
 from paralab.analyse.report import facts
 from paralab.analyse.verdict import verdict
 from paralab.course.check import CHECKPOINT
-from paralab.course.configurations import LONGEST_SECONDS, MOST, Practical, find
-from paralab.course.measurements import Measurements, sharing
+from paralab.course.configurations import LONGEST_SECONDS, MOST, Practical, configurations, find
+from paralab.course.measurements import Measurements
 from paralab.course.predict import add_predictions, read_predictions
 from paralab.course.template import fill
 from paralab.errors import UsageError
 from paralab.experiment.compare import compare
-from paralab.experiment.planning import look_once
+from paralab.experiment.planning import inspect_once
+from paralab.plan.remarks import find_sharing
 from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -46,12 +48,13 @@ def run(
     practical = find(name)
     parts = choose_parts(practical, part)
     say("inspecting the machine and the workload")
-    base = replace(base, workload=check_reference(base.workload))
+    workload = check_reference(base.workload)
+    base = replace(base, workload=workload, steps=steps or practical.steps)
     if variant:
         base = vary(base, variant)
-    machine, summary = look_once(base, ["pipeline"] if name == "10" else [])
+    machine, summary = inspect_once(base, ["pipeline"] if name == "10" else [])
 
-    known = practical.configurations(base, machine, summary)
+    known = configurations(base, machine, summary)
     needs = fill(practical.template, None, parts).needs
     wanted = dict.fromkeys(key for number in parts for key in needs[number])
     cases = [known[key] for key in wanted if key in known]
@@ -60,7 +63,7 @@ def run(
 
     def measure_longer(comparison: Comparison, seconds: float) -> bool:
         done = comparison.rounds // first
-        open_questions = undecided(document(comparison, Path(comparison.run_folder)))
+        open_questions = undecided(document(comparison))
         if rounds or not open_questions or done >= MOST:
             return False
         fits = seconds * (done + 1) / done <= LONGEST_SECONDS
@@ -70,9 +73,8 @@ def run(
 
     about = About(practical=name, parts=tuple(parts), variant=variant or "")
     measure = partial(compare, cases, kind="practical", about=about, out=out, say=say)
-    comparison = measure(rounds=first, steps=steps or practical.steps, more=measure_longer)
-    folder = Path(comparison.run_folder)
-    return document(comparison, folder), folder
+    comparison = measure(rounds=first, more=measure_longer)
+    return document(comparison), Path(comparison.run_folder)
 
 
 def choose_parts(practical: Practical, part: int | None) -> list[int]:
@@ -92,7 +94,7 @@ def vary(base: Request, student: str) -> Request:
 
 
 def blank(name: str, part: int | None = None) -> Document:
-    """Return the sheet to hand out. It needs no run and contains no solutions."""
+    """Return the sheet to hand out. It does not need a run and does not contain solutions."""
     practical = find(name)
     sheet = fill(practical.template, None, choose_parts(practical, part))
     subtitle = (
@@ -103,14 +105,21 @@ def blank(name: str, part: int | None = None) -> Document:
     return Document(sheet.title, subtitle, (), tuple(sheet.sections))
 
 
-def document(comparison: Comparison, folder: Path) -> Document:
+def document(comparison: Comparison) -> Document:
     """Return the filled sheet for a finished run."""
-    about, lab = comparison.about, Measurements(comparison, folder)
+    about, lab = comparison.about, Measurements(comparison)
     sheet = fill(find(about.practical or "").template, lab, about.parts or None)
     size = f"{plural(len(lab.rows), 'configuration')}, {plural(comparison.rounds, 'round')}"
     subtitle = f"{comparison.workload.name} on {machine_words(comparison)}; {size}"
-    content = (_findings(comparison), tuple(sheet.sections), facts(comparison))
-    return add_predictions(Document(sheet.title, subtitle, *content), read_predictions(folder))
+    filled = Document(
+        sheet.title,
+        subtitle,
+        _findings(comparison),
+        tuple(sheet.sections),
+        facts(comparison),
+        explore=(explore.section(comparison),) if comparison.rows else (),
+    )
+    return add_predictions(filled, read_predictions(Path(comparison.run_folder)))
 
 
 def undecided(document: Document) -> list[str]:
@@ -134,7 +143,7 @@ def scripts() -> Path:
 
 
 def document_of(folder: Path) -> Document:
-    return document(comparison_of(folder), folder)
+    return document(comparison_of(folder))
 
 
 def require_run(folder: Path, name: str, student: str | None = None) -> None:
@@ -148,26 +157,25 @@ def require_run(folder: Path, name: str, student: str | None = None) -> None:
     if student is not None and about.variant != student:
         whose = f"for {about.variant!r}" if about.variant else "without --variant"
         problem = f"{folder} was run {whose}, not with --variant {student}."
-        raise UsageError(problem, fix=f"the run folder of {student}")
+        raise UsageError(problem, fix=f"pass the run folder of {student}")
 
 
 def newest(name: str, root: Path = Path("runs")) -> Path:
     """Return the newest run of a practical under runs/."""
     find(name)
-    found = root.glob("*_practical_*/manifest.json")
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    manifests = root.glob("*_practical_*/manifest.json")
+    for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True):
         if about_of(path.parent).practical == name:
             return path.parent
     fix = f"paralab practical {name}, or --run FOLDER"
-    raise UsageError(f"There is no run of practical {name} under {root}/.", fix=fix)
+    raise UsageError(f"{root}/ has no run of practical {name}.", fix=fix)
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
     """Report whether all configurations train the same, and what limits the timings."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
-    shared = [row for row in comparison.rows if sharing(row)]
+    shared = {row.name: why for row in comparison.rows if (why := find_sharing(row.remarks))}
     if shared:
-        text = f"In {plural(len(shared), 'configuration')}, {sharing(shared[-1])}."
-        evidence = {"configurations": [row.name for row in shared]}
-        findings.append(Finding("limit", text, evidence))
+        text = f"In {plural(len(shared), 'configuration')}, {list(shared.values())[-1]}."
+        findings.append(Finding("limit", text, {"configurations": list(shared)}))
     return tuple(findings)

@@ -24,32 +24,30 @@ FILE = "predictions.json"
 
 
 def from_sheet(path: Path, sheet: Document) -> Predictions:
-    """Read the predictions from a sheet: the lines `Predicted: …`, or the answers if there are no
-    such lines."""
+    """Read the predictions from a sheet: its `Predicted: …` lines, or else its answers."""
     written = parse(read_sheet(path))
     predicts = any(text for part in written.values() for text in part.predictions.values())
-    found = {}
+    predictions = {}
     for section in sheet.sections:
         own = written.get(part_number(section.title), WrittenPart())
         for question in _questions(section):
             text = find_answer(question, own.predictions if predicts else own.answers)
             if text.strip():
-                found[f"{section.title} | {question}"] = text.strip()
-    if not found:
+                predictions[f"{section.title} | {question}"] = text.strip()
+    if not predictions:
         fix = "write what you expect after `Predicted:`"
         raise UsageError(f"{path} has no prediction.", fix=fix)
-    return found
+    return predictions
 
 
 def ask(section: Section, prompt: Callable[..., Any] = click.prompt) -> Predictions:
-    """Ask for a prediction for each question in one part, or for its first table if it has no
-    question. An empty line skips the question."""
+    """Ask for a prediction for each question in one part. An empty line skips the question."""
     predictions = {}
     click.echo(f"\n{section.title}\n{section.text}")
     for name, question in _questions(section).items():
-        said = str(prompt(f"{question}\n  Your prediction", default="", show_default=False))
-        if said.strip():
-            predictions[f"{section.title} | {name}"] = said.strip()
+        text = str(prompt(f"{question}\n  Your prediction", default="", show_default=False))
+        if text.strip():
+            predictions[f"{section.title} | {name}"] = text.strip()
     return predictions
 
 
@@ -67,8 +65,8 @@ def add_predictions(document: Document, predictions: Mapping[str, str]) -> Docum
 
     def add(section: Section, block: Block) -> Block:
         if isinstance(block, Answer):
-            said = predictions.get(f"{section.title} | {block.question}", block.prediction)
-            return replace(block, prediction=said)
+            text = predictions.get(f"{section.title} | {block.question}", block.prediction)
+            return replace(block, prediction=text)
         name = f"{section.title} | {block.title}"
         if isinstance(block, Table) and name in predictions:
             return replace(block, note=f"Predicted: {predictions[name]}. {block.note}")
@@ -82,11 +80,9 @@ def add_predictions(document: Document, predictions: Mapping[str, str]) -> Docum
 
 
 def _questions(section: Section) -> dict[str, str]:
-    """Return what to ask, by the title of its block."""
-    asked = {
-        block.question: block.question for block in section.blocks if isinstance(block, Answer)
-    }
+    """Return the prompts by the title of their block: each question, or else the first table."""
+    answers = [block.question for block in section.blocks if isinstance(block, Answer)]
     tables = [block for block in section.blocks if isinstance(block, Table)]
-    if not asked and tables:
-        asked = {tables[0].title: f"What do you expect? ({', '.join(tables[0].columns[1:])})"}
-    return asked
+    if answers or not tables:
+        return {question: question for question in answers}
+    return {tables[0].title: f"What do you expect? ({', '.join(tables[0].columns[1:])})"}

@@ -37,10 +37,10 @@ class WrittenPart:
 def read_sheet(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise UsageError(f"{path} is too large for a sheet.", fix="a sheet of up to 1 MB")
+            raise UsageError(f"{path} is too large for a sheet.", fix="pass a sheet of up to 1 MB")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        fix = "a Markdown file in UTF-8, such as one from `paralab practical N --blank FILE`"
+        fix = "pass a Markdown file in UTF-8, such as one from `paralab practical N --blank FILE`"
         raise UsageError(f"Cannot read {path}: {error}.", fix=fix) from error
 
 
@@ -51,9 +51,9 @@ def parse(text: str) -> dict[int, WrittenPart]:
     question: str | None = None
 
     for kind, content in _pieces(MARKDOWN.parse(text)):
-        found = PART.match(str(content)) if kind in ("heading", "bold") else None
-        if found and (found[1] or kind == "heading"):
-            number = int(found[1] or found[2])
+        part = PART.match(str(content)) if kind in ("heading", "bold") else None
+        if part and (part[1] or kind == "heading"):
+            number = int(part[1] or part[2])
             current, question = parts.setdefault(number, WrittenPart()), None
         elif current is None:
             continue
@@ -73,8 +73,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
 
 
 def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
-    """Yield each piece of the sheet in order: its kind (heading, bold, text, or table), and its
-    text or its rows."""
+    """Yield each piece's kind (heading, bold, text, or table), and its text or its rows."""
     place = 0
     while place < len(tokens):
         token = tokens[place]
@@ -95,13 +94,12 @@ def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
 
 
 def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
-    """Split a paragraph into question and answer. It may start with its question, in bold or as
-    `a)`."""
-    found = BOLD.match(_words(inline))
-    if found:
-        yield "bold", found[1].strip()
-    for line in [found[2]] if found else unescape(inline.content).splitlines():
-        labeled = None if found else LABEL.match(line)
+    """Split a paragraph into a question (in bold, or labeled like `a)`) and its answer."""
+    bold = BOLD.match(_words(inline))
+    if bold:
+        yield "bold", bold[1].strip()
+    for line in [bold[2]] if bold else unescape(inline.content).splitlines():
+        labeled = None if bold else LABEL.match(line)
         asked, mark, answer = line.partition("?") if labeled else ("", "", line)
         if labeled and not mark:  # `a) No.`
             asked, answer = line[: labeled.end()], line[labeled.end() :]
@@ -113,8 +111,8 @@ def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
 
 def label(question: str) -> str:
     """Return `a` for `a) Is it faster?`, and `q1` for `Q1 How many?`."""
-    found = LABEL.match(question)
-    return (found[1] or found[2]).lower() if found else ""
+    match = LABEL.match(question)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def _words(inline: Token) -> str:

@@ -1,27 +1,54 @@
 """The tables in a sheet, with a row for each configuration, device, rank, or bucket.
 
-COLUMNS lists the columns that a template can use. A cell contains its number and spread, which are
-used to grade a student's cell. On a blank sheet (`lab` is None), all cells but the first are empty.
+COLUMNS lists the columns that a template can use. A cell contains its number and spread, so that a
+student's cell can be graded. On a blank sheet (`lab` is None), only the first column is filled in.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from paralab.analyse import table_cells as cells
 from paralab.analyse.blocks import Cell, Table
 from paralab.analyse.compare import Comparison
-from paralab.analyse.phrases import factor, listed, machine_words, share
+from paralab.analyse.phrases import factor, listed, machine_words, share, slashes
+from paralab.analyse.result import Rank
 from paralab.course import measurements as m
 from paralab.course.configurations import KEYS, LABELS
 from paralab.course.measurements import Measured, Measurements
+from paralab.plan.remarks import find_sharing
+from paralab.units import rate, seconds, size
 
-PIPELINE = "there is no pipeline"
+NO_PIPELINE = "this is not a pipeline"
+INSIDE = "the replicas run inside one call"
 Lab = Measurements | None  # None for a blank sheet
 
 
-def _activations(row: Measured) -> float | None:
-    return max((e.activations for e in row.peak_bytes if e.activations), default=None)
+def _time(value: float | None, why_not: str = "") -> Cell:
+    return cells.measured(value, seconds, why_not)
+
+
+def _share(value: float | None, why_not: str = "") -> Cell:
+    return cells.measured(value, share, why_not)
+
+
+def _size(value: float | None, why_not: str = "") -> Cell:
+    """Create a cell for counted bytes, which are the same in all runs."""
+    return cells.missing(why_not) if value is None else Cell(size(value), int(value))
+
+
+def _yes_no(value: bool | None) -> Cell:
+    return Cell("unclear" if value is None else "yes" if value else "no", value)
+
+
+def _step_time(row: Measured) -> Cell:
+    times = row.step_seconds
+    return Cell(seconds(times.median), times.median, times.p10, times.p90)
+
+
+def _activations(row: Measured) -> Cell:
+    largest = max((e.activations for e in row.peak_bytes if e.activations), default=None)
+    return _size(largest, "only the peak is known")
 
 
 def _loss_scale(row: Measured) -> Cell:
@@ -30,32 +57,36 @@ def _loss_scale(row: Measured) -> Cell:
 
 
 def _ideal(row: Measured) -> Cell:
-    found = row.metrics.bubble
-    return Cell(share(found.ideal), found.ideal) if found else cells.missing(PIPELINE)
+    bubble = row.metrics.bubble
+    return Cell(share(bubble.ideal), bubble.ideal) if bubble else cells.missing(NO_PIPELINE)
 
 
 def _copied(row: Measured, kind: str) -> Cell:
-    return cells.duration(m.copying(row, kind), "nn.DataParallel does it inside its calls")
+    return _time(row.observed.copying.get(kind), "nn.DataParallel does it inside its calls")
 
 
-def _shares(values: Sequence[float]) -> Cell:
+def _busy(row: Measured) -> Cell:
+    values = m.busy_shares(row)
     if not values:
-        return cells.missing("the replicas run inside one call")
-    text = listed([share(value) for value in values])
-    return Cell(text, sum(values) / len(values), min(values), max(values))
+        return cells.missing(INSIDE)
+    return Cell(listed(map(share, values)), statistics.mean(values), min(values), max(values))
+
+
+def _loss(value: float | None) -> Cell:
+    return cells.measured(value or None, "{:.4f}".format, "it is not finite")
 
 
 COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "processes": lambda row: cells.exact(row.processes),
     "devices": lambda row: cells.exact(row.devices),
-    "devices of rank 0": lambda row: cells.name(listed(list(dict.fromkeys(row.ranks[0].devices)))),
+    "devices of rank 0": lambda row: cells.name(listed(dict.fromkeys(row.ranks[0].devices))),
     "world size": lambda row: cells.exact(len(row.ranks)),
     "batch": lambda row: cells.exact(row.batch.size),
     "batch // world size": lambda row: cells.exact(row.batch.size // len(row.ranks)),
     "dropped by //": lambda row: cells.exact(row.batch.size % len(row.ranks)),
-    "split": lambda row: cells.split(m.arrived(row)),
-    "batch ÷ devices, rounded up": lambda row: cells.exact(m.ceil_div(row.batch.size, row.devices)),
-    "equal": lambda row: cells.yes_no(len(set(m.arrived(row))) == 1),
+    "split": lambda row: cells.name(slashes(m.arrived(row))),
+    "batch ÷ devices, rounded up": lambda row: cells.exact(-(-row.batch.size // row.devices)),
+    "equal": lambda row: _yes_no(len(set(m.arrived(row))) == 1),
     "samples per rank": lambda row: cells.exact(row.ranks[0].samples_per_step),
     "samples per pass": lambda row: cells.exact(m.arrived(row)[0]),
     "samples per micro-batch": lambda row: cells.name(m.micro_sizes(row)),
@@ -63,39 +94,35 @@ COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "forward passes": lambda row: cells.exact(row.observed.passes.forward),
     "backward passes": lambda row: cells.exact(row.observed.passes.backward),
     "optimizer steps": lambda row: cells.exact(row.observed.optimizer_steps),
-    "step time": cells.step_time,
-    "total time": lambda row: cells.duration(row.total_seconds),
-    "samples per second": lambda row: cells.per_second(row.samples_per_second),
-    "per device": lambda row: cells.per_second(row.samples_per_second_per_device),
-    "memory": lambda row: cells.held_bytes(m.memory(row)),
-    "activations": lambda row: cells.held_bytes(_activations(row), "only the peak is known"),
-    "busy share": lambda row: _shares(m.busy_shares(row)),
+    "step time": _step_time,
+    "total time": lambda row: _time(row.total_seconds),
+    "samples per second": lambda row: cells.measured(row.samples_per_second, rate),
+    "per device": lambda row: cells.measured(row.samples_per_second_per_device, rate),
+    "memory": lambda row: _size(m.memory(row)),
+    "activations": _activations,
+    "busy share": _busy,
     "replicate: copies the model to each device": lambda row: _copied(row, "replicate"),
     "scatter: splits the input": lambda row: _copied(row, "scatter"),
     "gather: collects the outputs on device 0": lambda row: _copied(row, "gather"),
     "reduce: adds up the gradients on device 0": lambda row: _copied(row, "reduce"),
-    "communication": lambda row: cells.duration(row.metrics.communication_seconds),
-    "exposed": lambda row: cells.duration(row.metrics.exposed_communication_seconds),
-    "hidden share": lambda row: cells.measured_share(row.metrics.overlap),
+    "communication": lambda row: _time(row.metrics.communication_seconds),
+    "exposed": lambda row: _time(row.metrics.exposed_communication_seconds),
+    "hidden share": lambda row: _share(row.metrics.overlap),
     "all-reduces": lambda row: cells.exact(row.all_reduces_per_step),
     "all-reduces per pass": lambda row: cells.exact(
         row.all_reduces_per_step / row.observed.passes.backward
     ),
-    "data per step": lambda row: cells.held_bytes(row.bytes_per_step),
-    "bubble": lambda row: cells.measured_share(m.bubble(row), PIPELINE),
+    "data per step": lambda row: _size(row.bytes_per_step),
+    "bubble": lambda row: _share(m.bubble(row), NO_PIPELINE),
     "ideal bubble": _ideal,
-    "equal to single": lambda row: cells.yes_no(row.verify.equal if row.verify else None),
-    "loss difference": lambda row: cells.measured_share(row.loss_difference, "it is not finite"),
+    "equal to single": lambda row: _yes_no(row.verify.equal if row.verify else None),
+    "loss difference": lambda row: _share(row.loss_difference, "it is not finite"),
     "skipped steps": lambda row: cells.exact(row.skipped_steps),
     "loss scale": _loss_scale,
     "gradients": lambda row: cells.exact(m.gradients(row).total),
     "zero gradients": lambda row: cells.exact(m.gradients(row).zeros),
-    "share of zeros": lambda row: cells.measured_share(m.zero_share(row)),
+    "share of zeros": lambda row: _share(m.zero_share(row)),
 }
-
-
-def _loss(value: float | None) -> Cell:
-    return Cell(f"{value:.4f}", value, value, value) if value else cells.missing("it is not finite")
 
 
 CHECKPOINT: Mapping[str, Callable[[Comparison, Measured], Cell]] = {
@@ -107,7 +134,7 @@ CHECKPOINT: Mapping[str, Callable[[Comparison, Measured], Cell]] = {
     "parameters": lambda run, row: cells.exact(run.workload.parameters),
     "ranks": lambda run, row: cells.exact(row.processes),
     "device": lambda run, row: cells.name(row.device),
-    "runtime per step": lambda run, row: cells.step_time(row),
+    "runtime per step": lambda run, row: _step_time(row),
     "steps": lambda run, row: cells.exact(row.observed.steps),
     "first loss": lambda run, row: _loss(row.losses[0]),
     "last loss": lambda run, row: _loss(row.losses[-1]),
@@ -116,21 +143,17 @@ CHECKPOINT: Mapping[str, Callable[[Comparison, Measured], Cell]] = {
 }
 
 
-EMPTY = Cell(" ")
 Keys = Sequence[str]
-Reader = Callable[[str], Cell]  # returns a row's cell for a column
+Rows = Sequence[tuple[str, Callable[[str], Cell]]]  # a name, and a function of the column
 
 
-def _grid(
-    title: str, corner: str, names: Keys, columns: Keys, read: Sequence[Reader] = (), note: str = ""
-) -> Table:
-    """Create a table with these row names. Without readers, its cells are empty."""
-    readers = read or [lambda column: EMPTY] * len(names)
-    rows = [
-        (cells.name(name), *(reader(column) for column in columns))
-        for name, reader in zip(names, readers, strict=True)
-    ]
-    return Table(title, (corner, *columns), tuple(rows), note)
+def _empty(column: str) -> Cell:
+    return Cell(" ")
+
+
+def _grid(title: str, corner: str, rows: Rows, columns: Keys, note: str = "") -> Table:
+    filled = [(cells.name(name), *map(read, columns)) for name, read in rows]
+    return Table(title, (corner, *columns), tuple(filled), note)
 
 
 def _cell(lab: Measurements, base: str, key: str, column: str) -> Cell:
@@ -143,12 +166,9 @@ def _cell(lab: Measurements, base: str, key: str, column: str) -> Cell:
         return CHECKPOINT[column](lab.comparison, row)
     if column == "change of memory":
         return cells.words(m.change(m.memory(lab.rows[base]), m.memory(row)))
-    if column == "efficiency" and m.sharing(row):
-        return cells.missing(m.sharing(row))
-
-    speed = lab.speed_up(base, key)
+    shared, speed = find_sharing(row.remarks), lab.speed_up(base, key)
     if column == "efficiency":
-        return cells.measured_share(speed.value / row.devices)
+        return _share(None if shared else speed.value / row.devices, shared)
     if key == base:
         return cells.exact(1)
     low, high = (speed.value if end is None else end for end in (speed.low, speed.high))
@@ -157,10 +177,10 @@ def _cell(lab: Measurements, base: str, key: str, column: str) -> Cell:
 
 def table(lab: Lab, title: str, keys: Keys, columns: Keys, base: str = "") -> Table:
     """Create a table with a row for each configuration."""
-    names = [LABELS[key] for key in keys]
-    read = [partial(_cell, lab, base or keys[0], key) for key in keys] if lab else ()
-    note = lab.notes(keys, columns) if lab else ""
-    return _grid(title, "configuration", names, columns, read, note)
+    rows = [
+        (LABELS[key], partial(_cell, lab, base or keys[0], key) if lab else _empty) for key in keys
+    ]
+    return _grid(title, "configuration", rows, columns, lab.notes(keys, columns) if lab else "")
 
 
 def facing_table(
@@ -169,18 +189,19 @@ def facing_table(
     """Create a table with a column for each configuration."""
 
     def read(measure: str, label: str) -> Cell:
-        assert lab
+        if lab is None:
+            return _empty(label)
         if measure == "goal":
             return cells.words(goals[keys.index(KEYS[label])])
         return _cell(lab, base, KEYS[label], measure)
 
     if lab and not any(key in lab.rows for key in keys):
         return Table(title, (), ())
-    readers = [partial(read, measure) for measure in measures] if lab else ()
-    return _grid(title, "", measures, [LABELS[key] for key in keys], readers)
+    rows = [(measure, partial(read, measure)) for measure in measures]
+    return _grid(title, "", rows, [LABELS[key] for key in keys])
 
 
-RANK_COLUMNS: Mapping[str, Callable[[Measured, Any], Cell]] = {
+RANK_COLUMNS: Mapping[str, Callable[[Measured, Rank], Cell]] = {
     "local rank": lambda row, rank: cells.exact(rank.local_rank),
     "world size": lambda row, rank: cells.exact(len(row.ranks)),
     "process": lambda row, rank: cells.words(rank.pid),
@@ -194,56 +215,64 @@ RANK_COLUMNS: Mapping[str, Callable[[Measured, Any], Cell]] = {
 
 def rank_table(lab: Lab, title: str, key: str, columns: Keys) -> Table:
     if lab is None:
-        return _grid(title, "rank", ["0", "1"], columns)
+        return _grid(title, "rank", [("0", _empty), ("1", _empty)], columns)
     row = lab.rows[key]
-    read = [partial(lambda rank, column: RANK_COLUMNS[column](row, rank), r) for r in row.ranks]
-    return _grid(title, "rank", [str(r.rank) for r in row.ranks], columns, read, lab.notes([key]))
+
+    def read(rank: Rank, column: str) -> Cell:
+        return RANK_COLUMNS[column](row, rank)
+
+    rows = [(str(rank.rank), partial(read, rank)) for rank in row.ranks]
+    return _grid(title, "rank", rows, columns, lab.notes([key]))
 
 
 def device_table(lab: Lab, title: str, keys: Keys, columns: Keys) -> Table:
-    """Create a table with a row for each device. It has a GPU load column only if NVML measured the
-    load."""
+    """Create a table with a row for each device, and a GPU load column if NVML measured it."""
     if lab is None:
         names = [f"{LABELS[key]}: device {number}" for key in keys for number in range(2)]
-        return _grid(title, "device", names, columns)
-    loads = any(lab.rows[key].metrics.load.gpu for key in keys)
-    rows = [(lab.rows[key], n) for key in keys for n in range(len(lab.rows[key].peak_bytes))]
-    names = [f"{row.name}: {row.peak_bytes[n].device}" for row, n in rows]
+        return _grid(title, "device", [(name, _empty) for name in names], columns)
+    measured = [lab.rows[key] for key in keys]
+    rows = [
+        (f"{row.name}: {memory.device}", partial(_device, row, number))
+        for row in measured
+        for number, memory in enumerate(row.peak_bytes)
+    ]
+    loads = any(row.metrics.load.gpu for row in measured)
     columns = [name for name in columns if name != "GPU load" or loads]
-    read = [partial(_device, *row) for row in rows]
-    return _grid(title, "device", names, columns, read, lab.notes(keys, columns))
+    return _grid(title, "device", rows, columns, lab.notes(keys, columns))
 
 
-def _device(row: Measured, place: int, column: str) -> Cell:
-    entry = row.peak_bytes[place]
+def _device(row: Measured, number: int, column: str) -> Cell:
+    memory, samples = row.peak_bytes[number], m.arrived(row)
     if column == "samples":
-        return cells.exact(m.arrived(row)[place] if place < len(m.arrived(row)) else None)
+        return cells.exact(samples[number] if number < len(samples) else None)
     if column == "memory":
-        return cells.held_bytes(entry.bytes)
+        return _size(memory.bytes)
     if column == "GPU load":
         load = {each.device: each.utilization for each in row.metrics.load.gpu}
-        return cells.measured_share(load.get(entry.device), "NVML does not report it")
+        return _share(load.get(memory.device), "NVML does not report it")
     busy = [] if row.strategy == "dp" and row.metrics.balance is None else row.metrics.busy
-    share = busy[place].share if place < len(busy) else None
-    return cells.measured_share(share, "the replicas run inside one call")
+    return _share(busy[number].share if number < len(busy) else None, INSIDE)
 
 
 STARTS = "starts after this share of backward()"
-BUCKET_COLUMNS: Mapping[str, Callable[[Measured, int], Cell]] = {
-    "data": lambda row, n: cells.held_bytes(row.observed.buckets[n].bytes),
-    STARTS: lambda row, n: cells.measured_share(row.observed.buckets[n].share_of_backward),
-    "transfer": lambda row, n: cells.duration(row.metrics.buckets[n].transfer_seconds),
-}
 
 
 def bucket_table(lab: Lab, title: str, key: str) -> Table:
+    columns = ("all-reduce", "data", STARTS, "transfer")
     if lab is None:
-        return _grid(title, "all-reduce", ["0"], list(BUCKET_COLUMNS))
+        return _grid(title, columns[0], [("0", _empty)], columns[1:])
     row = lab.rows[key]
-    known = range(min(len(row.observed.buckets), len(row.metrics.buckets)))
-    read = [partial(lambda n, column: BUCKET_COLUMNS[column](row, n), n) for n in known]
-    names = [str(n) for n in known]
-    return _grid(title, "all-reduce", names, list(BUCKET_COLUMNS), read, "Rank 0, last step.")
+    pairs = zip(row.observed.buckets, row.metrics.buckets, strict=False)
+    rows = [
+        (
+            cells.name(number),
+            _size(started.bytes),
+            _share(started.share_of_backward),
+            _time(bucket.transfer_seconds),
+        )
+        for number, (started, bucket) in enumerate(pairs)
+    ]
+    return Table(title, columns, tuple(rows), "Rank 0, last step.")
 
 
 MADE = (table, facing_table, rank_table, device_table, bucket_table)

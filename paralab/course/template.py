@@ -7,8 +7,8 @@ these calls:
     {{ table("Title", ["single", "dp2"], ["step time"]) }}      a row per configuration
     {% call answer("a) Is it faster?", verdict=…) %}            a question and its answer
 
-judge.py grades an answer by the first of these that it has: `verdict` (yes or no), `choice` with
-its `options`, `terms`, or `numbers`.
+judge.py grades an answer by the first of these that the template gives: `verdict` (yes or no),
+`choice` with its `options`, `terms`, or `numbers`.
 
 Configurations are variables (`dp2.step_seconds.median`), tables.py lists the columns, and the
 filters below format numbers. On a blank sheet, each value is `BLANK`, which prints as an empty
@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from paralab.analyse import figures
 from paralab.analyse.blocks import Answer, Block, Section, Table
 from paralab.analyse.confidence import FEWEST
+from paralab.analyse.phrases import capital
 from paralab.course import measurements, tables
 from paralab.course.configurations import LABELS
 from paralab.course.measurements import Measurements
@@ -39,8 +40,7 @@ DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
 
 
 class Blank(jinja2.ChainableUndefined):
-    """An unknown value. It is falsy, prints as nothing, and makes every expression that uses it
-    unknown."""
+    """An unknown value: falsy, printed as nothing. An expression that uses it is unknown too."""
 
     def _blank(self, *arguments: Any, **options: Any) -> Any:
         return self
@@ -56,14 +56,12 @@ class Blank(jinja2.ChainableUndefined):
 
 
 BLANK = Blank()
-
-
 Keys = Sequence[str]
 
 
 @dataclass
 class Sheet:
-    """Collects what a template defines while it renders."""
+    """The parts, tables, and answers that a template adds while it renders."""
 
     lab: Measurements | None  # None for a blank sheet
     parts: Sequence[int] | None = None  # None for all parts
@@ -84,16 +82,14 @@ class Sheet:
         if self.parts is not None and number not in self.parts:
             return ""
 
-        heading = f"Part {number}: {title}"
+        self.blocks = []
         missing = [key for key in needs if self.lab and key not in self.lab.rows]
         if self.lab and missing:
             reasons = "; ".join(f"{LABELS[key]}: {self.lab.why_not(key)}" for key in missing)
-            self.sections.append(Section(heading, (), f"Not measured. {reasons}"))
-            return ""
-
-        self.blocks = []
-        text = caller()
-        self.sections.append(Section(heading, tuple(self.blocks), _one_space(text)))
+            text = f"Not measured. {reasons}"
+        else:
+            text = _one_space(caller())
+        self.sections.append(Section(f"Part {number}: {title}", tuple(self.blocks), text))
         return ""
 
     def answer(
@@ -116,8 +112,8 @@ class Sheet:
         undecided, choice = verdict is None or choice == "", choice or None
         verdict = None if verdict is BLANK else verdict
         noise = "few rounds" if self.lab.comparison.rounds < FEWEST else "noisy"
-        first = f"Too {noise} to tell" if undecided else choice or ""
-        text = _one_space(f"{first[:1].upper()}{first[1:]}. {caller()}" if first else caller())
+        first = f"Too {noise} to tell" if undecided else choice
+        text = _one_space(f"{capital(first)}. {caller()}" if first else caller())
         key = (verdict, tuple(terms), choice, tuple(options), undecided)
         self.blocks.append(Answer(question, text, known, *key))
         return ""
@@ -127,7 +123,7 @@ class Sheet:
 
         def add(*arguments: Any, **options: Any) -> str:
             table = make(self.lab, *arguments, **options)
-            for block in self.blocks:  # a part says everything only once
+            for block in self.blocks:  # do not repeat a note within a part
                 if isinstance(block, Table) and block.note:
                     table = replace(table, note=table.note.replace(block.note, "").strip())
             if table.rows:
@@ -136,12 +132,10 @@ class Sheet:
 
         return add
 
-    def figures(self, kind: str, keys: Sequence[str]) -> str:
-        for key in keys if self.lab else ():
-            assert self.lab
-            picture = DRAW[kind](self.lab, key) if self.lab.recordings(key) else None
-            if picture:
-                self.blocks.append(picture)
+    def figures(self, kind: str, keys: Keys) -> str:
+        if self.lab:
+            pictures = [DRAW[kind](self.lab, key) for key in keys if self.lab.recordings(key)]
+            self.blocks += [picture for picture in pictures if picture]
         return ""
 
 
@@ -170,8 +164,7 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
 
 
 def _known(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """Wrap a filter or function for templates. Its result is blank if a value is unknown or its
-    configuration did not run here."""
+    """Wrap a filter or function. It returns BLANK if a value is unknown or did not run here."""
 
     def call(*arguments: Any) -> Any:
         if any(argument is BLANK or argument is None for argument in (*first, *arguments)):

@@ -144,7 +144,7 @@ def _ask_observed(folder: Path) -> Attached:
 
 def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
     """Report what the stacks alone can show. Only a missing or a stopped rank is certain.
-    `expected` lists the ranks of this machine."""
+    `expected` lists the ranks on this machine."""
     now = {rank.rank: rank for rank in ranks}
     calls: dict[int, list[CollectiveCall]] = {number: [] for number in sorted(expected)}
     for rank in ranks:
@@ -160,20 +160,20 @@ def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
         return []
     for mismatch in find_mismatches(calls):
         if missing := [number for number in mismatch.behind if number not in now]:
-            return [_gone(waiting[0], missing[0], ranks)]
+            return [_report_missing(waiting[0], missing[0], ranks)]
         if behind := [now[number] for number in mismatch.behind]:
             stopped = [rank for rank in behind if rank.state in STOPPED]
-            return [_elsewhere(waiting[0], (stopped or behind)[0], ranks)]
+            return [_report_late(waiting[0], (stopped or behind)[0], ranks)]
         one, other = mismatch.pair
-        return [_different(now[one], now[other], ranks)]
-    return [_together(waiting[0], ranks)] if len(waiting) == len(ranks) > 1 else []
+        return [_report_different_calls(now[one], now[other], ranks)]
+    return [_report_same_call(waiting[0], ranks)] if len(waiting) == len(ranks) > 1 else []
 
 
 def _evidence(ranks: Ranks) -> list[str]:
     return [rank.describe() for rank in ranks]
 
 
-def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
+def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     why = (
         f"The process of rank {missing} is gone, but rank {first.rank} waits in {first.collective} "
         f"at {first.place}. It exited without an error: after an error, its launcher would end the "
@@ -185,7 +185,7 @@ def _gone(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
 
 
-def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
+def _report_late(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
     waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
     at, evidence = late.place, _evidence(ranks)
     if late.state in STOPPED:
@@ -198,7 +198,7 @@ def _elsewhere(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
     return make_finding("H13", "suspect", why, at, evidence, late.rank, fix=fix)
 
 
-def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
+def _report_different_calls(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
     why = (
         f"Rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} in "
         f"{other.collective} at {other.place}: different calls that wait for each other. "
@@ -207,9 +207,10 @@ def _different(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
     return make_finding("H04", "suspect", why, first.place, _evidence(ranks))
 
 
-def _together(first: RankNow, ranks: Ranks) -> Finding:
+def _report_same_call(first: RankNow, ranks: Ranks) -> Finding:
     why = (
-        f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and none is missing. "
+        f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and no rank is "
+        "missing. "
         "Either the network does not respond, or only some ranks called an earlier collective, so "
         "this call is paired with a different one."
     )
@@ -258,8 +259,8 @@ def _by_rank(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _job(pid: int) -> tuple[str, ...] | None:
-    """Return what the ranks of one job share. Return None for a process that is not a rank, such as
-    a shell or a DataLoader worker."""
+    """Return an identity that all ranks of a job share. Return None for a process that is not a
+    rank, such as a shell or a DataLoader worker."""
     own = _environment(pid)
     if "RANK" not in own or not processes.is_python(pid):
         return None

@@ -34,7 +34,7 @@ class Baseline:
         self._left = _read(settings.baseline) if settings.baseline else Counter[Accepted]()
 
     def accepts(self, finding: Finding) -> bool:
-        """Return whether the baseline accepts the finding, and use up the entry that does."""
+        """Return whether the baseline accepts the finding, and mark the matching entry as used."""
         key = _key(finding, self._settings, self._sources)
         if key is None or not self._left[key]:
             return False

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paralab.doctor import failures
-from paralab.doctor.finding import Finding
+from paralab.doctor.finding import SEVERITIES, Finding
 from paralab.doctor.registry import Check, Entry, Source, registered
 from paralab.errors import UsageError
 
@@ -83,7 +83,8 @@ def checked_ids(source: Source) -> set[str]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector. Checks free few objects, so it would double their time."""
+    """Disable the garbage collector. Checks free few objects, so collecting garbage would double
+    their time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -101,8 +102,8 @@ def apply(
 ) -> list[Finding]:
     """Run the checks for one source, or those that may report one of these ids.
 
-    Equal findings are reported once. If a check raises, `on_error` is called with its ids and name,
-    and the other checks still run.
+    Of several findings with the same id, fix, and line, keep the most certain. If a check raises,
+    `on_error` is called with its ids and name, and the other checks still run.
     """
     found: list[Finding] = []
     with without_garbage_collection():
@@ -116,4 +117,9 @@ def apply(
                 if on_error is None or isinstance(error, UsageError):
                     raise
                 on_error(f"{'/'.join(reported)} {check.__name__}", error)
-    return [each for each in dict.fromkeys(found) if ids is None or each.id in ids]
+    best: dict[object, Finding] = {}
+    for each in sorted(found, key=lambda one: SEVERITIES.index(one.severity)):
+        place = (each.id, each.fix, each.file, each.line, each.rank) if each.line else each
+        best.setdefault(place, each)
+    kept = set(map(id, best.values()))
+    return [each for each in found if id(each) in kept and (ids is None or each.id in ids)]

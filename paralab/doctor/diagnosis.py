@@ -1,8 +1,8 @@
 """`paralab doctor`: the subject decides which checks run; their findings become one diagnosis.
 
-Scripts, run folders, and logs are read; a command is watched; a process is inspected; without a
-subject, the doctor checks this machine. Nothing here imports torch, and each part is imported only
-where it is used, so that checking a script starts quickly.
+The doctor reads scripts, run folders, and logs, watches a command, and inspects a process. Without
+a subject, it checks this machine. Nothing here imports torch, and each part is imported only where
+it is used, so that checking a script starts quickly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paralab.doctor.finding import Failure, Finding, ordered
 from paralab.doctor.project_files import find_files, python_files
 from paralab.doctor.registry import Source
 from paralab.doctor.report import Diagnosis
-from paralab.doctor.scripts import Checked, check_project, check_scripts, merge
+from paralab.doctor.scripts import check_project, check_scripts, merge
 from paralab.doctor.settings import Settings
 from paralab.doctor.sources import Sources
 from paralab.doctor.suppressions import Comments, Ignored
@@ -44,7 +44,7 @@ class Given:
 
 
 def sort_paths(paths: Sequence[Path]) -> Given:
-    """Sort paths by kind. A folder holds a run (manifest), a project (Python files), or logs."""
+    """Sort paths by kind. A folder contains a run (manifest), a project (Python files), or logs."""
     given = Given()
     for path in {os.path.realpath(path): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
@@ -189,7 +189,8 @@ def _check_scripts(case: Case, given: Given) -> str:
         results += check_project(files, ids)
         many = plural(found.python, "Python file")
         parts.append(f"{len(files)} of {many} (those that train in parallel)")
-    _refuse_if_nothing_was_checked(results)
+    if len(results) == 1 and not results[0].modules and results[0].failures:
+        raise UsageError(results[0].failures[0].reason, fix="a file that Python can parse")
     case.add(merge(results), off=settings.hidden)
     case.failures += [failure for result in results for failure in result.failures]
 
@@ -198,19 +199,13 @@ def _check_scripts(case: Case, given: Given) -> str:
     case.notes += case.comments.notes([str(result.path) for result in results], looked_for)
     stale = case.baseline.stale(modules)
     if stale:
-        entries = plural(stale, "entry").replace("entrys", "entries")
+        entries = plural(stale, "entry")
         case.notes.append(
             f"{settings.baseline}: {entries} no longer needed; --write-baseline removes them."
         )
     if excluded:
         parts.append(f"{plural(excluded, 'file')} excluded")
     return f"{', '.join(parts)}, for {_number('script')}"
-
-
-def _refuse_if_nothing_was_checked(results: Sequence[Checked]) -> None:
-    """Raise a usage error if the only script cannot be analyzed."""
-    if len(results) == 1 and not results[0].modules and results[0].failures:
-        raise UsageError(results[0].failures[0].reason, fix="a file that Python can parse")
 
 
 def _beyond_scripts(given: Given) -> str:
@@ -252,7 +247,6 @@ def observe(
         )
     case.add([finding for finding in observed.findings if finding.id in wanted])
     case.notes += observed.notes
-    code = observed.exit_code
     many = f" for {plural(steps, 'step')}" if steps else ""
     cost = ""
     if observed.cost is not None:
@@ -262,7 +256,7 @@ def observe(
         ("ranks",),
         f"its ranks while they trained{many}{cost}, for {_number('ranks')}",
         "branches that these ranks and steps did not reach (`paralab doctor SCRIPT.py` does)",
-        command_exit_code=code,
+        command_exit_code=observed.exit_code,
     )
 
 
@@ -283,7 +277,7 @@ def attach(pid: int) -> Diagnosis:
 
 
 def preflight(settings: Settings | None = None) -> Diagnosis:
-    """Check this machine and what the job may use of it."""
+    """Check this machine and the part of it that the job may use."""
     from paralab.doctor import preflight
 
     case = Case(settings)

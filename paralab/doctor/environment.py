@@ -1,6 +1,7 @@
-"""The environment of a job, without torch: launcher, allocation, port, names, memory, disks.
+"""A job's environment, read without torch: launcher, allocation, port, names, memory, disks.
 
-Every function takes what it reads (an environment, a system folder), so that tests can supply it.
+Every function takes its source (environment variables, a system folder) as an argument, so that
+tests can supply it.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read the variables of torchrun and Slurm. In an sbatch script before any srun, use those of
-    the job."""
+    """Read torchrun's and Slurm's variables. In an sbatch script before any srun, use the job's
+    variables."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -178,7 +179,7 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
 @dataclass(frozen=True)
 class Memory:
     """The memory limit and use of the container or job. `killed`: the number of processes killed
-    for lack of memory."""
+    because memory ran out."""
 
     limit_bytes: int | None = None
     used_bytes: int | None = None

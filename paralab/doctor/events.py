@@ -2,12 +2,12 @@
 
 Every event has `t` (Unix seconds when it began), `step` (how many optimizer steps the rank had
 finished), `site` (the line in the user's code, or None), and `seconds` if it took time. An
-operation that raised has `error`. Long runs keep whole steps (see `observe.budget`): all events
-between two kept `Step`s belong to the second.
+operation that raised an exception has `error`. Long runs keep whole steps (see `observe.budget`):
+all events between two kept `Step`s belong to the second.
 
 "Sampled" fields exist only in steps 1 2 3 4 8 16 32 64 128 192 … (if kept). A digest is [norm, sum]
-per tensor, None if there is no tensor; a norm of -1 is NaN, and -2 infinity. Equal tensors have equal
-digests up to rounding: compare with a tolerance of 1e-5 of the norm.
+per tensor, None if there is no tensor; a norm of -1 means NaN, and -2 means infinity. Equal tensors
+have equal digests up to rounding: compare with a tolerance of 1e-5 of the norm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
 
 
 class Start(Event, frozen=True):
-    """The process knows its rank. `world`: from the launcher. `cores`: those it may use.
+    """The process has learned its rank. `world`: from the launcher. `cores`: the cores it may use.
     `trial_steps`: from `--try`."""
 
     rank: int = 0
@@ -105,9 +105,9 @@ class Wrap(Event, frozen=True):
 
 class Forward(Event, frozen=True):
     """A forward of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
-    `sync`: DDP will reduce these gradients (False inside no_sync). `size`: the first dimension of
-    the first tensor. `random`: a checksum of the random state (sampled). `seq`: its collectives (for
-    buffers), [n, n-1] for none."""
+    `sync`: True if DDP will reduce these gradients (False inside no_sync). `size`: the first
+    dimension of the first tensor. `random`: a checksum of the random state (sampled). `seq`: its
+    collectives (for buffers), [n, n-1] for none."""
 
     model: int | None = None
     training: bool = True
@@ -121,7 +121,7 @@ class Forward(Event, frozen=True):
 
 
 class Backward(Event, frozen=True):
-    """A backward pass. Dictionaries have the number of a model, as text, as their key.
+    """A backward pass. The keys of dictionaries are model numbers, as text.
 
     loss          the value of the loss, if it is one number (sampled on a GPU)
     lacking       trainable parameters without a gradient after the pass (sampled)
@@ -155,7 +155,8 @@ class Backward(Event, frozen=True):
 
 class Step(Event, frozen=True):
     """An optimizer step. `number` counts this optimizer's steps from 1, and `step` includes it.
-    `gradients` before it and `parameters` after it: digests of the parameters `names` (sampled)."""
+    `gradients` and `parameters`: digests for the parameters `names`, before and after the step
+    (sampled)."""
 
     optimizer: int = 0
     number: int = 0
@@ -172,7 +173,7 @@ class ZeroGrad(Event, frozen=True):
 
 
 class Scheduled(Event, frozen=True, tag="scheduler"):
-    """A step of a learning-rate scheduler; `lr` after it."""
+    """A learning-rate scheduler's step; `lr` is the rate after it."""
 
     optimizer: int | None = None
     lr: list[float | None] = []
@@ -194,7 +195,7 @@ class Autocast(Event, frozen=True):
 
 class Amp(Event, frozen=True):
     """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: it skipped this step
-    because of infinities. `scale`: after an update, or the factor of a loss."""
+    because of infinities. `scale`: the scale after an update, or the factor applied to a loss."""
 
     op: str = ""
     enabled: bool = True
@@ -291,7 +292,7 @@ class Moved(Event, frozen=True):
 class Collective(Event, frozen=True):
     """A collective, send, or receive that the user's code called. `seq`: [first, last] number in
     its group (an object needs several); None for sends and receives. `shape`, `dtype`: of the first
-    tensor. `in_graph`: autograd will go through the tensor. `value`: this rank's
+    tensor. `in_graph`: whether autograd will go through the tensor. `value`: this rank's
     contribution, if it is one number in CPU memory."""
 
     op: str = ""
@@ -307,7 +308,7 @@ class Collective(Event, frozen=True):
 
 class Loss(Event, frozen=True):
     """A loss function. `valid`: the number of targets that are not `ignore_index`. `value`: its
-    result, if it is one number. Both are sampled on a GPU, and None if unknown."""
+    result, if it is one number. On a GPU, both are sampled. None if unknown."""
 
     reduction: str = "mean"
     target_shape: list[int] = []
@@ -317,7 +318,7 @@ class Loss(Event, frozen=True):
 
 
 class Save(Event, frozen=True):
-    """torch.save. `prefixed`: how many tensors have names that begin with "module."."""
+    """torch.save. `prefixed`: the number of tensors whose names begin with "module."."""
 
     path: str | None = None
     prefixed: int = 0
@@ -418,7 +419,7 @@ class Cost(Event, frozen=True):
 
 
 class Off(Event, frozen=True):
-    """Watching stopped after an error in paralab: nothing is known from here on."""
+    """Watching stopped because of an error in paralab: nothing is known after this."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What the doctor reports: findings, each with its place, the reason, and the evidence."""
+"""The doctor's findings, each with its place, reason, and evidence."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Edit:
 @dataclass(frozen=True)
 class Finding:
     """`error`: certain and harmful. `warning`: certain, and costs time or quality. `suspect`:
-    possible; `why` explains what would decide it."""
+    possible; `why` explains what would confirm it."""
 
     id: str
     severity: Severity
-    why: str  # why it is wrong here, in a sentence or two, with the names and numbers of this case
+    why: str  # why it is wrong here, in a sentence or two, with this case's names and numbers
     fix: str  # what to write instead, here
     file: str | None = None
     line: int | None = None
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that could not be checked: a whole file, or one `check` of it."""
+    """Something that could not be checked: a whole file, or one `check` on it."""
 
     file: str
     reason: str  # a sentence that names the file or the check
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Looked:
-    """One fact about this machine, good or bad. `value`: what was measured, or why nothing was.
+    """One fact about this machine, good or bad. `value`: the measurement, or why there is none.
     `findings`: the ids of findings about it."""
 
     name: str

@@ -16,8 +16,8 @@ from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Message, entries
 
-LAST = "H11"  # explains exceptions that have no entry of their own
-EMPTY = re.compile(r" \( *\)|(?<=\() +")  # groups of the pattern that did not match
+LAST = "H11"  # explains exceptions that do not have their own entry
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what named groups leave behind if they do not match
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 
@@ -64,8 +64,8 @@ def _patterns(kinds: tuple[str, ...]) -> list[tuple[Entry, Message, re.Pattern[s
 def find_message(
     text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
 ) -> Known | None:
-    """Return the first catalog message in a text. Causes precede notes, which torch may print after
-    an exception. `lines`: the rest of the log."""
+    """Return the first catalog message in a text. Prefer causes to notes, which torch may print
+    after an exception. `lines`: the rest of the log."""
     for entry, message, pattern in sorted(_patterns(kinds), key=lambda one: one[1].kind == "note"):
         if (match := pattern.search(text)) and (
             not message.beside or any(re.search(message.beside, line.text) for line in lines)
@@ -126,19 +126,19 @@ def messages_in(logs: Logs) -> Iterator[Finding]:
             yield _of_lines(logs, lines)
 
 
-def _of_lines(logs: Logs, told: list[tuple[Known, Line]]) -> Finding:
+def _of_lines(logs: Logs, matches: list[tuple[Known, Line]]) -> Finding:
     """Report a message. Before a warning, Python prints the line of code that caused it."""
-    known = told[0][0]
-    ranks = {line.rank for _, line in told}
+    known = matches[0][0]
+    ranks = {line.rank for _, line in matches}
     if process := known.match.groupdict().get("pid"):
         ranks = {exit_.rank for exit_ in logs.exits if exit_.pid == int(process)} or ranks
     at = None
-    for _, line in told:
+    for _, line in matches:
         warned = WARNED.match(line.text)
         if warned and not any(part in warned[1] for part in LIBRARIES):
             at = Frame(warned[1].strip(), int(warned[2]), "")
             break
-    distinct = {line.text: line for _, line in reversed(told)}
+    distinct = {line.text: line for _, line in reversed(matches)}
     evidence = tuple(map(str, sorted(distinct.values(), key=logs.when)[:3]))
     only = next(iter(ranks)) if len(ranks) == 1 and len(logs.ranks) > 1 else None
     return known.finding(ranks, at, only, evidence)

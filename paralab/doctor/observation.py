@@ -1,4 +1,4 @@
-"""The events of watched ranks, in the form that checks read.
+"""The events of watched ranks, in the form that checks use.
 
 An observation is a folder. Every rank writes these files (after a restart by torchrun,
 `rank<N>.<attempt>` instead of `rank<N>`; only the last attempt is read):
@@ -6,7 +6,7 @@ An observation is a folder. Every rank writes these files (after a restart by to
     rank<N>.jsonl    one event per line (`doctor.events` is the schema). A long run keeps whole steps:
                      the first 64, then one in 8 or fewer, depending on their cost. Checks only get
                      the steps that all ranks kept.
-    rank<N>.now      the operations that are open; still readable if the rank hangs or was killed
+    rank<N>.now      the open operations; still readable if the rank hangs or was killed
     rank<N>.recent   the last 512 operations of the other, light steps, and those that are open, as
                      numbers of calls that the first file explains
     rank<N>.json     stacks and last collectives, on request
@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,9 +48,8 @@ from paralab.doctor.events import (
 )
 from paralab.doctor.place import Place, Site
 from paralab.machine.processes import state_of
-from paralab.record.open_operations import read_open_operations
-from paralab.record.reader import WatchedTail
-from paralab.record.ring_log import OPEN, ROWS, Row, read_ring_log
+from paralab.record.operations import OPEN, ROWS, Row, read_open_operations, read_ring_log
+from paralab.record.reader import Tail, parse_watched
 
 Kind = TypeVar("Kind", bound=Event)
 # Operations that run collectives; `seq` has their numbers.
@@ -90,18 +90,19 @@ class WatchedRank:
     settled: bool = True
     answer: StackDump | None = None
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        """Return the events of one kind. The result is cached, because many checks need it."""
-        if kind not in self._by_kind:
-            self._by_kind[kind] = [event for event in self.events if isinstance(event, kind)]
-        return self._by_kind[kind]
-
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
-        return {}
+        found: dict[type[Event], list[Any]] = defaultdict(list)
+        for event in self.events:
+            found[type(event)].append(event)
+        return found
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return self._by_kind[kind]
 
     def last(self, kind: type[Kind]) -> Kind | None:
-        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+        found = self.of(kind)
+        return found[-1] if found else None
 
     @cached_property
     def story(self) -> list[Event]:
@@ -152,7 +153,7 @@ class WatchedRank:
     @property
     def waits_since(self) -> float | None:
         """Return when (Unix seconds) it entered an operation that needs the others. Return None if
-        it is in no such operation or its process is gone."""
+        it is not in such an operation, or if its process is gone."""
         inner = self.doing[-1] if self.doing else None
         return inner.t if self.lives is not False and isinstance(inner, WAITING) else None
 
@@ -210,7 +211,7 @@ class _File:
     steps that were watched."""
 
     path: Path
-    tail: WatchedTail
+    tail: Tail[dict[str, Any]]
     sites: dict[int, Site] = field(default_factory=dict)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -260,7 +261,7 @@ class _File:
 
     def _collectives_made(self) -> dict[int, int]:
         """Return row -> the number of collectives it ran: up to the first one of the next row. If
-        no row follows soon, assume as many as last time."""
+        no row follows soon, assume the same number as last time."""
         made: dict[int, int] = {}
         usual: dict[int, int] = {}  # call -> how many
         following: dict[str, Row] = {}  # group -> the next row with collectives in it
@@ -293,7 +294,7 @@ class _File:
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
-    """Return the steps that one rank kept and another rank ran but did not keep."""
+    """Return the steps that one rank kept but another rank ran without keeping."""
     kept = [file for file in files if file.kept]
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()
@@ -303,7 +304,7 @@ def _not_shared(files: Collection[_File]) -> set[int]:
 
 
 class Reader:
-    """Reads a growing folder repeatedly, each time only what is new."""
+    """Reads a growing folder repeatedly, and only new data each time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -317,14 +318,16 @@ class Reader:
         ended_by_us: bool = False,
     ) -> Observation:
         for path in self.folder.glob("rank[0-9]*.jsonl"):
-            self._files.setdefault(path, _File(path, WatchedTail(path)))
+            self._files.setdefault(path, _File(path, Tail(path, parse_watched, mapped=True)))
         latest: dict[int, _File] = {}
         for path in sorted(self._files, key=_rank_and_attempt):
             self._files[path].grow()
             if self._files[path].events:
                 latest[_rank_and_attempt(path)[0]] = self._files[path]
         settled, apart = over or stalled_seconds is not None, _not_shared(latest.values())
-        ranks = [_seen(number, file, settled, apart) for number, file in sorted(latest.items())]
+        ranks = [
+            _watched_rank(number, file, settled, apart) for number, file in sorted(latest.items())
+        ]
         world = max([len(ranks), *(rank.start.world for rank in ranks)])
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
         return Observation(
@@ -332,12 +335,12 @@ class Reader:
         )
 
     def ask(self, seconds: float = 1.0) -> None:
-        """Ask every living rank where it is, and wait a moment for the answers."""
+        """Ask every live rank where it is, and wait briefly for the answers."""
         asked = time.time()
         (self.folder / "ask").touch()
         os.utime(self.folder / "ask", (asked, asked))
         files = [file for file in self._files.values() if file.events]
-        living = [file.path for file in files if _life(file.start)[0] is not False]
+        living = [file.path for file in files if _process_state(file.start)[0] is not False]
         until = time.monotonic() + seconds
         while time.monotonic() < until and not all(_answered(path, asked) for path in living):
             time.sleep(0.05)
@@ -348,8 +351,8 @@ def _answered(path: Path, asked: float) -> bool:
     return answer.exists() and answer.stat().st_mtime >= asked - 0.01
 
 
-def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRank:
-    """Return one watched rank. `apart`: the steps that other ranks did not keep."""
+def _watched_rank(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRank:
+    """Return one watched rank. `apart`: the steps that some other rank did not keep."""
     count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.open_now() if isinstance(event, WAITING)]
@@ -358,7 +361,7 @@ def _seen(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRa
         events = [event for event in file.events if not _is_of(event, apart)]
         others = [event for event in file.events if _is_of(event, apart)]
     has_answered = file.path.with_suffix(".json").exists()
-    lives, state = _life(file.start)
+    lives, state = _process_state(file.start)
     return WatchedRank(
         number,
         file.start,
@@ -378,7 +381,7 @@ def _is_of(event: Event, steps: set[int]) -> bool:
     return isinstance(event, REPEATED) and event.step + (not isinstance(event, Step)) in steps
 
 
-def _life(start: Start) -> tuple[bool | None, str | None]:
+def _process_state(start: Start) -> tuple[bool | None, str | None]:
     """Return whether the process exists, and its state. Both are None on another machine."""
     if start.host != socket.gethostname():
         return None, None

@@ -1,4 +1,4 @@
-"""How far each rank got in each pass over a DataLoader, and which collectives it called."""
+"""Find how far each rank got in each pass over a DataLoader, and which collectives it called."""
 
 from __future__ import annotations
 

@@ -42,35 +42,27 @@ class Fixes:
 
     def to_json(self) -> dict[str, object]:
         left = [
-            {
-                "id": each.finding.id,
-                "file": each.finding.file,
-                "line": each.finding.line,
-                "reason": each.reason,
-            }
+            {name: getattr(each.finding, name) for name in ("id", "file", "line")}
+            | {"reason": each.reason}
             for each in self.left
         ]
         return {"files": self.changed, "ids": list(self.ids), "left": left}
-
-
-def _span(edit: Edit) -> tuple[float, float]:
-    """Return the part of the file that an edit replaces, where line n spans n to n+1. An insertion
-    is the point before its line."""
-    return (edit.first, edit.last + 1)
 
 
 def overlap(one: Edit, other: Edit) -> bool:
     """Return whether two edits touch the same lines (3–5, 4–4) or insert before the same line."""
     if one.file != other.file:
         return False
-    (a, b), (c, d) = _span(one), _span(other)
+    # Line n spans n to n+1, and an insertion is the point before its line.
+    (a, b), (c, d) = ((edit.first, edit.last + 1) for edit in (one, other))
     if a == b and c == d:
         return a == c
     return max(a, c) < min(b, d) or (a == b and c < a < d) or (c == d and a < c < b)
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """Return the text after the edits. Keep the file's line endings, even a missing last one."""
+    """Return the text after the edits. Keep the file's line endings, even if the last one is
+    missing."""
     lines = lines_of(text)
     end = next(
         (line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n"
@@ -117,18 +109,18 @@ def _diff(file: str, before: str, after: str) -> str:
 
 
 def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
-    """Return a unified diff over all files, or None if nothing changes or the edits do not fit."""
+    """Return a unified diff over all files, or None if nothing changes or the edits cannot be
+    applied."""
     parts = []
     for file in dict.fromkeys(edit.file for edit in edits):
         before = sources.text(file)
         if before is None:
             return None
         try:
-            parts.append(
-                _diff(file, before, edited(before, [edit for edit in edits if edit.file == file]))
-            )
+            after = edited(before, [edit for edit in edits if edit.file == file])
         except DoesNotFit:
             return None
+        parts.append(_diff(file, before, after))
     return "".join(parts) or None
 
 
@@ -144,7 +136,7 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
             try:
                 texts |= _apply([*chosen, *more], {edit.file for edit in finding.edits}, sources)
             except (DoesNotFit, SyntaxError) as error:
-                reason = f"its patch does not fit ({error})"
+                reason = f"its patch cannot be applied ({error})"
             else:
                 chosen += more
                 ids.append(finding.id)

@@ -25,8 +25,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a call came from: up to four frames of the user's code, innermost first. Two calls of
-    one helper share the first place and differ in the next one."""
+    """Where a call came from: up to four frames of the user's code, innermost first. Two calls to
+    the same helper share the first frame and differ in the next one."""
 
     stack: tuple[Place, ...]
 

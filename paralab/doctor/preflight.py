@@ -1,5 +1,5 @@
-"""Preflight: this machine and its allocation, before training. `look` gathers facts; the machine
-checks judge them.
+"""Preflight: check this machine and its allocation before training. `look` gathers facts, and the
+machine checks judge them.
 
 An unknown fact is None, and `unknown` gives the reason. This process never imports torch;
 child processes do.
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    environment: Mapping[str, str]  # the variables that concern training
+    environment: Mapping[str, str]  # the environment variables that affect training
     launch: Launch
     cores: int  # usable by this process
     machine_cores: int
@@ -100,15 +100,16 @@ CONCERNS = (
 
 
 def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Gather all facts. CPU-heavy tests run one after the other, and the timed one runs alone."""
+    """Gather all facts. CPU-heavy tests run one after another, and nothing else runs during the
+    timed one."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
         probes = pool.map(lambda name: probe_cpu(name, PRECISION_SECONDS), PRECISIONS)
         precisions = dict(zip(PRECISIONS, probes, strict=True))
     for name in PRECISIONS:
-        if "did not finish" in precisions[name].seen:  # the machine is busy
-            unknown[f"{name} on CPU"] = precisions.pop(name).seen
+        if "did not finish" in precisions[name].reason:  # the machine is busy
+            unknown[f"{name} on CPU"] = precisions.pop(name).reason
     torch, link = two_ranks("gloo")
     if torch is None:
         unknown["torch"] = f"cannot import it: {link.problem}"
@@ -202,7 +203,7 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     yield "locked memory", "unlimited" if locked is None else f"at most {size(locked)}"
     yield "network", _network(facts)
     for name in PRECISIONS:
-        yield f"{name} on CPU", facts.precisions[name].seen if name in facts.precisions else None
+        yield f"{name} on CPU", facts.precisions[name].reason if name in facts.precisions else None
     yield "TORCH_DISTRIBUTED_DEBUG", facts.environment.get("TORCH_DISTRIBUTED_DEBUG")
     yield "all-reduce", _link(facts.link) if facts.link else None
     if not facts.pairs:

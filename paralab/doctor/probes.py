@@ -41,8 +41,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce between two ranks. `copy_seconds`: the time to copy as many bytes in memory.
-    `problem`: why there is no time."""
+    """An all-reduce between two ranks. `copy_seconds`: the time to copy the same number of bytes in
+    memory. `problem`: why no time was measured."""
 
     backend: str
     ranks: tuple[str, str]
@@ -70,7 +70,7 @@ def two_ranks(
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
     """Time an all-reduce of one bucket between two processes. They rendezvous through a file, so
-    they need no port. They end before this returns."""
+    they do not need a port. Both processes end before this function returns."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )
@@ -93,28 +93,17 @@ def _run(
     children = []
     try:
         for rank, device in enumerate(devices):
-            question = {
-                "rank": rank,
-                "store": str(folder / "store"),
-                "backend": backend,
-                "device": device,
-            }
-            with (
-                (folder / f"out{rank}").open("wb") as out,
-                (folder / f"err{rank}").open("wb") as err,
-            ):
-                children.append(
-                    subprocess.Popen(
-                        command(
-                            "paralab.observe.link",
-                            json.dumps({**question, "bytes": BYTES, "seconds": SECONDS}),
-                        ),
-                        env={**os.environ, **quiet, **near, **environment},
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
-                    )
+            test = {"backend": backend, "device": device, "bytes": BYTES, "seconds": SECONDS}
+            question = json.dumps({"rank": rank, "store": str(folder / "store"), **test})
+            with open(folder / f"out{rank}", "wb") as out, open(folder / f"err{rank}", "wb") as err:
+                child = subprocess.Popen(
+                    command("paralab.observe.link", question),
+                    env={**os.environ, **quiet, **near, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
                 )
+                children.append(child)
         until = time.monotonic() + SECONDS
         ends: list[int | None] = []
         for child in children:
@@ -156,7 +145,7 @@ def _torch(printed: dict[str, Any]) -> Torch:
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
-    """Test neighbors in the ring of all GPUs, disjoint pairs at the same time: 0-1 and 2-3, then
+    """Test all neighbors in a ring of GPUs, with disjoint pairs at the same time: 0-1 and 2-3, then
     1-2 and 3-0."""
     ring = [(first, first + 1) for first in range(gpus - 1)] + ([(gpus - 1, 0)] if gpus > 2 else [])
     rounds = [ring[::2], ring[1::2]] if gpus % 2 == 0 else [ring[:-1:2], ring[1:-1:2], ring[-1:]]

@@ -1,5 +1,5 @@
-"""The Python files of a folder that train in parallel. They are not ignored by git, and mention
-torch and something parallel."""
+"""Find the Python files in a folder that train in parallel: not ignored by git, and with words such as
+torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paralab.doctor.globs import Pattern, compile_patterns, is_matched
-from paralab.doctor.static.project import find_module, search_path
+from paralab.doctor.static.imports import find_module, search_path
 
 SKIPPED = frozenset(
     ["node_modules", "site-packages", "__pycache__", "venv", "build", "dist", "__pypackages__"]
@@ -71,8 +71,8 @@ def trains_in_parallel(path: Path) -> bool:
 def entry_points(files: Iterable[Path]) -> list[Path]:
     """Return the files that are scripts or that none of the other files imports.
 
-    A module that another file imports is checked with its importer, which has its callers and the
-    guards around the calls.
+    A module that another file imports is checked together with that file, which contains the calls
+    and the conditions around them.
     """
     texts = {path.resolve(): path.read_text("utf-8", "replace") for path in files if path.exists()}
     imported = {
@@ -101,7 +101,7 @@ def _local_imports(path: Path, text: str) -> Iterator[Path]:
             stem = base.lstrip(".")
             names = [stem, *(f"{stem}.{part}" if stem else part for part in parts)]
             if start is not None:
-                yield from (at for each in names if each and (at := find_module(each, [start])))
+                yield from (at for each in names if each and (at := find_module(each, (start,))))
                 continue
         yield from (at for each in names if each and (at := find_module(each, folders)))
 

@@ -1,4 +1,5 @@
-"""What the checks of watched ranks share: findings from events, and whether ranks agree."""
+"""Functions that the checks of watched ranks share: create findings from events, and test whether
+ranks agree."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.registry import Check, check, entries
 
-NORM_TOLERANCE = 1e-5  # of the norm: equal tensors give equal norms up to rounding
-SUM_TOLERANCE = 1e-3  # of the norm: sums cancel, so their rounding error is larger
+NORM_TOLERANCE = 1e-5  # relative to the norm: equal tensors have equal norms, up to rounding
+SUM_TOLERANCE = 1e-3  # relative to the norm: sums cancel, so their rounding error is larger
 
 
 def equal(one: list[float] | None, other: list[float] | None) -> bool:
-    """Return whether two digests, [norm, sum] each, may belong to equal tensors."""
+    """Return whether two digests ([norm, sum]) may belong to equal tensors."""
     if one is None or other is None:
         return one is other
     if one[0] < 0 or other[0] < 0:  # NaN, infinity
@@ -36,7 +37,8 @@ def differing(digests: Iterable[Digest]) -> list[int]:
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """Return the one rank that differs from all others. None for two: either may be wrong."""
+    """Return the only rank that differs from all others. Return None for two ranks, because either
+    may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
@@ -81,17 +83,20 @@ def make_finding(
     gain: float | None = None,
 ) -> Finding:
     """Create a finding at the line of an event. `fix` replaces the entry's fix. `doubt`: what would
-    make it certain ("if …"); the finding is then a suspect."""
+    make it certain ("if …"); the finding is then a suspect. `evidence` defaults to the line."""
     if doubt:
-        severity, why = "suspect", f"{why} Certain {doubt}."
+        severity, why = "suspect", f"{why} This is certain {doubt}."
     place = place_of(at)
     file, line = (place.file, place.line) if place else (None, None)
     shown = (evidence,) if isinstance(evidence, str) else tuple(evidence)
+    if place and not shown:
+        shown = (f"{place}: {place.code}",)
     return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, shown, gain)
 
 
 def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:
-    """Register a check of one rank. One finding is enough: all ranks run the same script."""
+    """Register a check that looks at one rank at a time. One finding is enough, because all ranks
+    run the same script."""
 
     def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
         @wraps(find)

@@ -1,8 +1,8 @@
 """The collectives of watched ranks as `CollectiveCall`s.
 
 Their numbers come from the process group itself. They therefore include the collectives of DDP:
-buffers in a forward, buckets in a backward, and everything in a wrap. Each belongs to the line of
-user code that caused it.
+buffers in a forward, buckets in a backward, and everything in a wrap. Each collective belongs to
+the line of user code that caused it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
-    """Return whether the rank raised an exception that is not just the loss of another rank."""
+    """Return whether the rank raised an exception that is more than a lost connection to another
+    rank."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
 
@@ -56,8 +57,8 @@ class Stuck:
 
 
 def once_per_rank(answer: Callable[[WatchedRank], T]) -> Callable[[WatchedRank], T]:
-    """Cache a result for as long as its rank object exists. Many checks need it, and ranks are read
-    repeatedly."""
+    """Cache a result for as long as its rank object exists. Many checks need the result, and ranks
+    are read repeatedly."""
 
     @wraps(answer)
     def ask(rank: WatchedRank) -> T:
@@ -82,8 +83,9 @@ def stuck(rank: WatchedRank) -> Stuck | None:
 
 
 def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
-    """Return whether a rank waits in an operation. A long forward, backward, or wrap may just
-    compute. The flight recorder shows which, unless it is empty in spite of collectives."""
+    """Return whether a rank waits in an operation. A long forward, backward, or wrap may just be
+    computing. The Flight Recorder shows which, unless it is empty although there were
+    collectives."""
     if isinstance(operation, Collective) or rank.answer is None:
         return True
     recorded = rank.answer.collectives
@@ -126,7 +128,7 @@ def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
 
 
 def _site(event: Numbered) -> object:
-    """Return what identifies a call. Backward passes and wraps are equal wherever they are."""
+    """Return what identifies a call. Backward passes and wraps match regardless of their lines."""
     if isinstance(event, (Backward, Wrap)):
         return type(event)
     return (type(event), event.site) if event.site else None
@@ -171,7 +173,7 @@ def is_same_call(one: Numbered, other: Numbered) -> bool:
 
 
 def times_called(rank: WatchedRank, operation: Numbered) -> int:
-    """Return how often a rank has made this call, including one that is still open."""
+    """Return how often a rank has made this call, including a call that is still open."""
     events = (*rank.story, *rank.doing)
     return sum(is_same_call(operation, e) for e in events if isinstance(e, Numbered))
 

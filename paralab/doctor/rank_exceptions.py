@@ -1,5 +1,4 @@
-"""Explain exceptions of watched ranks that no other check explains, by reading their tracebacks
-like the log of a job."""
+"""Explain exceptions of watched ranks that no check explains: read their tracebacks like a log."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ LINE = re.compile(r"^(rank \d+):\d+: ")
 
 
 def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) -> list[Finding]:
-    """Replace the finding that there was an exception with the catalog's explanation of it."""
+    """Replace the finding that reports the exception with the catalog's explanation."""
     raised = [(rank, rank.raised) for rank in seen.ranks if rank.raised and rank.raised.text]
     explained = any(f.severity == "error" and f.id != UNEXPLAINED for f in findings)
     if explained or not raised:

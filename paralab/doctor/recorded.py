@@ -16,7 +16,7 @@ from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.reader import Failure, read_failures
 
-FEWEST = 4  # measured steps: with fewer, one slow step looks like a straggler
+FEWEST = 4  # measured steps required: with fewer, one slow step looks like a straggler
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """Return the step time, or 0 if too few steps were measured to compare shares of it."""
+        """Return the step time, or 0 if too few steps were measured to compute shares of it."""
         times = self.result.step_seconds
         return times.median if times and self.metrics.steps_measured >= FEWEST else 0.0
 
@@ -61,7 +61,7 @@ class Run:
         return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
 
     def report(self, *findings: Finding | None) -> Iterator[Finding]:
-        """Yield findings about this run, with its folder as their place."""
+        """Yield findings about this run, located at its folder."""
         yield from (replace(one, file=str(self.folder)) for one in findings if one is not None)
 
     @property
@@ -85,7 +85,7 @@ class Recorded:
             return cls(folder, (Run.read(folder),))
         if kind not in ("compare", "scale", "practical"):
             raise UsageError(
-                f"{folder} holds neither a run nor a comparison (kind {kind}).",
+                f"{folder} contains neither a run nor a comparison (kind {kind}).",
                 fix="a run folder in it",
             )
         comparison = comparison_of(folder)

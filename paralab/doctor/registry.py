@@ -3,12 +3,13 @@
 ENTRY = Entry(id="H03", title=…, …)
 
 @check("H03", source="script")
-def partial_collective(script: Script) -> Iterator[Finding]: ...
+def partial_collective(script: Script) -> Findings: ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -16,9 +17,11 @@ from paralab.doctor.finding import Finding, Severity
 
 # script: doctor.static.script.Script; ranks: doctor.observation; log: doctor.logs;
 # run: a run folder, doctor.recorded; machine: doctor.preflight
+Findings = Iterator[Finding]
 Source = Literal["script", "ranks", "log", "run", "machine"]
 Check = Callable[[Any], Iterable[Finding] | Finding | None]
 C = TypeVar("C", bound=Check)
+REPORT = re.compile(r"([^\s#]*)#(\d+)")
 registered: dict[Source, dict[Check, tuple[str, ...]]] = {
     "script": {},
     "ranks": {},
@@ -45,7 +48,7 @@ class Message:
     # did not fail
     kind: Literal["raised", "printed", "note"] = "raised"
     blames: bool = True  # the rank that prints it caused the failure
-    beside: str = ""  # a pattern that another line of the log must match
+    beside: str = ""  # a pattern that some other line of the log must match
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ class Entry:
     cause: str
     fix: str
     example: str
-    sources: tuple[str, ...] = ()  # owner/repository#number
+    sources: tuple[str, ...] = ()  # owner/repository#number; see `reports`
     silent: bool = False  # no other tool reports it on a plain PyTorch script
-    limits: str | None = None  # what no check can detect, and why
+    limits: str | None = None  # what checks cannot detect, and why
     messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,6 +81,14 @@ class Entry:
     def _without(self, sign: str) -> str:
         lines = self.example.splitlines()
         return "".join(f"{line[2:]}\n" for line in lines if not line.startswith(sign))
+
+
+def reports(text: str) -> tuple[str, ...]:
+    """Expand "a/b#1 #2 c/d#3" to public reports: a/b#1, a/b#2, c/d#3."""
+    found: list[str] = []
+    for name, number in REPORT.findall(text):
+        found.append(f"{name or found[-1].partition('#')[0]}#{number}")
+    return tuple(found)
 
 
 def check(*ids: str, source: Source) -> Callable[[C], C]:

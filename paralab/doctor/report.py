@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class Diagnosis:
     ways: tuple[Source, ...]
     findings: tuple[Finding, ...]  # the most certain first
     looked_at: str  # in words
-    not_looked_at: str  # so that "nothing found" does not promise too much
+    not_looked_at: str  # so that "nothing found" is not read as a guarantee
     ignored: tuple[Ignored, ...] = ()
     hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
     failures: tuple[Failure, ...] = ()  # what could not be checked
@@ -44,17 +45,14 @@ class Diagnosis:
 
     @property
     def is_undecided_log(self) -> bool:
-        """Return whether this is a log without an error. Then suspects are the best answer."""
+        """Return whether this is a log without an error. If so, suspects are the best answer."""
         return self.ways == ("log",) and all(each.severity != "error" for each in self.findings)
 
     def count(self, *severities: str) -> str:
         """Return `2 errors, 1 suspect`, or an empty string."""
-        counts = {
-            severity: sum(finding.severity == severity for finding in self.findings)
-            for severity in SEVERITIES
-            if severity in (severities or SEVERITIES)
-        }
-        return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
+        counts = Counter(finding.severity for finding in self.findings)
+        wanted = [one for one in SEVERITIES if counts[one] and one in (severities or SEVERITIES)]
+        return ", ".join(plural(counts[severity], severity) for severity in wanted)
 
     def summary(self, suspects_shown: bool) -> list[str]:
         """Return the last lines of the report: the number of findings, and what is not shown."""
@@ -68,7 +66,7 @@ class Diagnosis:
         else:
             failed = f"The command ended with exit code {self.command_exit_code}; "
             start = f"{failed}nothing" if self.command_exit_code else "Nothing"
-            lines.append(f"{start} found in {_name(self.subject)}.")
+            lines.append(f"{start} found {_where(self.subject)}.")
             lines.append(f"Checked: {self.looked_at}.")
             lines.append(f"Not checked: {self.not_looked_at}.")
         suspects = self.count("suspect")
@@ -79,14 +77,10 @@ class Diagnosis:
             found = plural(number, f"{id} finding")
             lines.append(f"Off by default: {found} ({title}). Try: --select {id}")
         if self.ignored:
-            kinds = {"comment": "comments", "per-file-ignores": "per-file-ignores"}
-            by = {each.by: 0 for each in self.ignored}
-            for each in self.ignored:
-                by[each.by] += 1
-            words = [
-                f"{number} by {kinds.get(kind, 'the baseline')}" for kind, number in by.items()
-            ]
-            lines.append(f"Silenced: {', '.join(words)}.")
+            kinds = {"comment": "comments", "baseline": "the baseline"}
+            by = Counter(kinds.get(each.by, each.by) for each in self.ignored)
+            words = ", ".join(f"{number} by {kind}" for kind, number in by.items())
+            lines.append(f"Silenced: {words}.")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -118,6 +112,8 @@ class Diagnosis:
         }
 
 
-def _name(subject: str) -> str:
-    """Return the name of a folder in place of `.` or `..`."""
-    return f"{Path(subject).resolve().name}/" if subject in (".", "..") else subject
+def _where(subject: str) -> str:
+    """Return `in train.py`, or `in project/` for `.`."""
+    if subject in (".", ".."):
+        return f"in {Path(subject).resolve().name}/"
+    return f"on {subject}" if subject == "this machine" else f"in {subject}"

@@ -1,4 +1,5 @@
-"""Check many scripts: several processes share the files, and a bad file adds one line."""
+"""Check many scripts in several processes. A file that cannot be analyzed becomes one line in the
+report."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
         problem = f"{path} cannot be analyzed: {_first_line(error)}"
         return Checked(path, failures=[Failure(str(path), problem)])
     modules = frozenset(str(module.path) for module in script.modules)
-    vars(script).clear()  # cuts its cycles, so that it needs no garbage collector
+    vars(script).clear()  # breaks its cycles, so that no garbage collector is needed
     return Checked(path, findings, failures, modules)
 
 
@@ -87,7 +88,7 @@ def _check_in_processes(
 ) -> Iterator[Checked]:
     """Give each process neighboring files, because files in one folder import the same modules."""
     size = -(-len(paths) // processes)
-    context = multiprocessing.get_context("spawn")  # safe with threads, and the same everywhere
+    context = multiprocessing.get_context("spawn")  # safe with threads, and the same on all systems
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         parts = [
             (part, pool.submit(_check_part, part, frozenset(ids)))

@@ -23,8 +23,8 @@ EVERYTHING = "ALL"
 
 @dataclass(frozen=True)
 class Settings:
-    """`hidden`: off by default, only counted. `root`: patterns are relative to this folder, that of
-    pyproject.toml or the current one."""
+    """`hidden`: off by default, only counted. `root`: the folder that patterns are relative to:
+    that of pyproject.toml, or the current one."""
 
     select: frozenset[str] = frozenset(ENTRIES) - DEFAULT_OFF
     hidden: frozenset[str] = DEFAULT_OFF

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paralab.doctor.place import Place, Site
 
-DEPTH = 4  # frames of a call that are kept
+DEPTH = 4  # number of frames kept for each call
 RANK = re.compile(r"rank|main|master|chief|leader|primary|is_zero|first|head", re.IGNORECASE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
@@ -60,7 +60,8 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """Return the conditions around all frames of a call. A caller's apply to its helper."""
+    """Return the conditions around all frames of a call. A condition around a caller also applies
+    to its helper."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 
@@ -95,8 +96,9 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
 
 @lru_cache(maxsize=1024)
 def is_outside(site: Site, loop: Site) -> bool:
-    """Return whether the call is outside the loop. Only the innermost frames are known: it is
-    outside if it comes from a caller of the loop's function, not through that function."""
+    """Return whether the call is outside the loop. Only the innermost frames are known. The call is
+    outside if it comes from a caller of the loop's function without passing through that
+    function."""
     functions = {(place.file, place.function) for place in site.stack}
     if (loop.file, loop.place.function) not in functions:
         callers = {(place.file, place.function) for place in loop.stack[1:]}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines with their ends, like Python: str.splitlines also breaks at form feeds."""
+    """Return the lines with their line endings, split as Python does. (str.splitlines also splits
+    at form feeds.)"""
     return list(io.StringIO(text, newline=""))
 
 
@@ -24,7 +25,7 @@ class Sources:
         return self._texts[file]
 
     def lines(self, file: str) -> list[str]:
-        """Return the lines without their ends, or an empty list if the file is not here."""
+        """Return the lines without their line endings, or an empty list if the file is not here."""
         return [line.rstrip("\r\n") for line in lines_of(self.text(file) or "")]
 
     def line(self, file: str | None, number: int | None) -> str | None:

@@ -2,7 +2,7 @@
 line before.
 
 A comment covers its whole statement, because a formatter may split the statement over several
-lines. Case and spaces do not matter: a comment that looks like one of these must work.
+lines. Case and spaces do not matter, so a comment that looks right works.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ignore:
     line: int
     ids: tuple[str, ...]
     reason: str
-    lines: range  # of the statement that it silences
+    lines: range  # the lines of the statement that it silences
 
     def silences(self, finding: Finding) -> bool:
         return finding.id in self.ids and finding.line is not None and finding.line in self.lines
@@ -59,7 +59,7 @@ def find_comments(file: str, text: str) -> list[Ignore]:
         return []
     waiting: list[tuple[int, re.Match[str]]] = []
     comments: list[Ignore] = []
-    first: int | None = None  # the line in which the current statement begins
+    first: int | None = None  # the line on which the current statement begins
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
@@ -75,7 +75,7 @@ def find_comments(file: str, text: str) -> list[Ignore]:
             elif token.type not in LAYOUT and first is None:
                 first = token.start[0]
     except (tokenize.TokenError, SyntaxError):
-        pass  # invalid Python is reported where it is parsed
+        pass  # the parser reports invalid Python
     return comments + [_parse(file, line, match, range(line, line + 1)) for line, match in waiting]
 
 
@@ -114,7 +114,7 @@ class Comments:
         for comment in (each for file in dict.fromkeys(files) for each in self.in_file(file)):
             if not comment.ids:
                 notes.append(
-                    f"{comment.place}: the comment names no id, so it silences nothing. "
+                    f"{comment.place}: the comment does not name an id, so it silences nothing. "
                     "Write ignore[ID] and a reason."
                 )
             elif not comment.reason:

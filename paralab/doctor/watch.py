@@ -29,12 +29,12 @@ from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.rank_exceptions import with_exceptions_explained
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of
-from paralab.machine.signals import STOPS, hear
+from paralab.machine.signals import STOPS, set_handlers
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 LIVE_SECONDS = 2.0  # between runs of the checks
-SHARE = 0.002  # of a core that the ranks may need: for reading, and again for the checks
+SHARE = 0.002  # share of a core, which the ranks may need: for reading, and again for the checks
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
@@ -77,7 +77,7 @@ def observe(
     job = _start(command, _environment(folder, steps))
     ends = steps is not None if end_when_hung is None else end_when_hung
     watch = Watch(job, Reader(folder), stall_seconds or STALL_SECONDS, say, ends)
-    with _passing_signals_on(job):
+    with _pass_signals_on(job):
         try:
             watch.until_the_end()
         finally:
@@ -117,7 +117,7 @@ class Watch:
             began = time.thread_time()
             seen = self.reader.read(over=False)
             if self._trial_is_over(seen):
-                self._let_go()
+                self._release_ranks()
             if self.stopped or self._is_hung(seen):
                 self.stopped = True
                 return
@@ -141,8 +141,9 @@ class Watch:
             self.say(finding)
 
     def look(self, seen: Observation) -> None:
-        """Report errors that the checks find twice in a row: the first time, its explanation (an
-        exception, a reduction) may not have arrived. Slow checks run less often."""
+        """Report only errors that the checks find twice in a row: the first time, the event that
+        explains it (an exception, a reduction) may not have arrived yet. Slow checks run less
+        often."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
             errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
@@ -158,17 +159,17 @@ class Watch:
         all_done = all(rank in held or rank.ended for rank in seen.ranks)
         return bool(held) and len(seen.ranks) >= seen.world and all_done
 
-    def _let_go(self) -> None:
-        """Create the file that the ranks wait for. They exit with success, and so does their
-        launcher."""
+    def _release_ranks(self) -> None:
+        """Create the file that the ranks wait for. The ranks then exit successfully, and so does
+        their launcher."""
         self.stopped = True
         (self.reader.folder / "stop").touch()
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(GRACE_SECONDS)
 
     def _is_hung(self, seen: Observation) -> bool:
-        """If a rank waits too long, or no rank makes progress, ask all ranks and report it, once per
-        stall. Return whether to end the job."""
+        """If a rank waits too long, or no rank makes progress, ask all ranks for their stacks and
+        report the stall once. Return whether to end the job."""
         progress = tuple(rank.progress for rank in seen.ranks)
         if progress != self._progress:
             self._progress, self._moved = progress, time.monotonic()
@@ -209,7 +210,7 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
         notes.append(f"this script needs a GPU: {raised.type}: {first}")
     notes += [f"a process could not be watched: {note}" for note in seen.notes]
     if not seen.ranks:
-        notes.append("no ranks: the command started no Python program that trains with torch")
+        notes.append("no ranks: the command did not start a Python program that trains with torch")
     return tuple(dict.fromkeys(notes))
 
 
@@ -229,7 +230,7 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         command = [str(beside), *command[1:]]
     try:
         return subprocess.Popen(
-            command, env=environment, start_new_session=True, preexec_fn=_with_the_parent()
+            command, env=environment, start_new_session=True, preexec_fn=_end_with_parent()
         )
     except FileNotFoundError:
         fix = "paralab doctor -- torchrun --nproc_per_node=2 train.py"
@@ -241,24 +242,24 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         raise UsageError(f"{program} is not executable.", fix=fix) from None
 
 
-def _with_the_parent() -> Callable[[], Any] | None:
+def _end_with_parent() -> Callable[[], Any] | None:
     if sys.platform != "linux":
         return None
-    library = ctypes.CDLL(None)  # before the fork: nothing may be loaded after it
+    library = ctypes.CDLL(None)  # load before the fork, because nothing may be loaded after it
     return lambda: library.prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @contextmanager
-def _passing_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
+def _pass_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
     def pass_on(number: int, frame: object) -> None:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)
 
-    before = hear(dict.fromkeys(PASSED_ON, pass_on))
+    before = set_handlers(dict.fromkeys(PASSED_ON, pass_on))
     try:
         yield
     finally:
-        hear(before)
+        set_handlers(before)
 
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""What one rank did between two optimizer steps: the passes whose gradients one step applies
+"""Find what one rank did between two optimizer steps: the passes whose gradients one step applies
 together.
 
 Optimizers may take turns (a GAN has two): every step ends a window, and passes whose gradients were
@@ -64,7 +64,8 @@ class Window:
     @property
     def is_accumulated(self) -> bool:
         """Return whether these are passes of one loop, not several losses of one batch. The same
-        line runs again, from the same callers, or from several with a batch each (no_sync)."""
+        line runs again, from the same callers, or from several callers with one batch each
+        (no_sync)."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
         if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
@@ -79,7 +80,7 @@ class Window:
 
 @lru_cache(maxsize=64)  # many checks need it
 def windows(rank: WatchedRank) -> list[Window]:
-    """Return the windows in order. The last one may have no step."""
+    """Return the windows in order. The last window may lack a step."""
     found: list[Window] = []
     current = _Collector()
     for event in rank.events:

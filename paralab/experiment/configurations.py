@@ -6,14 +6,14 @@ from dataclasses import dataclass, fields, replace
 
 from paralab.analyse.manifest import LeftOut
 from paralab.errors import UsageError, unknown
-from paralab.experiment.planning import look_once, resolve_here
+from paralab.experiment.planning import inspect_once, resolve_here
+from paralab.launch.inspect import Inspected
 from paralab.launch.launched_by import refuse_inside
-from paralab.machine.host import Machine, threads_asked
+from paralab.machine.host import threads_asked
 from paralab.plan.option import flag_of, options_of, to_words
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
 from paralab.workload.reference import check_reference
-from paralab.workload.summary import Summary
 
 STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up steps
 # A step that takes longer than this is slow. More rounds are then more informative than longer
@@ -44,8 +44,7 @@ class Configuration:
 class Resolved:
     configuration: Configuration
     plan: Plan
-    machine: Machine
-    summary: Summary
+    inspected: Inspected
 
 
 def resolve_all(
@@ -58,28 +57,28 @@ def resolve_all(
     for each in configurations:
         workload = check_reference(each.request.workload)
         strategies.setdefault(workload, []).append(each.request.strategy)
-    inspected: dict[str, tuple[Machine, Summary]] = {}
+    inspections: dict[str, Inspected] = {}
     left_out: list[LeftOut] = []
 
     def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
         workload = check_reference(each.request.workload)
-        if workload not in inspected:
-            inspected[workload] = look_once(each.request, strategies[workload])
-        machine, summary = inspected[workload]
+        if workload not in inspections:
+            inspections[workload] = inspect_once(each.request, strategies[workload])
+        inspected = inspections[workload]
         request = replace(
             each.request,
             workload=workload,
-            steps=_steps(each.request, machine, summary),
+            steps=_steps(each.request, inspected),
             threads_per_device=each.request.threads_per_device or threads,
         )
         try:
-            plan = resolve_here(request, machine, summary)
+            plan = resolve_here(request, inspected)
         except UsageError as error:
             if not each.optional:
                 raise
             left_out.append(LeftOut(name=each.label, reason=error.problem))
             return None
-        return Resolved(replace(each, request=request), plan, machine, summary)
+        return Resolved(replace(each, request=request), plan, inspected)
 
     first = [item for each in configurations if (item := resolve_one(each, None))]
     if not first:
@@ -89,22 +88,22 @@ def resolve_all(
         return first, left_out
 
     most = max(item.plan.num_devices for item in first)
-    threads = threads_asked() or max(1, first[0].machine.cores // most)
+    threads = threads_asked() or max(1, first[0].inspected.machine.cores // most)
     again = [resolve_one(item.configuration, threads) for item in first]
     return [item for item in again if item], left_out
 
 
-def _steps(request: Request, machine: Machine, summary: Summary) -> int:
+def _steps(request: Request, inspected: Inspected) -> int:
     if request.steps is not None:
         return request.steps
-    if sum(layer.seconds for layer in summary.layers) > SLOW_SECONDS:
+    if sum(layer.seconds for layer in inspected.summary.layers) > SLOW_SECONDS:
         return SLOW_STEPS
-    return STEPS["cuda" if machine.gpus and request.device != "cpu" else "cpu"]
+    return STEPS["cuda" if inspected.machine.gpus and request.device != "cpu" else "cpu"]
 
 
 def default_configurations(base: Request) -> list[Configuration]:
     """Return each strategy on two devices, and each low precision that this machine supports."""
-    machine, _ = look_once(base, ["pipeline", "hybrid"])
+    machine, _ = inspect_once(base, ["pipeline", "hybrid"])
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     asked: list[Options] = [
@@ -126,9 +125,8 @@ def with_common(base: Request, own: Options) -> Request:
             raise unknown("option", name, known)
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
-        raise UsageError(
-            f"The configuration {own} has no strategy.", fix='{"strategy": "ddp", "replicas": 2}'
-        )
+        example = '{"strategy": "ddp", "replicas": 2}'
+        raise UsageError(f"The configuration {own} has no strategy.", fix=example)
     common = Request(strategy)  # a later check rejects an unknown strategy
     if strategy in STRATEGIES:
         common = only_applicable(replace(base, strategy=strategy))
@@ -136,20 +134,17 @@ def with_common(base: Request, own: Options) -> Request:
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return one configuration per number of replicas. `weak`: the batch grows with it."""
+    """Return one configuration per number of replicas. `weak`: the batch size grows with that
+    number."""
     words = {word.strip() for word in counts.split(",")}
     numbers = sorted(int(word) for word in words if word.isdecimal() and int(word))
     if base.strategy not in APPLIES["replicas"]:
-        raise UsageError(
-            f"{base.strategy} has no replicas to scale.",
-            fix="one of: " + ", ".join(APPLIES["replicas"]),
-        )
+        known = "one of: " + ", ".join(APPLIES["replicas"])
+        raise UsageError(f"{base.strategy} has no replicas to scale.", fix=known)
     if len(numbers) < max(2, len(words)):
-        raise UsageError(
-            f"--replicas {counts}: scaling needs at least two different positive numbers.",
-            fix="--replicas 1,2,4",
-        )
-    _, summary = look_once(base, [base.strategy])
+        problem = f"--replicas {counts} is not a list of at least two positive numbers."
+        raise UsageError(problem, fix="--replicas 1,2,4")
+    _, summary = inspect_once(base, [base.strategy])
     batch = base.batch_size or summary.batch_size
     batches = [batch * number // numbers[0] if weak else batch for number in numbers]
     return [
@@ -163,15 +158,11 @@ def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configu
     requests = [each.request for each in configurations]
     twice = next((each for each in configurations if requests.count(each.request) > 1), None)
     if twice:
-        raise UsageError(
-            f"The configuration {twice.label!r} is given twice.",
-            fix="give each configuration once; the rounds repeat it",
-        )
+        problem = f"The configuration {twice.label!r} is given twice."
+        raise UsageError(problem, fix="give each configuration once; the rounds repeat it")
     if len({request.prefix for request in requests}) > 1:
-        raise UsageError(
-            "Configurations with different --prefix values cannot share processes.",
-            fix="put --prefix outside the quotes",
-        )
+        problem = "Configurations with different --prefix values cannot share processes."
+        raise UsageError(problem, fix="put --prefix outside the quotes")
 
     labels = [each.label for each in configurations]
     silent = [option.name for option in options_of(Request) if option.label is None]

@@ -18,14 +18,19 @@ def environment() -> Environment:
     }
     for name in ("bf16", "fp16"):
         tried = probe_cpu(name)
-        precisions[name] = {"cpu": ("usable: " if tried.works else "not usable: ") + tried.seen}
+        precisions[name] = {"cpu": ("usable: " if tried.works else "not usable: ") + tried.reason}
     for name, devices in precisions.items():
         devices["cuda"] = _usable_on_gpus(name, machine)
 
     nccl = "usable" if len(machine.gpus) > 1 else "not usable: needs a GPU per rank"
-    backends = {"gloo": "usable: CPU ranks, and ranks that share a GPU", "nccl": nccl}
+    backends = {
+        "gloo": "usable: CPU ranks, and ranks that share a GPU",
+        "nccl": nccl,
+        "local": "usable: CPU ranks on this machine, through shared memory",
+    }
     for name in backends.keys() - set(machine.backends):
-        backends[name] = "not usable: not in this torch"
+        missing = "needs Linux" if name == "local" else "this torch is built without it"
+        backends[name] = f"not usable: {missing}"
     packages = {name: version(name) for name in PACKAGES}
     return Environment(machine=machine, precisions=precisions, backends=backends, packages=packages)
 

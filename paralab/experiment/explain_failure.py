@@ -15,6 +15,7 @@ from paralab.machine.host import FULL_BYTES
 from paralab.record.events import Error
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
+from paralab.units import plural
 
 
 def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunFailed:
@@ -38,7 +39,10 @@ def _explain_exit(
     cause = root_cause(folder, exits.codes, launched.logs, attempt, exits.unknown, exits.errors)
     full = "" if os.strerror(errno.ENOSPC) in cause.what else _full_disk(training)
     post = exits.posts[cause.rank]
-    phases = {"start": "before its first step", "save": f"while saving after {post.step} steps"}
+    phases = {
+        "start": "before its first step",
+        "save": f"while saving after {plural(post.step, 'step')}",
+    }
     when = phases.get(post.phase, f"in step {post.step}" if post.step >= 0 else "at the end")
     return RunFailed(
         f"Rank {cause.rank} failed {when}: {cause.what}{full}",
@@ -62,7 +66,7 @@ def _explain_hang(
     dumps = launched.stack_dumps(attempt)
     hang = find_hang(dumps, training.plan.world_size, [late.rank for late in exits.late])
     first = max(exits.late, key=lambda late: late.seconds)
-    phases = {"start": "the start", "save": f"saving after {first.step} steps"}
+    phases = {"start": "the start", "save": f"saving after {plural(first.step, 'step')}"}
     what = phases.get(first.phase, f"step {first.step}")
 
     lines = [f"rank {hang.rank} is at {hang.where}" if hang.where else "", hang.waiting or ""]

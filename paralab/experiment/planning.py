@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from paralab.launch.inspect import inspect_workload
+from paralab.launch.inspect import Inspected, inspect_workload
+from paralab.launch.job import Training
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.precision import probe_cpu
@@ -16,7 +18,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import SHARDED, STAGED, Request
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
-from paralab.units import count, size
+from paralab.units import count, plural, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Inspection, Summary
 
@@ -36,21 +38,22 @@ def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> 
     )
 
 
-def look_once(request: Request, strategies: Iterable[str]) -> tuple[Machine, Summary]:
+def inspect_once(request: Request, strategies: Iterable[str]) -> Inspected:
     """Inspect a workload on one thread, once for all configurations of an experiment."""
     refuse_inside()
     return _inspect(inspection_for(request, strategies, samples=request.batch_size, threads=1))
 
 
-def look_again() -> None:
+def forget_inspections() -> None:
     """Clear the cache, because in a notebook a workload's file may have changed."""
     _inspect.cache_clear()
 
 
 def make_plan(
     request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()
-) -> tuple[Plan, Machine, Summary]:
-    """Resolve a configuration. This starts no process except the child that inspects the workload.
+) -> tuple[Plan, Inspected]:
+    """Resolve a configuration. This does not start any process except the child that inspects the
+    workload.
 
     places  where the ranks already are, if torchrun or srun started them
     cuts    where the stages begin in the checkpoint that the run resumes from
@@ -66,32 +69,33 @@ def make_plan(
     replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
     cores = max(1, usable_cores() // (replicas * (request.stages or 2)))
     threads = request.threads_per_device or threads_asked() or cores  # of one device
-    machine, summary = inspect_workload(
+    inspected = inspect_workload(
         inspection_for(request, [request.strategy], samples=samples, threads=threads)
     )
-    return resolve_here(request, machine, summary, places, cuts), machine, summary
+    return resolve_here(request, inspected, places, cuts), inspected
 
 
 def resolve_here(
     request: Request,
-    machine: Machine,
-    summary: Summary,
+    inspected: Inspected,
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
     """Resolve a configuration in this process's environment."""
-    return resolve(request, machine, summary, _probe_once, threads_asked(), places, cuts)
+    return resolve(request, *inspected, _probe_once, threads_asked(), places, cuts)
 
 
-def record_plan(folder: RunFolder, plan: Plan, machine: Machine, summary: Summary) -> None:
-    """Write the manifest, before any rank starts."""
+def create_run(out: Path | None, plan: Plan, inspected: Inspected, **fields: Any) -> Training:
+    """Create a run folder and write its manifest, before any rank starts."""
+    folder = RunFolder.create(out, f"{plan.strategy}_{slug(inspected.summary.name)}")
     folder.write_manifest(
-        machine=asdict(machine),
+        machine=asdict(inspected.machine),
         plan=plan.to_json(),
-        workload=asdict(summary),
-        data_path=summary.data_path,
-        constraints=constraints(plan, machine, summary),
+        workload=asdict(inspected.summary),
+        data_path=inspected.summary.data_path,
+        constraints=constraints(plan, *inspected),
     )
+    return Training(plan, folder, **fields)
 
 
 def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
@@ -100,8 +104,8 @@ def constraints(plan: Plan, machine: Machine, summary: Summary) -> list[str]:
     where = ", ".join(gpu.name for gpu in gpus) or machine.cpu
     lines = [
         f"model: {count(summary.parameters)} parameters, {size(summary.parameter_bytes)}",
-        f"device: {plan.device} ({where}), {plan.threads_per_device} threads per device, "
-        f"{machine.cores} cores",
+        f"device: {plan.device} ({where}), {plural(plan.threads_per_device, 'thread')} per device, "
+        f"{plural(machine.cores, 'core')}",
         f"backend: {plan.backend or 'none, one process'}; torch {machine.torch}, "
         f"CUDA {machine.cuda or 'none'}",
         f"memory: {size(machine.memory_bytes)} on the CPU"

@@ -8,15 +8,13 @@ from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.verify import Verification, failed_verification, judge, with_excuse
 from paralab.errors import RunFailed
-from paralab.experiment.planning import record_plan, resolve_here
+from paralab.experiment.planning import create_run, resolve_here
+from paralab.launch.inspect import Inspected
 from paralab.launch.job import Training
-from paralab.machine.host import Machine
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request, in_fp64, on_one_device
 from paralab.record.events import Verify
-from paralab.record.folder import RunFolder
 from paralab.record.reader import read_events
-from paralab.workload.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class ReferenceRuns:
         self.trainings: list[Training] = []
         self.references: dict[tuple[Request, tuple[str, ...]], str] = {}
 
-    def add(self, name: str, request: Request, machine: Machine, summary: Summary) -> ReferencePair:
+    def add(self, name: str, request: Request, inspected: Inspected) -> ReferencePair:
         """Add the runs that compare this configuration with a single device.
 
         If the two may differ for a known reason (`Plan.differences`), the exact pair runs in fp64
@@ -48,40 +46,33 @@ class ReferenceRuns:
         and measures their effect.
         """
         # Dropout is off on both sides, because it could mask an error.
-        summary = replace(summary, dropout=False)
-        if not resolve_here(request, machine, summary).differences:
-            exact = self._add_pair(name, request, machine, summary)
-            return ReferencePair(exact, None, summary.split_problem)
+        summary = replace(inspected.summary, dropout=False)
+        given = Inspected(inspected.machine, summary)
+        if not resolve_here(request, given).differences:
+            return ReferencePair(self._add_pair(name, request, given), None, summary.split_problem)
 
-        still = replace(summary, random=False, state=(), batch_norms=0)
-        exact = self._add_pair(name, in_fp64(request), machine, still, summary.controls)
-        as_asked = self._add_pair(f"{name}-as-asked", request, machine, summary)
+        still = given._replace(summary=replace(summary, random=False, state=(), batch_norms=0))
+        exact = self._add_pair(name, in_fp64(request), still, summary.controls)
+        as_asked = self._add_pair(f"{name}-as-asked", request, given)
         return ReferencePair(exact, as_asked, summary.split_problem)
 
     def _add_pair(
-        self,
-        name: str,
-        request: Request,
-        machine: Machine,
-        summary: Summary,
-        control: tuple[str, ...] = (),
+        self, name: str, request: Request, inspected: Inspected, control: tuple[str, ...] = ()
     ) -> int:
         """Add a run for this configuration after its reference, and return the run's number."""
 
-        def add(name: str, plan: Plan, extras: dict[str, str]) -> None:
-            training = Training(plan, RunFolder.create(self.folder / name, ""), extras)
-            record_plan(training.folder, plan, machine, summary)
-            self.trainings.append(training)
+        def add(name: str, plan: Plan, **extras: str) -> None:
+            self.trainings.append(create_run(self.folder / name, plan, inspected, extras=extras))
 
-        plan = replace(resolve_here(request, machine, summary), control=control)
+        plan = replace(resolve_here(request, inspected), control=control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         key = single, control
         if key not in self.references:
             self.references[key] = str(self.private / f"reference{len(self.references)}.pt")
-            reference = replace(resolve_here(single, machine, summary), control=control)
-            extras = {"save_reference": self.references[key]}
-            add(f"reference{len(self.references)}", reference, extras)
-        add(name, plan, {"compare_with": self.references[key]})
+            reference = replace(resolve_here(single, inspected), control=control)
+            place = f"reference{len(self.references)}"
+            add(place, reference, save_reference=self.references[key])
+        add(name, plan, compare_with=self.references[key])
         return len(self.trainings) - 1
 
     def is_reference(self, number: int) -> bool:

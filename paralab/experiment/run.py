@@ -1,8 +1,8 @@
 """Perform one run: plan it, launch it, and read the run folder. `paralab run` and `paralab.run`
 call this."""
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,9 +11,9 @@ from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import ParalabError, Paused, RunFailed, refusing
 from paralab.experiment.explain_failure import explain_failure, explain_slurm_failure
-from paralab.experiment.planning import make_plan, record_plan, slug
+from paralab.experiment.planning import create_run, make_plan
 from paralab.launch.job import Job, Launcher, Outcome, Print, Training, Watch
-from paralab.launch.local import LocalLauncher
+from paralab.launch.restart import LocalLauncher
 from paralab.launch.run_options import RunOptions
 from paralab.launch.slurm import SlurmJob
 from paralab.machine.signals import interrupted
@@ -23,6 +23,7 @@ from paralab.record.checkpoints import checkpoints, step_folder
 from paralab.record.folder import RunFolder
 from paralab.record.types import convert, read_object
 from paralab.show.tensorboard import require_tensorboard, write_tensorboard
+from paralab.units import plural
 
 
 def run(
@@ -55,8 +56,9 @@ def _read_slurm_result(outcome: Outcome, job: SlurmJob) -> Result:
     path = outcome.folder.path
     if outcome.status != "completed":
         raise explain_slurm_failure(job, path)
-    result = convert(read_object(outcome.folder.result_path), Result, outcome.folder.result_path)
-    return replace(result, run_folder=str(path), slurm=SlurmInfo(**asdict(job)))
+    file = path / "result.json"
+    result = convert(read_object(file), Result, file)
+    return replace(result, run_folder=str(path), slurm=SlurmInfo(**vars(job)))
 
 
 def prepare(job: Job, places: Sequence[Place]) -> Training:
@@ -69,13 +71,11 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
             options.tensorboard.mkdir(parents=True, exist_ok=True)
     options.check()
     cuts = options.saved_cuts(job.request.strategy)
-    plan, machine, summary = make_plan(job.request, places, cuts)
-
-    folder = RunFolder.create(options.out, f"{plan.strategy}_{slug(summary.name)}")
-    record_plan(folder, plan, machine, summary)
-    paths = {"save_weights": folder.weights_path, "profile": folder.profile_path}
-    extras = {name: str(path.resolve()) for name, path in paths.items() if getattr(options, name)}
-    return Training(plan, folder, extras)
+    training = create_run(options.out, *make_plan(job.request, places, cuts))
+    folder = training.folder.path.resolve()
+    names = {"save_weights": "weights.pt", "profile": "profile"}
+    extras = {name: str(folder / file) for name, file in names.items() if getattr(options, name)}
+    return dataclasses.replace(training, extras=extras)
 
 
 def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
@@ -87,11 +87,11 @@ def find_error(outcome: Outcome, reached: int) -> ParalabError | None:
     if outcome.status == "interrupted":
         assert outcome.signal is not None
         ended = f"All ranks have ended; the run folder is {path}"
-        return interrupted(outcome.signal, f" after {reached} of {steps} steps. {ended}")
+        return interrupted(outcome.signal, f" after {reached} of {plural(steps, 'step')}. {ended}")
     if outcome.status == "stopped":
         done = f"Stopped and saved after {reached}" if reached else "Stopped before the first"
         return find_unsaved(outcome, reached) or Paused(
-            f"{done} of {steps} steps; the run folder is {path}",
+            f"{done} of {plural(steps, 'step')}; the run folder is {path}",
             fix="run the same command with --resume to continue",
         )
     return None
@@ -106,10 +106,9 @@ def find_unsaved(outcome: Outcome, reached: int) -> RunFailed | None:
     problem = saved.get(path, "it does not exist")
     if not reached or problem is None:  # no checkpoint is saved before the first step
         return None
-    return RunFailed(
-        f"Stopped after {reached} steps, but {path} cannot be used: {problem}.",
-        fix="use --resume to continue from the checkpoint before it",
-    )
+    after = f"Stopped after {plural(reached, 'step')}"
+    unsaved = f"{after}, but {path} cannot be used: {problem}."
+    return RunFailed(unsaved, fix="use --resume to continue from the checkpoint before it")
 
 
 def finish(
@@ -125,7 +124,7 @@ def finish(
     if wall_seconds is not None:
         result = replace(result, wall_seconds=round(wall_seconds, 3))
     try:
-        folder.write_result(result.to_dict())
+        folder.write("result.json", result.to_dict())
     except ParalabError:
         if must_write:
             raise

@@ -2,8 +2,8 @@
 options with the fastest optimizer step.
 
 The search is successive halving over rounds of measurements. There are few options with few values
-each, and a measurement takes seconds, so a library for large searches would add little. It matters
-more to measure each value next to the default, within the same minutes.
+each, and a measurement takes seconds, so a library for large searches would add little. It is more
+important to measure each value next to the default, at about the same time.
 
     rung 1   the default and every single change, one round       -> the curve by bucket size
     rung 2   the promising changes combined, two rounds           -> the better half of them
@@ -15,6 +15,7 @@ changes the last digits of the results.
 
 import time
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from paralab.analyse.tune import TuneResult, choice_of
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.compare import compare
 from paralab.experiment.configurations import Configuration
-from paralab.experiment.planning import look_once, slug
+from paralab.experiment.planning import inspect_once, slug
 from paralab.launch.job import Print
 from paralab.machine.host import Machine
 from paralab.plan.check import check
@@ -53,13 +54,11 @@ def tune(
     """Run the search, and compute the choice from the run folders of the rungs."""
     check(base)
     if base.strategy not in ("ddp", "pipeline", "hybrid"):
-        raise UsageError(
-            f"{base.strategy} has no buckets or micro-batches to tune.",
-            fix="tune ddp, pipeline, or hybrid",
-        )
+        problem = f"{base.strategy} has no buckets or micro-batches to tune."
+        raise UsageError(problem, fix="tune ddp, pipeline, or hybrid")
     started = time.perf_counter()
     base = replace(base, workload=check_reference(base.workload))
-    machine, summary = look_once(base, [base.strategy])
+    machine, summary = inspect_once(base, [base.strategy])
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
     folder.write_manifest(
         kind="tune", machine=asdict(machine), workload=asdict(summary), default=label(base)
@@ -90,7 +89,7 @@ def tune(
     rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
-    folder.write_result(result.to_dict())
+    folder.write("result.json", result.to_dict())
     return result
 
 
@@ -142,19 +141,14 @@ def combinations(base: Request, rung: Comparison) -> list[Request]:
 
 def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
     """Return the two best configurations, and the best one in the fastest low precision."""
-    times = [each for rung in rungs for each in _relative_times(rung)]
-    times.sort(key=lambda each: each[1])
-    same = [
-        request
-        for request, _ in times
-        if (request.precision or "fp32") == (base.precision or "fp32")
-    ]
-    low = [
-        request.precision
-        for request, time_ in times
-        if request.precision not in (None, base.precision) and time_ < 1
-    ]
-    chosen = [replace(request, threads_per_device=None) for request in same[:2]]
+    times = sorted(chain(*map(_relative_times, rungs)), key=lambda each: each[1])
+    chosen, low = [], []
+    for request, time_ in times:
+        if (request.precision or "fp32") == (base.precision or "fp32"):
+            chosen.append(replace(request, threads_per_device=None))
+        elif request.precision and time_ < 1:
+            low.append(request.precision)
+    chosen = chosen[:2]
     if low:
         chosen.append(replace(chosen[0] if chosen else base, precision=low[0]))
     return list(dict.fromkeys(chosen))

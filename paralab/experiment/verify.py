@@ -14,22 +14,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict as asdict_fields
-
 from paralab.analyse.verify import Skipped, Verified, VerifyOptions, VerifyResult
 from paralab.errors import UsageError, unknown
 from paralab.experiment.planning import inspection_for, resolve_here
 from paralab.experiment.reference_runs import ReferenceRuns
 from paralab.experiment.shared_launch import train_all
-from paralab.launch.inspect import inspect_workload
+from paralab.launch.inspect import Inspected, inspect_workload
 from paralab.launch.job import Print
 from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import Deadlines, RunOptions
-from paralab.machine.host import Machine
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import STRATEGIES, Options, Request, only_applicable
+from paralab.plan.request import PIPELINED, STAGED, STRATEGIES, Options, Request, only_applicable
 from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.plan.sharding import BRANCHES
 from paralab.record.folder import RunFolder
@@ -41,7 +38,6 @@ DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying toke
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
 VARIED = ("accumulate", "replicas", "stages", "micro_batches", "schedule")
-Inspected = tuple[Machine, Summary]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def verify(
     folder = RunFolder.create(out, f"verify_{strategy}")
     folder.write_manifest(
         kind="verify",
-        machine=asdict(next(iter(inspected.values()))[0]),
+        machine=asdict(cases[0].inspected.machine),
         workload=[asdict(summary) for summary in summaries],
         configurations=[
             {"options": case.options.to_dict(), "plan": case.plan.to_json()} for case in cases
@@ -92,8 +88,7 @@ def verify(
     for each in _train(folder, cases, say, limits.deadlines):
         # Some strategies fail only during training if they cannot run this model.
         if strategy == "all" and _cannot_run(each):
-            reason = each.cause or ""
-            skipped.append(Skipped(strategy=each.strategy, options=each.options, reason=reason))
+            skipped.append(Skipped.like(each, reason=each.cause or ""))
         else:
             verified.append(each)
     dropout = any(summary.dropout for summary in summaries)
@@ -110,25 +105,24 @@ def verify(
         seconds=round(time.perf_counter() - started, 3),
         run_folder=str(folder.path),
     )
-    folder.write_result(result.to_dict())
+    folder.write("result.json", result.to_dict())
     return result
 
 
 def _resolve(
     names: list[str], inspected: dict[Request, Inspected]
 ) -> tuple[list[Case], list[Skipped]]:
-    """Return the cases that can run and the skipped ones. If none can, raise the reason."""
+    """Return the cases that can run and the skipped ones. If none can run, raise the first error."""
     cases: list[Case] = []
     skipped: list[Skipped] = []
     refused: UsageError | None = None
-    for base, found in inspected.items():
-        for request, named in _vary(names, base, found[1], pinned=len(names) == 1):
+    for base, each in inspected.items():
+        for request, options in _vary(names, base, each.summary, pinned=len(names) == 1):
             try:
-                cases.append(Case(request, named, resolve_here(request, *found), found))
+                cases.append(Case(request, options, resolve_here(request, each), each))
             except UsageError as error:
-                refused = refused or error
-                skip = Skipped(strategy=request.strategy, options=named, reason=error.problem)
-                skipped.append(skip)
+                refused, reason = refused or error, error.problem
+                skipped.append(Skipped(strategy=request.strategy, options=options, reason=reason))
     if not cases:
         assert refused is not None
         raise refused
@@ -149,40 +143,33 @@ def _vary(
     and a full and a partial last batch. `pinned` means that the user named the strategy."""
     batch = base.batch_size or summary.batch_size
     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
+    common = replace(base, steps=steps, precision=base.precision or "fp64")
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
         for split in _splits(name, base, pinned):
-            combinations = list(
-                product(_accumulations(name, base, summary, split), _lengths(base, summary, batch))
-            )
+            accumulations = _accumulations(name, base, summary, split)
+            combinations = list(product(accumulations, _lengths(base, summary, batch)))
             # Schedules differ only in the order of their passes, so the hardest combination for
             # each is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
-            common: Options = {
-                "strategy": name,
-                "steps": steps,
-                "precision": base.precision or "fp64",
-            }
             for accumulate, samples in combinations:
                 varied: Options = {"accumulate": accumulate, "samples": samples, **split}
-                request = only_applicable(replace(base, **common, **varied))
+                request = only_applicable(replace(common, strategy=name, **varied))
                 batches = global_batches(batch, samples or summary.samples, steps, base.epochs)
-                yield (
-                    request,
-                    VerifyOptions(
-                        workload=summary.name,
-                        batch_size=batch,
-                        partial_last_batch={each.size for each in batches} != {batch},
-                        varying_weights=summary.weighted,
-                        **{name: getattr(request, name) for name in VARIED},
-                    ),
+                options = VerifyOptions(
+                    workload=summary.name,
+                    batch_size=batch,
+                    partial_last_batch={each.size for each in batches} != {batch},
+                    varying_weights=summary.weighted,
+                    **{name: getattr(request, name) for name in VARIED},
                 )
+                yield request, options
 
 
 def _accumulations(name: str, base: Request, summary: Summary, split: Options) -> list[int]:
-    """Return the numbers of accumulation steps: 1, and 4 or what the batch allows."""
+    """Return the numbers of accumulation steps: 1, and 4 or as many as the batch allows."""
     if base.accumulate:
         return [base.accumulate]
     batch = base.batch_size or summary.batch_size
@@ -198,17 +185,16 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
     each schedule with one process per stage."""
     if name in ("dp", "ddp", "fsdp"):
         return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
-    if name in ("pipeline", "hybrid"):
-        given = {"stages": base.stages or 2}
-        given |= {"replicas": base.replicas or 2} if name == "hybrid" else {}
-        splits = [given]
-        if not base.micro_batches:
-            splits = [given | {"micro_batches": number} for number in (2, 3)]
-        if pinned or base.schedule or base.placement:
-            return splits
-        schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
-        return splits + [splits[-1] | {"schedule": schedule} for schedule in schedules]
-    return [{"stages": base.stages or 2}] if name == "mp" else [{}]
+    given: Options = {"stages": base.stages or 2} if name in STAGED else {}
+    if name not in PIPELINED:
+        return [given]
+    given |= {"replicas": base.replicas or 2} if name == "hybrid" else {}
+    numbers = [base.micro_batches] if base.micro_batches else [2, 3]
+    splits = [given | {"micro_batches": number} for number in numbers]
+    if pinned or base.schedule or base.placement:
+        return splits
+    schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
+    return splits + [splits[-1] | {"schedule": schedule} for schedule in schedules]
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
@@ -234,7 +220,7 @@ def _train(
         # the remaining runs would have to start again.
         order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
         pairs = {
-            place: references.add(f"case{place}", cases[place].request, *cases[place].inspected)
+            place: references.add(f"case{place}", cases[place].request, cases[place].inspected)
             for place in order
         }
         ranks = max(training.plan.world_size for training in references.trainings)
@@ -245,11 +231,11 @@ def _train(
         if references.is_reference(number):
             raise error
     return [
-        Verified(
+        Verified.like(
+            references.judge(pairs[place], failed),
             strategy=case.plan.strategy,
             options=case.options,
             arithmetic=case.plan.arithmetic,
-            **asdict_fields(references.judge(pairs[place], failed)),
         )
         for place, case in enumerate(cases)
     ]

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,56 +27,53 @@ def inspect_machine() -> Machine:
     return msgspec.convert(_ask(None)["machine"], Machine)
 
 
-def inspect_workload(inspection: Inspection) -> tuple[Machine, Summary]:
-    """Return both in plain numbers. Raise a UsageError for a mistake in the user's file."""
+class Inspected(NamedTuple):
+    """The numbers that a plan is based on."""
+
+    machine: Machine
+    summary: Summary
+
+
+def inspect_workload(inspection: Inspection) -> Inspected:
+    """Inspect the machine and the workload. Raise a UsageError for a mistake in the user's file."""
     answer = _ask(inspection)
     try:
         summary = msgspec.convert(answer["summary"], Summary, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(
-            f"The workload {inspection.workload} has an invalid value: {error}.",
-            fix="a value of the expected type",
-        ) from error
-    return msgspec.convert(answer["machine"], Machine), summary
+        problem = f"The workload {inspection.workload} has an invalid value: {error}."
+        raise UsageError(problem, fix="a value of the expected type") from error
+    return Inspected(msgspec.convert(answer["machine"], Machine), summary)
 
 
 def _ask(inspection: Inspection | None) -> dict[str, Any]:
+    """Start the process that writes the answer, and wait for it."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
-        code = _run_child(inspection, path, log)
+        arguments = [str(path), json.dumps(inspection and asdict(inspection))]
+        environment = {**without_launch(os.environ), INSIDE: "inspection"}
+        with log.open("wb") as file:
+            child = start("paralab.worker.inspect_workload", arguments, environment, file)
+        try:
+            code = child.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            subject = f"the workload {inspection.workload}" if inspection else "torch"
+            problem = f"Loading {subject} took more than {DEADLINE_SECONDS} s."
+            raise UsageError(problem, fix="a smaller model or less data") from error
+        finally:
+            child.kill()
+            child.wait(KILLED_SECONDS)
+            assert child.stdin is not None
+            child.stdin.close()
+
         if not path.exists():
             if shutil.disk_usage(folder).free < FULL_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             output = log.read_text(errors="replace").strip()
             if "No module named 'torch'" in output:
-                problem, fix = "PyTorch is not installed for this Python.", "pip install torch"
-                raise ParalabError(problem, fix)
-            raise ParalabError(
-                f"The process that inspects the workload exited with code {code}.",
-                detail="\n".join(output.splitlines()[-15:]),
-            )
+                raise ParalabError("PyTorch is not installed for this Python.", "pip install torch")
+            problem = f"The process that inspects the workload exited with code {code}."
+            raise ParalabError(problem, detail="\n".join(output.splitlines()[-15:]))
         answer: dict[str, Any] = json.loads(path.read_text())
     if "error" in answer:
         raise UsageError(**answer["error"])
     return answer
-
-
-def _run_child(inspection: Inspection | None, answer: Path, log: Path) -> int | None:
-    """Run the process that writes the answer. Return its exit code."""
-    arguments = [str(answer), json.dumps(inspection and asdict(inspection))]
-    environment = {**without_launch(os.environ), INSIDE: "inspection"}
-    with log.open("wb") as file:
-        child = start("paralab.worker.inspect_workload", arguments, environment, file)
-    try:
-        return child.wait(DEADLINE_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        what = f"the workload {inspection.workload}" if inspection else "torch"
-        raise UsageError(
-            f"Loading {what} took more than {DEADLINE_SECONDS} s.",
-            fix="a smaller model or less data",
-        ) from error
-    finally:
-        child.kill()
-        child.wait(KILLED_SECONDS)
-        assert child.stdin is not None
-        child.stdin.close()

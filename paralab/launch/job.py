@@ -1,12 +1,11 @@
 """A launcher's input and output: `Launcher.run(job) -> Outcome`.
 
-    local.py         starts the ranks on this machine and restarts them after a failure
+    restart.py       starts the ranks on this machine and restarts them after a failure
     joined_ranks.py  uses the ranks that torchrun or srun started
     slurm_job.py     submits a Slurm job, in which srun starts the ranks
 
-A launcher only reports what happened. `paralab.experiment` plans before the launch and explains
-failures afterward. A launcher that must plan or explain during the launch calls `job.prepare` or
-`job.explain`.
+A launcher only reports what happened. `paralab.experiment` provides `job.prepare`, which plans the
+run, and `job.explain`, which explains a failed attempt.
 """
 
 import os

@@ -3,8 +3,8 @@ each rank.
 
 Each launched process starts its one rank as a child, exactly as on one machine, and watches it. So
 the rank writes to its own log, its exit code is known, and paralab can end a hung rank. Rank 0
-plans, creates the run folder, informs the other ranks, and reports to the user. The other ranks
-print nothing.
+plans, creates the run folder, informs the other ranks, and reports to the user. The other ranks do
+not print anything.
 """
 
 import atexit
@@ -25,18 +25,22 @@ import psutil
 from paralab.errors import ParalabError, UsageError, refusing
 from paralab.launch.job import Job, Outcome, conclude, wait_for_file
 from paralab.launch.launched_by import LaunchedRank, assign_places, own_address, rendezvous_file
-from paralab.launch.local import LocalLauncher
 from paralab.launch.ranks import GRACE_SECONDS, RankExits, Seat, run_ranks
-from paralab.launch.restart import Attempts
+from paralab.launch.restart import Attempts, LocalLauncher
 from paralab.launch.run_options import Deadlines, RunOptions
-from paralab.launch.stop_signals import REPEAT_SECONDS, StopRequest, stop_in_order
-from paralab.launch.stop_together import ASK_SECONDS, OtherFailed, StopTogether
+from paralab.launch.stop import (
+    ASK_SECONDS,
+    REPEAT_SECONDS,
+    OtherFailed,
+    StopRequest,
+    StopTogether,
+    stop_in_order,
+)
 from paralab.launch.store import CONNECT_SECONDS, Lost, Store
 from paralab.machine.host import address_towards, core_numbers, host_mark, loopback, usable_cores
 from paralab.machine.signals import ENDS, STOPS, StopSignal, exit_code_of, number_of
 from paralab.record.folder import RunFolder
 from paralab.record.status_board import NEVER, Post, StatusBoard
-from paralab.units import plural
 
 PLAN_SECONDS = 900  # how long rank 0 may plan; longer than its deadline for the inspection
 SEE_SECONDS = 15  # how long a file from rank 0 may take to appear on another node
@@ -101,22 +105,17 @@ class JoinedLauncher:
             return lead(team, job)
         except Lost as error:
             where = f"{place.address}:{place.port}" if place.address else rendezvous_file(place)
+            who = f"Rank {place.rank} of {place.world_size} ({place.launcher})"
             raise ParalabError(
-                f"Rank {place.rank} of {place.world_size} ({place.launcher}) did not find the "
-                f"other ranks: {error}.",
+                f"{who} did not find the other ranks: {error}.",
                 fix=f"check that all ranks were started, and that every node can access {where}",
             ) from error
 
 
 def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
     """If torchrun or Slurm has restarted the ranks, resume and write to a new folder."""
-    if options.max_restarts:
-        raise UsageError(
-            f"--max-restarts {options.max_restarts}: only {place.launcher}, which launched these "
-            "ranks, can restart them.",
-            fix="torchrun --max-restarts N …, or a Slurm job with --requeue; "
-            "add --checkpoint DIR to resume after a restart",
-        )
+    fix = "torchrun --max-restarts N …, or a Slurm job with --requeue"
+    options.leave_restarts_to(place.launcher, fix)
     if not place.restarts:
         return options
     out = options.out
@@ -153,7 +152,7 @@ def join(place: LaunchedRank, store: Store) -> Team:
 
 
 def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> dict[str, Any]:
-    """Return what rank 0 must know about this rank."""
+    """Return what rank 0 needs to know about this rank."""
     return {
         "rank": place.rank,
         "node": place.node,
@@ -168,7 +167,7 @@ def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> 
 
 
 def lead(team: Team, job: Job) -> Outcome:
-    """Run rank 0, which leads the others. After an error, tell ranks that wait for work to exit."""
+    """Run rank 0, which leads the others. After an error, tell the waiting ranks to exit."""
     place, store = team.place, team.store
 
     def report() -> None:
@@ -251,12 +250,9 @@ class JoinedAttempts(Attempts):
         }
         self.store.put("begin", 2 if blind else 0)
         if blind:
-            raise UsageError(
-                f"{plural(len(blind), 'node')} ({', '.join(sorted(blind))}) in this job cannot see "
-                f"the run folder {self.training.folder.path.resolve()}, which rank 0 created on "
-                f"{self.places[0].node}.",
-                fix="--out DIR on a file system that all nodes share",
-            )
+            created = f"{self.training.folder.path.resolve()}, created on {self.places[0].node}"
+            problem = f"{', '.join(sorted(blind))} cannot see the run folder {created}."
+            raise UsageError(problem, fix="--out DIR on a file system that all nodes share")
 
     def _collect_exits(self, own: RankExits) -> RankExits:
         deadline = time.monotonic() + (3 * GRACE_SECONDS if own.failed else CONNECT_SECONDS)

@@ -35,7 +35,7 @@ class LaunchedRank:
     world_size: int
     local_rank: int | None
     node: int | None  # the node number, or None if unknown
-    attempt: str  # distinguishes this rendezvous from other jobs and earlier restarts
+    attempt: str  # distinguishes this rendezvous from those of other jobs and restarts
     restarts: int = 0  # how often the launcher has restarted the job
     address: str | None = None  # where the ranks rendezvous; None if they must agree first
     port: int | None = None
@@ -58,11 +58,9 @@ def _of_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     ranks = _number(environment, "WORLD_SIZE") or 1
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if ranks > 1 and missing:
-        raise UsageError(
-            f"RANK={environment['RANK']} and WORLD_SIZE={ranks} are set, but not "
-            f"{' and '.join(missing)}, so this rank cannot find the other ranks.",
-            fix="start the command with torchrun or srun, or unset RANK and WORLD_SIZE",
-        )
+        given = f"RANK={environment['RANK']} and WORLD_SIZE={ranks} are set"
+        fix = "start the command with torchrun or srun, or unset RANK and WORLD_SIZE"
+        raise UsageError(f"{given}, but not {' and '.join(missing)}.", fix=fix)
     run = environment.get("TORCHELASTIC_RUN_ID")
     restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
     return LaunchedRank(
@@ -119,18 +117,13 @@ def refuse_inside() -> None:
     level, it would start itself over and over.
     """
     if INSIDE in os.environ:
-        raise UsageError(
-            "This file calls paralab when it is imported, and the ranks must import it to find "
-            "the workload.",
-            fix='put the call under `if __name__ == "__main__":`',
-        )
+        problem = "This file calls paralab when it is imported, and every rank imports it."
+        raise UsageError(problem, fix='put the call under `if __name__ == "__main__":`')
     launched = detect_launcher()
     if launched and launched.world_size > 1:
-        raise UsageError(
-            f"This command starts its own ranks, but {launched.launcher} already started this "
-            f"process as rank {launched.rank} of {launched.world_size}.",
-            fix="leave out torchrun or srun; only `paralab run` supports them",
-        )
+        started = f"already started rank {launched.rank} of {launched.world_size}"
+        problem = f"This command starts its own ranks, but {launched.launcher} {started}."
+        raise UsageError(problem, fix="leave out torchrun or srun; only `paralab run` uses them")
 
 
 def rendezvous_file(place: LaunchedRank) -> Path:

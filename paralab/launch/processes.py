@@ -23,9 +23,9 @@ from typing import IO, Any
 
 from paralab.machine import signals
 from paralab.machine.child import command
-from paralab.record.status_board import UNSEEN
+from paralab.record.status_board import UNKNOWN_CODE
 
-INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts, so it starts none itself
+INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts; such a process does not start others
 LAUNCHER = "PARALAB_LAUNCHER"  # the launcher's process ID
 SHARED = "PARALAB_TEMPLATE"  # the socket of a template for many commands; only the tests use it
 IMPORT_SECONDS = 600
@@ -71,7 +71,7 @@ class Template:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.codes: dict[int, int] = {}  # process ID -> exit code
         self.gone = False
-        self.environment = {**os.environ, INSIDE: "template", **_given()}
+        self.environment = {**os.environ, INSIDE: "template", **_launcher_variables()}
         self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forks it
         with theirs:
             if not self._forked_by_shared(theirs):
@@ -80,7 +80,7 @@ class Template:
                 self.process = _popen(words, self.environment, pass_fds=[theirs.fileno()], **silent)
 
     def _forked_by_shared(self, theirs: socket.socket) -> bool:
-        """Ask the template at the socket SHARED, if any, to fork one for this command."""
+        """Ask the template at the socket SHARED, if any, to fork a template for this command."""
         if not (address := os.environ.get(SHARED)):
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shared:
@@ -117,7 +117,7 @@ class Template:
         """Return a process's exit code, or None if the process does not end within this time."""
         while pid not in self.codes and not self.gone and self._receive(seconds):
             seconds = 0.0
-        return self.codes.pop(pid, UNSEEN if self.gone else None)
+        return self.codes.pop(pid, UNKNOWN_CODE if self.gone else None)
 
     def _receive(self, seconds: float) -> dict[str, int]:
         """Return the template's next message, or an empty dict if none arrives within this time."""
@@ -141,7 +141,7 @@ class Template:
             self.process.wait()
 
 
-def _given() -> dict[str, str]:
+def _launcher_variables() -> dict[str, str]:
     """Return the environment variables for all processes that we start."""
     return {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
@@ -194,7 +194,7 @@ def start(
     """Start a process that runs a module and ends when its standard input is closed. It starts with
     stop signals blocked or ignored, because only the launcher handles them. If `own` is true, it
     imports torch itself."""
-    environment = {**environment, **_given()}
+    environment = {**environment, **_launcher_variables()}
     if _templates and not prefix and not own and can_fork():
         if (before := _templates[-1]) and before.gone:
             end_template()

@@ -23,7 +23,7 @@ from paralab.launch.processes import INSIDE, Child, start
 from paralab.launch.run_options import Deadlines
 from paralab.launch.watchdog import LateRank, Watchdog
 from paralab.machine.host import loopback
-from paralab.machine.signals import STOP, STOPS, hear
+from paralab.machine.signals import STOP, STOPS, set_handlers
 from paralab.plan.plan import Plan, RankPlan
 from paralab.plan.request import prefix_words
 from paralab.record.folder import RunFolder
@@ -39,7 +39,7 @@ OnPoll = Callable[[StatusBoard], None]
 
 @dataclass(frozen=True)
 class RankExits:
-    """How the ranks in a launch ended."""
+    """How a launch's ranks ended."""
 
     codes: list[int | None]  # None if we ended the rank because another rank failed or hung
     posts: list[Post]  # each rank's last phase and step
@@ -165,7 +165,7 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
     must not interrupt it. If a signal arrives in the meantime, raise it at the end."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     arrived: list[int] = []
-    before = hear(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
+    before = set_handlers(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
     try:
         for rank in ranks:
             if rank.poll() is None and rank.stdin:
@@ -176,7 +176,7 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
         for rank in ranks:
             _wait_or_kill(rank, max(0.0, deadline - time.monotonic()))
     finally:
-        hear(before)
+        set_handlers(before)
         if arrived and not unwinding:
             signal.raise_signal(arrived[0])
 

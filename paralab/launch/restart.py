@@ -1,5 +1,5 @@
-"""Restart after a failure: try again from the last checkpoint, at most `--max-restarts` times and
-only while it helps."""
+"""The launcher for one machine. It starts the ranks, and restarts them after a failure: from the
+last checkpoint, at most `--max-restarts` times, and only if that can help."""
 
 import time
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from paralab.errors import NothingLeft
 from paralab.launch.job import Job, Outcome, conclude
 from paralab.launch.ranks import RankExits, run_ranks
 from paralab.launch.resume import choose_checkpoint, lock_checkpoints
-from paralab.launch.stop_signals import StopRequest, stop_in_order
+from paralab.launch.stop import StopRequest, stop_in_order
 from paralab.machine.signals import number_of
 from paralab.plan.grid import Place
 from paralab.record.events import Step
 from paralab.record.reader import read_events
 from paralab.record.status_board import StatusBoard
+from paralab.units import plural
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Attempts:
         policy, steps = self.training.checkpoints, self.training.plan.num_steps
         if policy and policy.done == steps:
             raise NothingLeft(
-                f"All {steps} steps are already done: {policy.resume}", fix="more --steps"
+                f"Nothing is left of the {plural(steps, 'step')}: {policy.resume} is complete",
+                fix="more --steps",
             )
 
         last = self.job.options.max_restarts
@@ -99,8 +101,9 @@ class Attempts:
 
                 self.job.say(problem)
                 self._rewind(attempt)
-                if self.training.steps_done == steps:
-                    return self._accept(outcome)
+                if self.training.steps_done == steps:  # it failed after it saved the last step
+                    complete = all(Path(path).exists() for path in self.training.extras.values())
+                    return replace(outcome, status="completed") if complete else outcome
                 if is_stuck(self.failed):
                     return replace(outcome, stuck_after=self.failed[-1].last_step)
                 if stop:
@@ -119,12 +122,17 @@ class Attempts:
         last_step = max(steps, default=-1)
         self.failed.append(FailedAttempt(resumed_from, self.training.steps_done, last_step))
 
-    def _accept(self, outcome: Outcome) -> Outcome:
-        """Accept a failure after the last step was saved, if all other files exist."""
-        complete = all(Path(path).exists() for path in self.training.extras.values())
-        return replace(outcome, status="completed") if complete else outcome
-
     def _choose_checkpoint(self, resume: bool) -> None:
         options = replace(self.job.options, resume=resume)
         policy = choose_checkpoint(options, self.training.plan, self.job.say)
         self.training = replace(self.training, checkpoints=policy)
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """`places` are the ranks' places, if another launcher already chose them."""
+
+    places: Sequence[Place] = ()
+
+    def run(self, job: Job) -> Outcome:
+        return Attempts(job, self.places).train()

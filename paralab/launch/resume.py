@@ -20,6 +20,7 @@ from paralab.record.checkpoints import (
     last_good,
     require_same_training,
 )
+from paralab.units import plural
 
 try:
     import fcntl
@@ -44,10 +45,9 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise UsageError(
-                f"--checkpoint {directory} is in use by another run: {file.read().strip()}.",
-                fix="another folder, or wait for that run to end and use --resume",
-            ) from None
+            problem = f"--checkpoint {directory} is in use by another run: {file.read().strip()}."
+            fix = "another folder, or wait for that run to end and use --resume"
+            raise UsageError(problem, fix) from None
         except OSError:
             pass  # this file system has no locks
         with naming(file.name):
@@ -74,11 +74,9 @@ def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> Checkpoint
     if good is not None:
         require_same_training(good.manifest, plan.training, good.path)
         if good.step > plan.num_steps:
-            raise UsageError(
-                f"--resume: {good.path} was saved after {good.step} steps, but this run has only "
-                f"{plan.num_steps}.",
-                fix=f"--steps {good.step + 1} or more",
-            )
+            counts = f"{plural(good.step, 'step')}, but this run has only {plan.num_steps}"
+            problem = f"--resume: {good.path} was saved after {counts}."
+            raise UsageError(problem, fix=f"--steps {good.step + 1} or more")
     elif not all(checkpoint.half_written for checkpoint in bad):
         reasons = "; ".join(f"{each.path.name}: {each.problem}" for each in bad)
         raise UsageError(

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paralab.errors import UsageError
-from paralab.plan.option import flag_of, option
-from paralab.record.checkpoints import KEPT, checkpoints
+from paralab.plan.option import option, options_of
+from paralab.record.checkpoints import DEFAULT_KEEP, checkpoints
 from paralab.units import plural
 
 OUTPUT = "Output"
@@ -15,7 +15,7 @@ DEADLINE: dict[str, Any] = {"default": 600.0, "metavar": "SECONDS"}
 
 
 class Deadlines(NamedTuple):
-    """Seconds until the first step, for one step, and for what blocks training in a save."""
+    """Limits in seconds: until the first step, for a step, and for the blocking part of a save."""
 
     start: float = 600.0
     step: float = 600.0
@@ -49,7 +49,7 @@ class RunOptions:
     keep_checkpoints: int = option(
         "Keep the N newest checkpoints and delete older ones.",
         CHECKPOINTS,
-        default=KEPT,
+        default=DEFAULT_KEEP,
         metavar="N",
     )
     resume: bool = option(
@@ -76,36 +76,39 @@ class RunOptions:
     def deadlines(self) -> Deadlines:
         return Deadlines(self.start_deadline, self.step_deadline, self.save_deadline)
 
+    def leave_restarts_to(self, launcher: str, fix: str) -> None:
+        """Refuse --max-restarts if another launcher started the ranks."""
+        if self.max_restarts:
+            problem = f"--max-restarts {self.max_restarts}: only {launcher} can restart these ranks"
+            raise UsageError(f"{problem}.", fix=f"{fix}, and resumes with --checkpoint DIR")
+
     def check(self) -> None:
         """Refuse options that contradict each other or the checkpoint folder."""
         if self.checkpoint is None and (self.checkpoint_every is not None or self.resume):
             flag = "--checkpoint-every" if self.checkpoint_every is not None else "--resume"
             raise UsageError(f"{flag} needs a checkpoint folder.", fix=f"{flag} … --checkpoint DIR")
-        for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("max_restarts", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = flag_of(name)
-                raise UsageError(f"{flag} {value} is less than {least}.", fix=f"{flag} 3")
-        for name in ("start_deadline", "step_deadline", "save_deadline"):
-            if not (seconds := getattr(self, name)) > 0:
-                flag = flag_of(name)
-                problem = f"{flag} {seconds:g} is not a positive number of seconds."
-                raise UsageError(problem, fix=f"{flag} 60")
+        for each in options_of(RunOptions):
+            value, least = getattr(self, each.name), 0 if each.name == "max_restarts" else 1
+            if each.kind is int and value is not None and value < least:
+                problem = f"{each.flag} {value} is less than {least}."
+                raise UsageError(problem, fix=f"{each.flag} 3")
+            if each.kind is float and not value > 0:
+                problem = f"{each.flag} {value:g} is not a positive number of seconds."
+                raise UsageError(problem, fix=f"{each.flag} 60")
 
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         if not self.checkpoint.is_dir():
             raise UsageError(f"--checkpoint {self.checkpoint} is a file.", fix="a folder")
         if not self.resume and (existing := checkpoints(self.checkpoint)):
-            raise UsageError(
-                f"--checkpoint {self.checkpoint} already contains "
-                f"{plural(len(existing), 'checkpoint')}, up to step {existing[-1].step}.",
-                fix="--resume to continue from the last checkpoint, or another folder",
-            )
+            content = f"{plural(len(existing), 'checkpoint')}, up to step {existing[-1].step}"
+            problem = f"--checkpoint {self.checkpoint} already contains {content}."
+            raise UsageError(problem, fix="--resume to continue, or another folder")
 
     def saved_cuts(self, strategy: str) -> list[str]:
         """Return where the stages begin in the checkpoint to resume from. New measurements could
-        move the cuts, and the stages would then draw other random numbers than the interrupted run.
+        move the cuts, and the stages would then draw different random numbers from those of the
+        interrupted run.
         """
         if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
             return []

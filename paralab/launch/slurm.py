@@ -47,7 +47,7 @@ def _table(text: str) -> dict[str, tuple[str, ...]]:
 # first match.
 REASONS = _table(f"""
     None | Slurm has not considered it yet | wait
-    Resources | it is next once enough nodes are free | wait, or request less
+    Resources | it is next in line, once enough nodes are free | wait, or request less
     Priority | other jobs come first | wait, or request less time: a short job fits into gaps
     BeginTime | its start time is later; Slurm delays a requeued job for a while | wait
     Dependency | it is waiting for another job | wait for that job
@@ -150,10 +150,8 @@ def require_commands() -> None:
     commands = ("sbatch", "scontrol", "scancel", "sinfo")
     missing = [name for name in commands if not shutil.which(name)]
     if missing:
-        raise UsageError(
-            f"--slurm needs Slurm, but this machine does not have {', '.join(missing)}.",
-            fix="run this on the cluster's login node, or use --dry-run here and copy the script",
-        )
+        problem = f"--slurm needs Slurm, but this machine does not have {', '.join(missing)}."
+        raise UsageError(problem, fix="use the cluster's login node, or --dry-run here")
 
 
 def submit(script: Path, options: Mapping[str, str | None]) -> int:
@@ -185,10 +183,8 @@ def query(number: int) -> SlurmJob | None:
 
 def parse_job(number: int, text: str) -> SlurmJob:
     """Parse one line of `scontrol --oneliner show job`."""
-    fields: dict[str, str] = {}
-    for word in text.split():
-        name, _, value = word.partition("=")
-        fields.setdefault(name, value)
+    pairs = [word.partition("=")[::2] for word in text.split()]
+    fields = dict(reversed(pairs))  # if a name appears twice, the first one counts
     return SlurmJob(
         number,
         fields.get("JobState", "UNKNOWN").partition("+")[0],
@@ -207,16 +203,12 @@ def cancel(number: int) -> None:
 def explain_refusal(stderr: str, script: Path | str) -> UsageError:
     """Return sbatch's message with a fix, and with sinfo's table if the fix refers to it."""
     message = _message(stderr)
-    known = (fix for pattern, [fix] in REFUSALS.items() if re.search(pattern, message, re.I))
-    fix = next(known)
+    fix = next(fix for pattern, [fix] in REFUSALS.items() if re.search(pattern, message, re.I))
     if "{partitions}" in fix:
         names = dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split())
         fix = fix.format(partitions=", ".join(names) or "sinfo lists them")
-    return UsageError(
-        f"Slurm refused the job: {message} (the script is {script})",
-        fix=fix,
-        detail=list_nodes() if "MEMORY" in fix or "TIMELIMIT" in fix else None,
-    )
+    detail = list_nodes() if "MEMORY" in fix or "TIMELIMIT" in fix else None
+    return UsageError(f"Slurm refused the job: {message} (the script is {script})", fix, detail)
 
 
 def _message(stderr: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from paralab.errors import Paused, UsageError
 from paralab.plan.option import to_words
 from paralab.plan.request import Request
+from paralab.units import plural
 
 Options = Mapping[str, str | None]  # sbatch's long options without their dashes; None for a flag
 
@@ -57,21 +58,15 @@ def parse_options(text: str) -> dict[str, str | None]:
     for word in words:
         name, equals, value = word.strip().removeprefix("--").partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-            raise refuse(
-                f"{name!r} is not an sbatch long option", "long names: partition=, gres=, time=, …"
-            )
+            raise refuse(f"{name!r} is not an sbatch long option", "partition=, gres=, time=, …")
         if not equals and name not in FLAGS:
-            raise refuse(
-                f"{name!r} has no value and is not an sbatch flag",
-                f'{name}=VALUE; quote a value that contains commas: constraint="a,b". '
-                f"Flags: {', '.join(FLAGS)}",
-            )
+            quote = f'{name}=VALUE; quote a value that contains commas: constraint="a,b"'
+            problem = f"{name!r} has no value and is not an sbatch flag"
+            raise refuse(problem, f"{quote}. Flags: {', '.join(FLAGS)}")
         if equals and not (value and value.isprintable()):
             raise refuse(f"{name} has no value", f"{name}=VALUE, or leave it out")
         if name in OURS:
-            raise UsageError(
-                f"--slurm {name} cannot be set: {OURS[name]}.", fix=f"leave out {name}"
-            )
+            raise UsageError(f"--slurm {name} cannot be set: {OURS[name]}.", f"leave out {name}")
         if name in options:
             raise refuse(f"{name} appears twice", f"one {name}; quote a value that contains commas")
         options[name] = value if equals else None
@@ -100,10 +95,8 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
     """
     rest = dict(options)
     if nodes is not None and "nodes" in rest:
-        raise UsageError(
-            f"The number of nodes is set twice: --nodes {nodes} and --slurm nodes={rest['nodes']}.",
-            fix="only --nodes",
-        )
+        problem = f"--nodes {nodes} and --slurm nodes={rest['nodes']} both set the number of nodes."
+        raise UsageError(problem, fix="only --nodes")
     names = [name for name in ("nodes", "ntasks", "ntasks-per-node") if name in rest]
     given = {name: _number(name, rest.pop(name)) for name in names}
     nodes = given.get("nodes", 1 if nodes is None else nodes)
@@ -121,22 +114,17 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
         replicas = request.replicas and request.replicas * per_replica
         wanted = replicas or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if alone and nodes > 1:
-        raise UsageError(
-            f"{request.strategy} runs in one process and cannot use {nodes} nodes.",
-            fix="--nodes 1, or ddp",
-        )
+        problem = f"{request.strategy} runs in one process and cannot use {nodes} nodes."
+        raise UsageError(problem, fix="--nodes 1, or ddp")
     fits = {"ntasks": tasks == wanted, "ntasks-per-node": (per_node or 0) * nodes >= wanted}
     for name, number in given.items():
         if not fits.get(name, True):
-            raise UsageError(
-                f"--slurm {name}={number} on {nodes} nodes does not match {wanted} ranks.",
-                fix=f"leave out {name}",
-            )
+            counts = f"{plural(nodes, 'node')} does not match {plural(wanted, 'rank')}"
+            problem = f"--slurm {name}={number} on {counts}."
+            raise UsageError(problem, fix=f"leave out {name}")
     if wanted < nodes:
-        raise UsageError(
-            f"{wanted} ranks are not enough for {nodes} nodes.",
-            fix=f"--nodes {wanted}, or --replicas {nodes}",
-        )
+        problem = f"{wanted} ranks are not enough for {nodes} nodes."
+        raise UsageError(problem, fix=f"--nodes {wanted}, or --replicas {nodes}")
     if request.threads_per_device and "cpus-per-task" not in rest:
         rest["cpus-per-task"] = str(request.threads_per_device)
     return Allocation(nodes, wanted, per_node or -(-wanted // nodes), rest)
@@ -182,14 +170,14 @@ def limit_seconds(time: str | None) -> int | None:
 @dataclass(frozen=True)
 class JobScript:
     """Everything that determines a job script. Each start of the job writes to a new folder in
-    `runs` and appends its output to a file in `prints`."""
+    `runs` and appends its output to a file in `output`."""
 
     request: Request
-    asked: Allocation
+    allocation: Allocation
     words: Sequence[str]  # `paralab run` options that are not part of the configuration
     runs: Path
-    prints: Path
-    where: Path  # the command's working directory
+    output: Path
+    directory: Path  # the working directory of the command
     paralab: Sequence[str]  # the command that starts paralab
     environment: Mapping[str, str]  # the script sets these, so it also works from another shell
     command: Sequence[str]  # the user's command line, which the script shows as a comment
@@ -202,13 +190,13 @@ class JobScript:
             "#",
             "# Submit this file as often as you like: sbatch THIS_FILE. Options that you pass to",
             "# sbatch override the lines below. The job's output is in",
-            f"# {self.prints}/slurm-JOB.out",
+            f"# {self.output}/slurm-JOB.out",
             "# Each start writes to its own run folder, which `paralab show FOLDER` reads.",
             "# Both must be on a file system that all nodes share.",
             *(_directive(name, value) for name, value in self._directives().items()),
             "",
             "set -euo pipefail",
-            f"cd {shlex.quote(str(self.where))}",
+            f"cd {shlex.quote(str(self.directory))}",
             *(f"export {name}={shlex.quote(text)}" for name, text in self.environment.items()),
             "",
             "# Slurm may restart the job, for example after a node failure or preemption.",
@@ -220,11 +208,11 @@ class JobScript:
     def _directives(self) -> dict[str, str | None]:
         directives: dict[str, str | None] = {
             "job-name": f"paralab-{self.request.strategy}",
-            "nodes": str(self.asked.nodes),
-            "ntasks": str(self.asked.tasks),
-            "ntasks-per-node": str(self.asked.per_node),
-            **self.asked.options,
-            "output": str(self.prints).replace("%", "%%") + "/slurm-%j.out",
+            "nodes": str(self.allocation.nodes),
+            "ntasks": str(self.allocation.tasks),
+            "ntasks-per-node": str(self.allocation.per_node),
+            **self.allocation.options,
+            "output": str(self.output).replace("%", "%%") + "/slurm-%j.out",
             "open-mode": "append",
         }
         if "requeue" not in directives and "no-requeue" not in directives:
@@ -237,7 +225,7 @@ class JobScript:
     def _step(self) -> list[str]:
         request = self.request
         # In a step with one task, paralab starts its own ranks: by default two, so ask for one.
-        if self.asked.tasks == 1 and request.strategy not in ONE_PROCESS:
+        if self.allocation.tasks == 1 and request.strategy not in ONE_PROCESS:
             request = replace(request, replicas=1)
         train = [*self.paralab, "run", request.strategy, *to_words(request), *self.words]
         # Since Slurm 22.05, a step does not inherit the job's --cpus-per-task.

@@ -130,7 +130,8 @@ def clock_mark() -> str:
 
 
 def address_towards(address: str) -> str | None:
-    """Return our address towards another. Connecting a UDP socket sends no data."""
+    """Return this machine's address on the route to another. Connecting a UDP socket does not send
+    data."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(address), 9))

@@ -31,21 +31,21 @@ class Probe:
     """Whether a precision works, what happened, and which environment variables it needs."""
 
     works: bool
-    seen: str
+    reason: str
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def probe_cpu(precision: str, deadline_seconds: float = 60.0) -> Probe:
     """Train a tiny network in a child process, if necessary with a smaller instruction set."""
-    seen = _trial(precision, {}, deadline_seconds)
-    if seen is None:
+    problem = _trial(precision, {}, deadline_seconds)
+    if problem is None:
         return Probe(True, f"{precision} trained in a trial process")
     if "ONEDNN_MAX_CPU_ISA" not in os.environ:
         narrower = {"ONEDNN_MAX_CPU_ISA": NARROWER}
         if _trial(precision, narrower, deadline_seconds) is None:
-            why = f"a trial process {seen}; with ONEDNN_MAX_CPU_ISA={NARROWER} it trained"
+            why = f"a trial process {problem}; with ONEDNN_MAX_CPU_ISA={NARROWER} it trained"
             return Probe(True, why, narrower)
-    return Probe(False, f"a trial process {seen}")
+    return Probe(False, f"a trial process {problem}")
 
 
 def _trial(precision: str, environment: dict[str, str], deadline_seconds: float) -> str | None:

@@ -59,7 +59,7 @@ def raise_stop(number: int, frame: FrameType | None = None) -> None:
     raise StopSignal(number)
 
 
-def hear(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
+def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
     """Set signal handlers and return the previous handlers. A signal that is ignored (because of
     `nohup` or a shell's `&`) stays ignored. Outside the main thread, such as in a notebook's worker
     thread, do nothing, because signals do not arrive there."""

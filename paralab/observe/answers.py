@@ -13,7 +13,7 @@ from contextlib import suppress
 from paralab.observe.rank import Rank
 from paralab.record.stack_dump import dump_stacks
 
-LOOK_SECONDS = 0.25
+QUERY_SECONDS = 0.25
 
 
 def answer_when_asked(rank: Rank) -> None:
@@ -30,4 +30,4 @@ def _answer(rank: Rank, path: object, pid: int) -> None:
             if asked > answered:
                 dump_stacks(rank.path.with_suffix(".testimony"))
                 answered = asked
-        time.sleep(LOOK_SECONDS)
+        time.sleep(QUERY_SECONDS)

@@ -1,10 +1,10 @@
 """Decide which steps to watch, so that watching stays cheap: the first 64, then one in `every`.
 
 A watched step records everything, with checksums of tensors if its number is a multiple of 64. The
-other (light) steps record next to nothing. Each rank measures what its watched steps cost, and picks
-the smallest `every` that keeps the average below half a percent. `every` is a power of two, so there
-are always steps that all ranks watched. After a light step with something new (a line, shape, mode,
-or epoch) comes a watched one.
+other (light) steps record very little. Each rank measures what its watched steps cost, and picks
+the smallest `every` that keeps the average below half a percent. `every` is a power of two, so
+there are always steps that all ranks watched. A light step with something new (a line, shape, mode,
+or epoch) is followed by a watched step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from paralab.observe.digests import EVERY, is_sampled
 
-SHARE = 0.005  # of a step's time that watching may take, on average
+SHARE = 0.005  # the share of a step's time that watching may take, on average
 LEAST, LATER = 8, 64  # the smallest interval: in the first 1,024 steps, and from then on
 RAREST = 1024
 
@@ -35,11 +35,12 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
-    """`until` is the next step whose end must be reported; light steps before it need not be."""
+    """`until` is the next step whose end must be reported; light steps before it are not
+    reported."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self.spent = 0  # nanoseconds of our code since the last reported step
+        self.spent = 0  # nanoseconds spent in our code since the last reported step
         self.watched = True
         self.until = 1
         self.every = LEAST

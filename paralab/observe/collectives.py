@@ -1,6 +1,6 @@
 """Collectives and process groups. The numbers of collectives come from the group itself, so they
-include those that DDP runs in C++. Those belong to the forward, backward, or wrap event whose `seq`
-spans them."""
+include the collectives that DDP runs in C++. Those belong to the forward, backward, or wrap event
+whose `seq` spans them."""
 
 from __future__ import annotations
 
@@ -19,41 +19,8 @@ from torch.distributed import distributed_c10d as c10d
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
+from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, POINT_TO_POINT
 
-# name: the positions of (the tensor or object, the group)
-COLLECTIVES: dict[str, tuple[int | None, int | None]] = {
-    "all_reduce": (0, 2),
-    "reduce": (0, 3),
-    "broadcast": (0, 2),
-    "all_gather": (1, 2),
-    "all_gather_into_tensor": (1, 2),
-    "all_gather_single": (1, 2),
-    "all_gather_object": (1, 2),
-    "gather": (0, 3),
-    "gather_object": (0, 3),
-    "scatter": (0, 3),
-    "scatter_object_list": (1, 3),
-    "broadcast_object_list": (0, 2),
-    "reduce_scatter": (0, 3),
-    "reduce_scatter_tensor": (0, 3),
-    "reduce_scatter_single": (0, 3),
-    "all_to_all": (1, 2),
-    "all_to_all_single": (1, 4),
-    "barrier": (None, 0),
-    "monitored_barrier": (None, 0),
-    "send": (0, 2),
-    "recv": (0, 2),
-    "isend": (0, 2),
-    "irecv": (0, 2),
-    "send_object_list": (0, 2),
-    "recv_object_list": (0, 2),
-    "batch_isend_irecv": (None, None),
-}
-# Not numbered.
-POINT_TO_POINT = {
-    *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
-    "batch_isend_irecv",
-}
 # Collectives inside these operations belong to them.
 WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
 NAMES = (
@@ -63,7 +30,7 @@ NAMES = (
 
 
 def install(rank: Rank) -> None:
-    for name in COLLECTIVES:
+    for name in COLLECTIVE_ARGUMENTS:
         describe, conclude = partial(_describe, rank, name), partial(_conclude, rank, name)
         wrap(rank, c10d, name, "collective", describe, conclude, dist, light=_light(rank, name))
     initialize, made = partial(_initialize, rank), lambda group, *a, **k: _group(group)
@@ -74,8 +41,8 @@ def install(rank: Rank) -> None:
 
 
 def sequence(group: Any = None) -> int | None:
-    """Return the number of the last collective that this rank began in a group. Return None without
-    a group, outside it, or if the backend does not number them."""
+    """Return the number of the last collective that this rank began in a group. Return None if
+    there is no group, if this rank is not in it, or if the backend does not number collectives."""
     try:
         return int((group or c10d.GroupMember.WORLD)._get_sequence_number_for_group())  # type: ignore[union-attr]
     except Exception:
@@ -120,7 +87,7 @@ def _address(environment: Mapping[str, str]) -> str | None:
 
 
 def _given_environment() -> dict[str, str]:
-    """Return the launcher's environment, without changes by the program. Linux only."""
+    """Return the launcher's environment, without the program's changes. Linux only."""
     try:
         pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -174,7 +141,7 @@ def _light(rank: Rank, name: str) -> Light:
 
 def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
     """Return the first tensor (or None) and the group from a collective's arguments."""
-    value_at, group_at = COLLECTIVES[name]
+    value_at, group_at = COLLECTIVE_ARGUMENTS[name]
     value: Any = None
     if value_at is not None:
         named = (kwargs[key] for key in NAMES if key in kwargs)

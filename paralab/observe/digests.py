@@ -1,5 +1,4 @@
-"""Two numbers per tensor, to compare it between ranks: the norm and the sum. Also the steps in
-which to compute them.
+"""Digests: the norm and the sum of a tensor, which ranks compare, and the steps that compute them.
 
 All ranks must pick the same steps, so only the step's number decides: the first few, then fewer,
 then one in 64.
@@ -19,7 +18,7 @@ FIRST = 4
 EVERY = 64
 DEPTH = 4  # of nested dicts and lists in a batch
 ROWS = 64  # per batch, each with a checksum
-VALUES = 128  # per row, spread over it, because images have black borders
+VALUES = 128  # values per row, spread over the row, because images have black borders
 
 
 def is_sampled(number: int) -> bool:
@@ -29,8 +28,8 @@ def is_sampled(number: int) -> bool:
 
 @torch.no_grad()
 def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | None]:
-    """Return [norm, sum] of each tensor, and None for None. All tensors with the same device and
-    dtype need one transfer."""
+    """Return [norm, sum] of each tensor, and None for None. Tensors with the same device and dtype
+    share one transfer."""
     there = [_plain(tensor.detach()) for tensor in tensors if tensor is not None]
     if not there:
         return [None] * len(tensors)

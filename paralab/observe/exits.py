@@ -13,7 +13,7 @@ from typing import Any
 from paralab.observe import sites
 from paralab.observe.rank import Rank
 
-MOST_TEXT = 20_000  # characters at the end of a traceback
+MOST_TEXT = 20_000  # how many characters at the end of a traceback to keep
 
 
 def install(rank: Rank) -> None:

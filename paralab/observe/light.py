@@ -1,7 +1,7 @@
 """What light steps record (see `observe.budget`): only when an operation begins and ends.
 
 A call is its event, a few values, and its line in the user's code. It is written once, with a number.
-From then on, each time costs one row of numbers (`record.ring_log`), so that we can locate a hang
+From then on, each call adds one row of numbers (`record.operations`), so that we can locate a hang
 as in a watched step.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from paralab.observe import sites
 from paralab.observe.rank import Fields, Rank
-from paralab.record.ring_log import FAILED, OPEN, OPEN_ASIDE
+from paralab.record.operations import FAILED, OPEN, OPEN_ASIDE
 
-MOST_CALLS = 10_000  # then omit values, because every step has new shapes
+MOST_CALLS = 10_000  # after this many, omit values, because every step has new shapes
 Values = tuple[Any, ...]
 Opened = tuple[int, int, float, int]  # row, call, t, first
 Look = Callable[[tuple[Any, ...], Fields], Any]
@@ -27,12 +27,12 @@ def _nothing(args: tuple[Any, ...], kwargs: Fields) -> None:
 
 
 class Light:
-    """Records the calls of one function.
+    """Records the calls to one function.
 
     values  the values for `names`, from the arguments; None to record nothing
-    count   the number of the last collective that this rank began in the call's group. It is slow,
-            so we get it only before the call; the next call shows how many collectives this one ran
-    waits   also record calls without such a number each time; otherwise only new values
+    count   the number of the last collective that this rank began in the call's group. Getting it
+    is slow, so we do that only before the call; the next call shows how many collectives this one
+    ran waits   also record calls without such a number each time; otherwise only new values
     """
 
     def __init__(

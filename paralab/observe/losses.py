@@ -1,4 +1,4 @@
-"""Losses that average: over how many targets, and with which shapes (they may broadcast)."""
+"""Losses that average: the number of targets, and the shapes (they may broadcast)."""
 
 from __future__ import annotations
 

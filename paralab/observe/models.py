@@ -1,5 +1,5 @@
 """Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, each forward pass
-through or past the wrapper, and backward passes."""
+that uses or bypasses the wrapper, and backward passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ OPTIONS = (
     "gradient_as_bucket_view",
 )
 MOST_IGNORED = 1000  # names
-MOST_NODES = 2000  # of autograd's graph to search for a tensor that a collective overwrote
+MOST_NODES = (
+    2000  # how many nodes of autograd's graph to search for a tensor that a collective overwrote
+)
 
 
 class Models:
@@ -66,7 +68,7 @@ class Models:
 
     def _wrap(self, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
         self.rank.identify()
-        model = described(argument(args, kwargs, 0, "module"))
+        model = describe_model(argument(args, kwargs, 0, "module"))
         kind, seq = _kind(wrapper), spanned(sequence())
         return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
 
@@ -107,7 +109,7 @@ class Models:
         ]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
-        """Record a call of the wrapped module outside a wrapper's forward. The site is where the
+        """Record a call to the wrapped module outside a wrapper's forward. The site is where the
         user called it, not one of its own methods."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
             fields = self._of_forward(module, inputs, {})
@@ -165,7 +167,7 @@ class Models:
             for number, wrapper, _ in self._living()
             if not getattr(wrapper, "require_backward_grad_sync", True)
         ]
-        if first is not None and first.numel() == 1 and self._looks_at(first):
+        if first is not None and first.numel() == 1 and self._reads_loss(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
             given = tensors_in(argument(args, kwargs, 0, "grad_tensors"), 1)
@@ -179,7 +181,7 @@ class Models:
         self.rank.pass_is_made()
         return ()
 
-    def _looks_at(self, loss: torch.Tensor) -> bool:
+    def _reads_loss(self, loss: torch.Tensor) -> bool:
         return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)
 
     def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
@@ -243,7 +245,7 @@ def _without_grad(wrapper: nn.Module) -> list[str]:
     return [name for name, p in named if p.requires_grad and p.grad is None][:50]
 
 
-def described(module: nn.Module) -> Fields:
+def describe_model(module: nn.Module) -> Fields:
     """Describe the model that this rank has built."""
     named = list(module.named_parameters())
     parts = list(module.modules())
@@ -282,12 +284,8 @@ def autocast_now() -> str | None:
 
 def random_state() -> int:
     """Return a checksum of this rank's random state, which determines dropout masks and noise."""
-    state = (
-        torch.cuda.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized()
-        else torch.get_rng_state()
-    )
-    return zlib.crc32(raw_bytes(state))
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return zlib.crc32(raw_bytes((torch.cuda if on_gpu else torch).get_rng_state()))
 
 
 def _options(kwargs: Fields) -> Fields:

@@ -38,7 +38,7 @@ class Optimizers:
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
         self.models.optimised = self._parameters
-        is_trial = self.rank.trial_steps is not None  # then a step may have to wait
+        is_trial = self.rank.trial_steps is not None  # if so, a step may have to wait
         register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
         register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
         number = lambda optimizer, *a, **k: {"optimizer": self.number(optimizer)}  # noqa: E731

@@ -2,8 +2,8 @@
 
 Events stay in memory until this process has a rank: from the launcher's environment, from
 init_process_group, or else at its first backward pass. A process with none of these (the parent of
-spawned ranks, a DataLoader worker, a tool) writes nothing. An error in our code is recorded and
-switches watching off; the user's program never sees it.
+spawned ranks, a DataLoader worker, a tool) does not write anything. An error in our code is
+recorded and switches watching off; the user's program never sees it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from paralab.observe import sites
 from paralab.observe.budget import Budget
 from paralab.observe.digests import EVERY, is_sampled
 from paralab.record.mmap_log import MmapLog
-from paralab.record.open_operations import OpenOperations
-from paralab.record.ring_log import RingLog
+from paralab.record.operations import OpenOperations, RingLog
 
 Fields = dict[str, Any]  # of an event, ready for JSON
 MAY_WAIT = {
@@ -70,7 +69,7 @@ class Rank:
         self.pid = os.getpid()
         self.rank: int | None = None
         self.budget = Budget()
-        self.watched = True  # record everything in this step; else it is a light step
+        self.watched = True  # record everything in this step; otherwise it is a light step
         self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
         sites.forget()
         self.steps = 0  # finished steps of the optimizer with the most steps
@@ -129,8 +128,8 @@ class Rank:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
 
     def pass_is_made(self) -> None:
-        """Count a backward pass in a light step. If no step follows for long (the scaler may skip
-        them all), record everything again."""
+        """Count a backward pass in a light step. If no step follows for a long time (the scaler may
+        skip them all), record everything again."""
         self.passes += 1
         if self.passes > max(EVERY, 2 * self.usual):
             self.watched = True
@@ -149,7 +148,7 @@ class Rank:
         if threading.get_ident() == self.main:
             self.doing.append(operation)
             if event in MAY_WAIT:
-                self._say()
+                self._publish_open()
         return operation
 
     def close(self, operation: Fields, **more: Any) -> None:
@@ -157,12 +156,12 @@ class Rank:
         if operation in doing:
             del doing[doing.index(operation) :]
             if operation["event"] in MAY_WAIT:
-                self._say()
+                self._publish_open()
         operation.update(more)
         operation["seconds"] = round(time.time() - operation["t"], 6)
         self.write(operation)
 
-    def _say(self) -> None:
+    def _publish_open(self) -> None:
         if self.slot is None:
             return
         waiting = [each for each in self.doing if each["event"] in MAY_WAIT and "t" in each]
@@ -188,11 +187,11 @@ class Rank:
         waiting, self.waiting = self.waiting, []
         for event in (self._start(world), *waiting):
             self.write(event)
-        self._say()
+        self._publish_open()
         self.when_known()
 
     def _is_taken(self) -> bool:
-        """Return whether another living process is this rank. Then this one is a tool that
+        """Return whether another live process is already this rank. If so, this one is a tool that
         inherited its environment."""
         for path in self.folder.glob(f"rank{self.rank}.*jsonl"):
             with suppress(OSError, ValueError):
@@ -209,7 +208,7 @@ class Rank:
             stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"
             with suppress(FileExistsError):
                 return stem, MmapLog(self.folder / f"{stem}.jsonl")
-        raise FileExistsError(f"{self.folder} holds 1,000 files of rank {self.rank}")
+        raise FileExistsError(f"{self.folder} already contains 1,000 files for rank {self.rank}")
 
     def _start(self, world: int) -> Fields:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -238,7 +237,7 @@ class Rank:
         with suppress(Exception):
             self.emit("off", error=f"{type(error).__name__}: {error}", site=None)
             self.doing.clear()
-            self._say()
+            self._publish_open()
         self.on = False
         with suppress(OSError):
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
@@ -260,10 +259,8 @@ def _brief(operation: Fields) -> Fields:
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # another user's process
     return True
 
 

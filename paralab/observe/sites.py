@@ -19,7 +19,7 @@ STANDARD = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
 )
 
-# For each frame: the id of its code object (faster to look up than the object), the instruction.
+# For each frame: the id of its code object (faster to look up than the object) and the instruction.
 Where = tuple[int, ...]
 
 _own: dict[int, bool] = {}
@@ -78,7 +78,7 @@ def near(depth: int, through: int) -> Where | None:
 
 
 def way_here() -> tuple[int, int]:
-    """Return (depth, through) for calls of `near` from the same place."""
+    """Return (depth, through) for calls to `near` from the same place."""
     depth, frame = 0, sys._getframe(0)
     while (user := frame.f_back) is not None and not _own.get(id(user.f_code)):
         depth, frame = depth + 1, user

@@ -1,4 +1,4 @@
-"""Wrap a torch function, invisibly to the caller, even if our code fails.
+"""Wrap a torch function so that the caller does not notice, even if our code fails.
 
 `describe` gets the arguments before the call and returns the fields of the event, or None for no
 event. `conclude` gets the result and returns more fields. Neither may change anything. In light
@@ -92,7 +92,7 @@ def observed(
 
 
 class _Full:
-    """Records the calls of one function in watched steps (without `light`: in all steps)."""
+    """Records the calls to one function in watched steps (without `light`: in all steps)."""
 
     def __init__(
         self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None
@@ -157,5 +157,5 @@ def argument(
 
 
 def is_inside(rank: Rank, *events: str) -> bool:
-    """Return whether such an operation is open. Calls inside it get no events."""
+    """Return whether such an operation is open. Calls inside it do not get events."""
     return any(operation["event"] in events for operation in rank.doing)

@@ -24,20 +24,16 @@ class BatchPlan:
 
 def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPlan:
     """Complete the requested numbers, or raise an error with the failed equation."""
-    strategy = request.strategy
-    replicas = request.replicas or (2 if strategy in REPLICATED else 1)
-    stages = request.stages or (2 if strategy in STAGED else 1)
-    batch_size = request.batch_size or summary.batch_size
-    accumulate = request.accumulate or 1
-
+    strategy, accumulate = request.strategy, request.accumulate or 1
+    replicas = stages = 1
     if strategy in REPLICATED:
         because = "the smallest number of replicas that share a batch"
-        reasons.choose("replicas", request.replicas, replicas, because)
+        replicas = reasons.choose("replicas", request.replicas, 2, because)
     if strategy in STAGED:
         because = "the smallest number of devices that share a model"
-        reasons.choose("stages", request.stages, stages, because)
+        stages = reasons.choose("stages", request.stages, 2, because)
     because = f"the default for workload {summary.name}"
-    reasons.choose("batch size", request.batch_size, batch_size, because)
+    batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)
 
     if batch_size < replicas:
         raise UsageError(
@@ -68,16 +64,16 @@ def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: 
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
-    micro_batches = request.micro_batches or max(fitting, default=most)
     because = f"2 × {plural(stages, 'stage')}, or fewer for a small batch; more shorten the bubble"
-    reasons.choose("micro-batches", request.micro_batches, micro_batches, because)
+    default = max(fitting, default=most)
+    micro_batches = reasons.choose("micro-batches", request.micro_batches, default, because)
 
     if schedule and (problem := misfit(schedule, stages, micro_batches)):
-        few = f" (there are only {plural(samples, 'sample')} to split)"
+        few = samples < 2 * stages
         raise UsageError(
             f"--schedule {schedule} cannot run {plural(micro_batches, 'micro-batch')}: {problem}.",
             fix=f"--micro-batches {2 * stages}, or another multiple of {stages}"
-            + (few if samples < 2 * stages else ""),
+            + (f" (there are only {plural(samples, 'sample')} to split)" if few else ""),
         )
     return micro_batches
 

@@ -1,4 +1,4 @@
-"""Refuse configurations that can never run, and configurations that cannot run with this model."""
+"""Refuse configurations that can never run, or that cannot run with this model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gra
 
 
 def check(request: Request) -> None:
-    """Refuse a configuration that can never run, no matter which machine and model it is for."""
+    """Refuse a configuration that can never run, on any machine with any model."""
     if request.strategy not in STRATEGIES:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
     _check_combinations(request)
-    _check_prefix(request)
+    if request.prefix is not None:
+        _check_prefix(request.prefix)
 
 
 def _check_each_option(request: Request) -> None:
-    """Check each value on its own: the strategy must have the option, and the value must be one of
-    the choices or a positive number."""
+    """Require that the strategy has each given option, and that the value is one of the choices or
+    a positive number."""
     for option in options_of(Request):
         value = getattr(request, option.name)
         if value is None:
@@ -50,22 +51,16 @@ def _check_each_option(request: Request) -> None:
 
 def _check_combinations(request: Request) -> None:
     """Refuse options that do not work together."""
-    if request.loss_scale is not None and request.precision != "fp16":
+    if (request.loss_scale or request.no_scaler) and request.precision != "fp16":
+        given = f"--loss-scale {request.loss_scale:g}" if request.loss_scale else "--no-scaler"
         raise UsageError(
-            f"--loss-scale {request.loss_scale:g} only works with fp16: "
-            f"{request.precision or 'fp32'} has no GradScaler.",
-            fix="--precision fp16, or leave out --loss-scale",
+            f"{given} only works with fp16: {request.precision or 'fp32'} has no GradScaler.",
+            fix="--precision fp16, or leave out the option",
         )
-    if request.no_scaler and request.precision != "fp16":
+    if request.no_scaler and request.loss_scale:
         raise UsageError(
-            f"--no-scaler only works with fp16: {request.precision or 'fp32'} has no GradScaler.",
-            fix="--precision fp16 --no-scaler",
-        )
-    if request.no_scaler and request.loss_scale is not None:
-        raise UsageError(
-            f"--loss-scale {request.loss_scale:g} sets the GradScaler's scale, "
-            "but --no-scaler turns the GradScaler off.",
-            fix="use only one of the two",
+            "--loss-scale sets the GradScaler's scale, but --no-scaler turns the GradScaler off.",
+            fix="leave out one of the two",
         )
 
     accumulate = request.accumulate or 1
@@ -94,21 +89,15 @@ def _check_combinations(request: Request) -> None:
         )
 
 
-def _check_prefix(request: Request) -> None:
-    if request.prefix is None:
-        return
+def _check_prefix(prefix: str) -> None:
     try:
-        command = prefix_words(request.prefix, 0, 0)[0]
+        command = prefix_words(prefix, 0, 0)[0]
     except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(
-            f"--prefix {request.prefix!r} is not a valid command: {error}.",
-            fix="only the placeholders {rank} and {local_rank}",
-        ) from error
+        problem = f"--prefix {prefix!r} is not a valid command: {error}."
+        raise UsageError(problem, fix="only the placeholders {rank} and {local_rank}") from error
     if not shutil.which(command):
-        raise UsageError(
-            f"--prefix {request.prefix!r}: the command {command!r} does not exist here.",
-            fix="a command on this machine",
-        )
+        problem = f"--prefix {prefix!r}: there is no command {command!r} on this machine."
+        raise UsageError(problem, fix="a command that is on your PATH")
 
 
 def check_model(request: Request, machine: Machine, summary: Summary) -> None:

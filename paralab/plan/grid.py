@@ -71,41 +71,31 @@ def grid(
 
         rank 0  n1/cuda:0    rank 1  n1/cuda:1    rank 2  n2/cuda:0    rank 3  n2/cuda:1
     """
-    rows = _indices(strategy, replicas, stages, process_per_stage)
-    if placement == "same":  # all stages on the rank's first device: no model parallelism
-        rows = [[(row[0][0], role) for _, role in row] for row in rows]
     names = _name_gpus(places)
+    rows: list[list[tuple[str, str, str]]] = []  # each device's name, torch device, and role
+    for rank, numbered in enumerate(_indices(strategy, replicas, stages, process_per_stage)):
+        rows.append([])
+        for number, (index, role) in enumerate(numbered):
+            if placement == "same":  # all stages on the rank's first device: no model parallelism
+                number, index = 0, numbered[0][0]
+            name, torch = f"cpu:{index}", "cpu"
+            if gpus and places:
+                local = _index_of_device(places[rank], places, number)
+                name, torch = names[places[rank].gpus[local]], f"cuda:{local}"
+            elif gpus:
+                name = torch = f"cuda:{index % gpus}"
+            rows[-1].append((name, torch, role))
 
-    def locate(rank: int, number: int, index: int) -> tuple[str, str]:
-        """Return the name and the torch device for a rank's device `number`, which has this `index`
-        in the grid."""
-        if not gpus:
-            return f"cpu:{index}", "cpu"
-        if not places:
-            return f"cuda:{index % gpus}", f"cuda:{index % gpus}"
-        local = _index_of_device(places[rank], places, 0 if placement == "same" else number)
-        return names[places[rank].gpus[local]], f"cuda:{local}"
-
-    located = [
-        [locate(rank, number, index) for number, (index, _) in enumerate(row)]
-        for rank, row in enumerate(rows)
-    ]
+    used = Counter(name for row in rows for name, _, _ in row)
     nodes = [place.node for place in places] or [""] * len(rows)
-    used = Counter(name for row in located for name, _ in row)
-    node_of = {name: node for row, node in zip(located, nodes, strict=True) for name, _ in row}
-    on_node = Counter(node_of.values())
+    cells = {(node, name) for node, row in zip(nodes, rows, strict=True) for name, _, _ in row}
+    on_node = Counter(node for node, _ in cells)
     return [
         [
-            Device(
-                name=name,
-                torch=torch,
-                role=role,
-                virtual=not gpus and on_node[node_of[name]] > 1,
-                shared=used[name] > 1,
-            )
-            for (name, torch), (_, role) in zip(devices, row, strict=True)
+            Device(*cell, virtual=not gpus and on_node[node] > 1, shared=used[cell[0]] > 1)
+            for cell in row
         ]
-        for devices, row in zip(located, rows, strict=True)
+        for node, row in zip(nodes, rows, strict=True)
     ]
 
 

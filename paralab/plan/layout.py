@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -15,6 +14,8 @@ from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
 from paralab.plan.request import Request
 from paralab.units import plural
+
+PREFERRED = ("nccl", "local", "gloo")  # the fastest backend first
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,9 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
             f"--device cuda needs a GPU, but this machine has none: {machine.no_gpu_reason}.",
             fix="--device cpu (CPU ranks over gloo), or leave out --device",
         )
-    device = request.device if request.device != "auto" else "cuda" if gpus else "cpu"
-    given = None if request.device == "auto" else device
+    given = None if request.device == "auto" else request.device
     because = f"found {plural(gpus, 'GPU')}" if gpus else f"no GPU: {machine.no_gpu_reason}"
-    reasons.choose("device", given, device, because)
-    return device
+    return reasons.choose("device", given, "cuda" if gpus else "cpu", because)
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
@@ -65,20 +64,12 @@ def count_launched(request: Request, places: Sequence[Place]) -> Request:
 def lay_out(
     request: Request, batch: BatchPlan, machine: Machine, device: str, places: Sequence[Place]
 ) -> Layout:
-    arrange = partial(
-        grid,
-        request.strategy,
-        batch.replicas,
-        batch.stages,
-        request.placement or "spread",
-        len(machine.gpus) if device == "cuda" else 0,
-        bool(request.schedule),
-    )
-    cells = arrange()
+    gpus = len(machine.gpus) if device == "cuda" else 0
+    shape = request.strategy, batch.replicas, batch.stages, request.placement or "spread", gpus
     if places:
-        _require_launched(request, len(cells), places, device)
-        cells = arrange(places)
-    return Layout(device, cells, places)
+        ranks = len(grid(*shape, bool(request.schedule)))
+        _require_launched(request, ranks, places, device)
+    return Layout(device, grid(*shape, bool(request.schedule), places), places)
 
 
 def _require_launched(request: Request, needed: int, places: Sequence[Place], device: str) -> None:
@@ -92,10 +83,7 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
         if request.strategy in PROCESS_PER_REPLICA:
             fix = f"leave out --replicas, or {fix}"
         elif needed == 1:
-            fix = (
-                f"paralab run {request.strategy} without torchrun or srun, "
-                "or a strategy with one process per replica, such as ddp"
-            )
+            fix = f"paralab run {request.strategy} without torchrun or srun, or use ddp"
         raise UsageError(
             f"{request.strategy}{options} needs {plural(needed, 'rank')}, but {launched} "
             f"{'was' if launched == 1 else 'were'} launched.",
@@ -143,34 +131,58 @@ def count_threads(
     if layout.places:  # all ranks get the same number, so use the fewest cores of any rank
         cores = min(place.cores for place in layout.places)
         devices = -(-devices // len(layout.places))
-        because = f"{cores:g} cores per rank ÷ {plural(devices, 'device')}, at least 1"
-
-    threads = request.threads_per_device or asked or max(1, int(cores / devices))
+        because = f"{plural(cores, 'core')} per rank ÷ {plural(devices, 'device')}, at least 1"
     if asked:
         because = "OMP_NUM_THREADS"
         because += " (torchrun sets it to 1 by default)" if layout.places and asked == 1 else ""
-    reasons.choose("threads per device", request.threads_per_device, threads, because)
-    return threads
+
+    threads = asked or max(1, int(cores / devices))
+    return reasons.choose("threads per device", request.threads_per_device, threads, because)
 
 
-def choose_backend(request: Request, layout: Layout, reasons: Reasons) -> str | None:
+def choose_backend(
+    request: Request, machine: Machine, layout: Layout, reasons: Reasons
+) -> str | None:
     """Choose the torch.distributed backend. Return None for a single process."""
     if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
+        if request.backend:
+            raise UsageError(
+                f"--backend {request.backend}: {request.strategy} without --schedule has one "
+                "process, so no rank sends anything to another.",
+                fix="leave out --backend, or add --schedule gpipe",
+            )
         return None
     users = Counter(name for row in layout.cells for name in {cell.name for cell in row})
+    shared = layout.device == "cuda" and max(users.values()) > 1
+    nodes = len({place.node for place in layout.places}) or 1
+    if shared and request.strategy == "fsdp":
+        ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
+        raise UsageError(
+            f"In fsdp with {ranks} on {gpus}, ranks would share a GPU. NCCL refuses that, "
+            "and gloo's sharded collectives crash on CUDA tensors.",
+            fix=f"--device cpu, --replicas {len(users)}, or use ddp",
+        )
 
-    if layout.device == "cpu":
-        backend, because = "gloo", "the ranks are CPU processes"
-    elif max(users.values()) > 1:
-        if request.strategy == "fsdp":
-            ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
-            raise UsageError(
-                f"In fsdp with {ranks} on {gpus}, ranks would share a GPU. NCCL refuses that, "
-                "and gloo's sharded collectives crash on CUDA tensors.",
-                fix=f"--device cpu, --replicas {len(users)}, or use ddp",
-            )
-        backend, because = "gloo", "ranks share a GPU, which NCCL refuses"
-    else:
-        backend, because = "cpu:gloo,cuda:nccl", "no two ranks share a GPU"
-    reasons.add("backend", backend, because)
-    return backend
+    refused = {
+        "nccl": "the ranks are CPU processes" * (layout.device == "cpu")
+        or "ranks share a GPU, which NCCL refuses" * shared,
+        "local": "its shared memory is for CPU tensors" * (layout.device == "cuda")
+        or f"the ranks are on {nodes} nodes, which do not share memory" * (nodes > 1)
+        or "it needs Linux" * ("local" not in machine.backends),
+        "gloo": "",
+    }
+    if request.backend and refused[request.backend]:
+        raise UsageError(
+            f"--backend {request.backend} is not possible here: {refused[request.backend]}.",
+            fix=f"--backend {next(name for name in PREFERRED if not refused[name])}",
+        )
+    usual = next(name for name in PREFERRED if not refused[name])
+    because = {
+        "nccl": "no two ranks share a GPU",
+        "local": "CPU ranks on one machine share memory",
+        "gloo": "ranks share a GPU, which NCCL refuses"
+        if shared
+        else "the ranks are CPU processes",
+    }
+    chosen: str = reasons.choose("backend", request.backend, usual, because[usual])
+    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else chosen

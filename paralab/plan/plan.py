@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from paralab.plan.grid import Device
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,11 @@ class Reasons(list[Reason]):
     def add(self, choice: str, value: object, because: str) -> None:
         self.append(Reason(choice, str(value), because))
 
-    def choose(self, choice: str, given: object, chosen: object, because: str) -> None:
-        """Record a choice. If the user made it (`given` is not None), the reason is "requested"."""
-        self.add(choice, chosen, because if given is None else "requested")
+    def choose(self, choice: str, given: T | None, default: T, because: str) -> T:
+        """Return the user's value if it is given, otherwise the default, and record the reason."""
+        chosen, why = (default, because) if given is None else (given, "requested")
+        self.add(choice, chosen, why)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class RankPlan:
     node: str = ""
 
     def counts(self, stages: int) -> bool:
-        """Return whether this rank's loss counts: in a process per stage, only the last does."""
+        """Return whether this rank reports the loss. With one process per stage, only the last stage
+        does."""
         return self.stage is None or self.stage == stages - 1
 
 

@@ -60,13 +60,13 @@ def choose_precision(
         tried = probe(precision)
         if not tried.works:
             raise UsageError(
-                f"--precision {precision} does not work on this CPU: {tried.seen}.",
+                f"--precision {precision} does not work on this CPU: {tried.reason}.",
                 fix="--precision fp32",
             )
         environment = tried.environment
-        reasons.add("precision", precision, f"requested; {tried.seen}")
+        reasons.add("precision", precision, f"requested; {tried.reason}")
     else:
-        reasons.choose("precision", request.precision, precision, "PyTorch's default")
+        reasons.choose("precision", request.precision, "fp32", "PyTorch's default")
 
     scaler = precision == "fp16" and not request.no_scaler
     loss_scale = request.loss_scale or (LOSS_SCALE if scaler else None)

@@ -36,6 +36,8 @@ STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
 SHARDED = ("fsdp",)  # this shards the parameters of each unit
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
+BETWEEN_RANKS = ("ddp", "fsdp", "pipeline", "hybrid")  # these can use several processes
+BACKENDS = ("gloo", "nccl", "local")
 
 # Values of some `Request` options, by name. They come from the user, or a search varies them.
 Options = dict[str, Any]
@@ -59,7 +61,7 @@ class Request:
         metavar="NAME|FILE.py:FUNCTION",
     )
     batch_size: int | None = option(
-        "Samples per optimizer step, in total over all devices.", MODEL, shown="set by the workload"
+        "Samples per optimizer step, across all devices.", MODEL, shown="set by the workload"
     )
     samples: int | None = option(
         "Train on only the first N samples; they form one epoch.", MODEL, metavar="N", shown="all"
@@ -162,11 +164,18 @@ class Request:
         default="auto",
         choices=("auto", "cpu", "cuda"),
     )
+    backend: str | None = option(
+        "How ranks move tensors: local uses memory that the ranks of one machine share.",
+        DEVICES,
+        choices=BACKENDS,
+        strategies=BETWEEN_RANKS,
+        shown="nccl for one GPU per rank; local for CPU ranks on one machine; otherwise gloo",
+    )
     threads_per_device: int | None = option(
         "CPU threads per device.", DEVICES, shown="cores ÷ devices, at least 1"
     )
     prefix: str | None = option(
-        "Start each rank through this command, for example 'numactl -N {local_rank}'.",
+        "Start each rank with this command prefix, for example 'numactl -N {local_rank}'.",
         DEVICES,
         metavar="COMMAND",
     )
@@ -179,7 +188,8 @@ APPLIES: Mapping[str, tuple[str, ...]] = {
 
 
 def only_applicable(request: Request) -> Request:
-    """Remove options that this strategy does not accept, because others share them."""
+    """Remove the options that this strategy does not accept. A comparison gives all strategies the
+    same options."""
     without: dict[str, Any] = {
         each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }

@@ -79,7 +79,7 @@ def resolve(
         device=device,
         placement=request.placement or "spread",
         threads_per_device=threads,
-        backend=choose_backend(request, layout, reasons),
+        backend=choose_backend(request, machine, layout, reasons),
         prefix=request.prefix,
         schedule=request.schedule,
         chunks=chunks,
@@ -103,7 +103,7 @@ def _choose_length(
     available = summary.samples
     if request.samples is not None and available is not None and request.samples > available:
         raise UsageError(
-            f"--samples {request.samples}: {summary.name} has only {available} samples.",
+            f"--samples {request.samples}: {summary.name} has only {plural(available, 'sample')}.",
             fix=f"--samples {available} or fewer",
         )
     samples = request.samples or available
@@ -116,10 +116,8 @@ def _choose_length(
     if request.epochs:
         return samples, request.steps
 
-    steps = request.steps or DEFAULT_STEPS
     because = "enough for a median; use --steps or --epochs for real training"
-    reasons.choose("steps", request.steps, steps, because)
-    return samples, steps
+    return samples, reasons.choose("steps", request.steps, DEFAULT_STEPS, because)
 
 
 def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
@@ -139,8 +137,8 @@ def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) ->
     if request.strategy not in BUCKETED:
         return False
     default = "25 MB" if request.schedule else "25 MB, 1 MB for the first"
-    bucket = f"{request.bucket_mb:g} MB" if request.bucket_mb else default
-    reasons.choose("bucket", request.bucket_mb, bucket, "the default in PyTorch's DDP")
+    given = f"{request.bucket_mb:g} MB" if request.bucket_mb else None
+    reasons.choose("bucket", given, default, "the default in PyTorch's DDP")
     if request.schedule or not (request.find_unused or summary.unused):
         return False
 
@@ -152,6 +150,6 @@ def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) ->
             "but the stages wait for every gradient.",
             fix="requires_grad_(False) for these parameters, or use ddp",
         )
-    because = f"no gradient in a trial step: {names}"
-    reasons.choose("find_unused_parameters", request.find_unused, "yes", because)
+    given = "yes" if request.find_unused else None
+    reasons.choose("find_unused_parameters", given, "yes", f"no gradient in a trial step: {names}")
     return True

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PARTS_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
+ONE_SLOT_EACH: Mapping[str, float] = {"F": 1.0, "B": 1.0, "I": 1.0, "W": 1.0}
 SCHEDULES = tuple(PARTS_PER_RANK)
 WITHOUT = "leave out --schedule"  # the fix for a model that cannot be cut into processes
 UNCUT = f"cut elsewhere, or {WITHOUT}"  # the fix if only these cuts are the problem
@@ -47,65 +48,36 @@ class Slot(NamedTuple):
 
 
 def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
-    """Return each pipeline rank's actions, in order."""
-    if schedule == "gpipe":
-        return [
-            [Action(rank, kind, micro) for kind in "FB" for micro in range(micro_batches)]
-            for rank in range(stages)
-        ]
-    if schedule == "1f1b":
-        return [
-            _one_by_one(rank, 1, micro_batches, stages, micro_batches, stages - 1 - rank)
-            for rank in range(stages)
-        ]
+    """Return each pipeline rank's actions, in order.
+
+    A rank runs some forward passes ahead, then alternates forward and backward passes, then runs
+    the remaining backward passes. With several parts, it switches to its next part after each round
+    of micro-batches. In zero-bubble, rank r runs a weight pass r backward passes late.
+    """
     chunks, split = PARTS_PER_RANK[schedule], schedule == "zero-bubble"
     per_round = micro_batches // rounds(stages, micro_batches)
-    orders = []
-    for rank in range(stages):
-        ahead = (chunks - 1) * per_round + (1 if split else 2) * (stages - 1 - rank)
-        orders.append(
-            _one_by_one(
-                rank, chunks, micro_batches, stages, per_round, ahead, rank if split else None
-            )
-        )
-    return orders
-
-
-def _one_by_one(
-    rank: int,
-    chunks: int,
-    micro_batches: int,
-    stages: int,
-    per_round: int,
-    ahead: int,
-    weights_later: int | None = None,
-) -> list[Action]:
-    """Run `ahead` forward passes, then alternate forward and backward passes, then run the
-    remaining backward passes.
-
-    A rank with several parts switches to its next part after `per_round` micro-batches. A weight
-    pass runs `weights_later` backward passes later, or as part of the backward pass if None.
-    """
     places = [
         (n // per_round % chunks, n // (per_round * chunks) * per_round + n % per_round)
         for n in range(chunks * micro_batches)
     ]
-    whole = weights_later is None
-    forward = [Action(chunk * stages + rank, "F", micro) for chunk, micro in places]
-    backward = [
-        Action((chunks - 1 - chunk) * stages + rank, "B" if whole else "I", micro)
-        for chunk, micro in places
-    ]
-    ahead = min(ahead, len(forward))
-    actions = forward[:ahead]
-    weights: list[Action] = []
-    for number, action in enumerate(backward):
-        actions += forward[ahead + number : ahead + number + 1]
-        actions.append(action)
-        weights.append(action._replace(kind="W"))
-        if weights_later is not None and number >= weights_later:
-            actions.append(weights.pop(0))
-    return actions if whole else actions + weights
+
+    orders = []
+    for rank in range(stages):
+        later_ranks = stages - 1 - rank
+        ahead = (chunks - 1) * per_round + (2 if schedule == "interleaved" else 1) * later_ranks
+        ahead = len(places) if schedule == "gpipe" else min(ahead, len(places))
+        forward = [Action(chunk * stages + rank, "F", micro) for chunk, micro in places]
+        actions = forward[:ahead]
+        weights: list[Action] = []
+        for number, (chunk, micro) in enumerate(places):
+            part = (chunks - 1 - chunk) * stages + rank
+            actions += forward[ahead + number : ahead + number + 1]
+            actions.append(Action(part, "I" if split else "B", micro))
+            weights += [Action(part, "W", micro)] if split else []
+            if weights and number >= rank:
+                actions.append(weights.pop(0))
+        orders.append(actions + weights)
+    return orders
 
 
 def rounds(stages: int, micro_batches: int) -> int:
@@ -149,13 +121,12 @@ def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> fl
     return (stages - 1) / (passes + stages - 1)
 
 
-def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slot]:
-    """Compute when each action runs, if a pass takes one slot and sending takes no time.
-
-    An unsplit backward pass takes `full_backward` slots.
-    """
+def simulate(
+    orders: list[list[Action]], seconds: Mapping[str, float] = ONE_SLOT_EACH
+) -> list[Slot]:
+    """Compute when each action runs, if a pass takes as long as its kind says and sending takes no
+    time."""
     parts = 1 + max(action.part for actions in orders for action in actions)
-    seconds = {"F": 1.0, "B": full_backward, "I": 1.0, "W": 1.0}
     done: dict[tuple[str, int, int], float] = {}  # (F, I or B, W; part; micro-batch) -> its end
     free = [0.0] * len(orders)
     waiting = [list(actions) for actions in orders]
@@ -165,13 +136,10 @@ def simulate(orders: list[list[Action]], full_backward: float = 1.0) -> list[Slo
         for rank, actions in enumerate(waiting):
             while actions:
                 part, kind, micro = actions[0]
-                needed = [("F", part - 1, micro)] if kind == "F" and part else []
-                if kind in "BI":
-                    needed = [("F", part, micro)] + (
-                        [("I", part + 1, micro)] if part + 1 < parts else []
-                    )
-                elif kind == "W":
-                    needed = [("I", part, micro)]
+                needed = {
+                    "F": [("F", part - 1, micro)] if part else [],
+                    "W": [("I", part, micro)],
+                }.get(kind, [("F", part, micro), ("I", part + 1, micro)][: parts - part])
                 if any(key not in done for key in needed):
                     break
                 start = max([free[rank], *(done[key] for key in needed)])

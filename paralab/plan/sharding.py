@@ -21,14 +21,15 @@ def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str,
         reasons.add(
             "shard units",
             "the whole model",
-            "no submodule has a large share of the parameters, is called only once per forward, "
+            "no submodule has a large share of the parameters, runs only once per forward pass, "
             "and is the only user of its parameters",
         )
         return ()
-    held = sum(unit.parameter_bytes for unit in summary.units)
-    left = summary.parameter_bytes - held
+    in_units = sum(unit.parameter_bytes for unit in summary.units)
+    left = summary.parameter_bytes - in_units
     shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
-    because = f"they have {size(held)} of the model's {size(summary.parameter_bytes)} of parameters"
+    total = size(summary.parameter_bytes)
+    because = f"they contain {size(in_units)} of the model's {total} of parameters"
     because += f"; the other {size(left)} are gathered together" if left else ""
     reasons.add("shard units", f"{len(names)}: {shown}", because)
     return names

@@ -205,13 +205,13 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """Return the most micro-batches, and activation bytes, that a stage stores at a time."""
+    """Return the largest numbers of micro-batches and of activation bytes that a stage stores."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
-    live, most, held, most_bytes = 0, 0, 0.0, 0.0
+    live, most, live_bytes, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:
         change = 1 if kind == "F" else -1 if kind in "BW" else 0
         bytes_ = (mine[part // plan.stages].activation_bytes_per_sample or 0.0) * samples
-        live, held = live + change, held + change * bytes_
-        most, most_bytes = max(most, live), max(most_bytes, held)
+        live, live_bytes = live + change, live_bytes + change * bytes_
+        most, most_bytes = max(most, live), max(most_bytes, live_bytes)
     is_known = all(part.activation_bytes_per_sample is not None for part in mine)
     return most, most_bytes if is_known else None

@@ -31,7 +31,7 @@ from paralab.units import size
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-KEPT = 3
+DEFAULT_KEEP = 3
 READERS = 4  # threads that compute checksums in parallel, because hashlib releases the GIL
 # The plan fields that determine which rank has which tensors and random numbers.
 TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
@@ -59,7 +59,7 @@ class CheckpointPolicy:
 
     directory: str
     every: int | None = None  # save every N steps; None: only when the run ends or is stopped
-    keep: int = KEPT  # how many checkpoints to keep
+    keep: int = DEFAULT_KEEP  # how many checkpoints to keep
     resume: str | None = None  # the checked checkpoint to start from; None: from the beginning
     done: int = 0  # the number of steps in that checkpoint
     samples: int = 0  # the number of samples in those steps
@@ -95,13 +95,12 @@ def last_good(directory: Path) -> tuple[Checkpoint | None, list[Checkpoint]]:
 
 def write_manifest(folder: Path, **about: Any) -> None:
     """Complete a checkpoint: write the manifest under a temporary name, then rename it."""
-    paths = sorted(folder.iterdir())
+
+    def describe(path: Path) -> tuple[str, dict[str, Any]]:
+        return path.name, {"bytes": path.stat().st_size, "sha256": _digest(path)}
+
     with ThreadPoolExecutor(READERS) as readers:
-        digests = list(readers.map(_digest, paths))
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
-    }
+        files = dict(readers.map(describe, sorted(folder.iterdir())))
     manifest = {
         "schema": SCHEMA_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -114,12 +113,14 @@ def write_manifest(folder: Path, **about: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.rename(folder / MANIFEST)
-    _sync_folder(folder)
-    _sync_folder(folder.parent)
+    for each in (folder, folder.parent):  # a rename survives a power failure only after this
+        handle = os.open(each, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
 
 
 def rotate(directory: Path, keep: int) -> list[Path]:
-    """Delete what is older than the newest `keep` intact checkpoints, if there are that many."""
+    """Delete everything older than the newest `keep` intact checkpoints."""
     existing = checkpoints(directory)
     intact = [checkpoint for checkpoint in existing if not checkpoint.problem]
     if len(intact) <= keep:
@@ -137,23 +138,18 @@ def require_room(directory: Path, needed_bytes: int) -> None:
     """Check the free space before a save, so that it does not fail halfway."""
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * 1.05:
-        raise UsageError(
-            f"--checkpoint {directory}: a checkpoint takes {size(needed_bytes)}, but only "
-            f"{size(free)} is free.",
-            fix="a disk with more space, or --keep-checkpoints 1",
-        )
+        needs = f"a checkpoint takes {size(needed_bytes)}, but only {size(free)} is free"
+        fix = "a disk with more space, or --keep-checkpoints 1"
+        raise UsageError(f"--checkpoint {directory}: {needs}.", fix)
 
 
 def require_same_training(manifest: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
     """Refuse to continue a different run. The results would look plausible but be meaningless."""
     for name, value in wanted.items():
         if name in manifest and manifest[name] != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"--resume: {path} was saved with {flag} {manifest[name]}, but this run has "
-                f"{flag} {value}.",
-                fix=f"{flag} {manifest[name]}, or another --checkpoint DIR",
-            )
+            saved = f"--{name.replace('_', '-')} {manifest[name]}"
+            problem = f"--resume: {path} was saved with {saved}, but this run has {value}."
+            raise UsageError(problem, fix=f"{saved}, or another --checkpoint DIR")
 
 
 def _inspect(path: Path, check: bool) -> Checkpoint:
@@ -225,12 +221,3 @@ def _manifest_digest(manifest: dict[str, Any]) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder to disk. A rename survives a power failure only if its folder was flushed."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -30,13 +30,8 @@ PACKAGES = ("paralab", "torch", "numpy", "rich", "click", "transformers")
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest_path = path / "manifest.json"
         self.events = path / "events"
         self.logs = path / "logs"
-        self.result_path = path / "result.json"
-        self.trace_path = path / "trace.json"
-        self.weights_path = path / "weights.pt"
-        self.profile_path = path / "profile"
 
     def stack_dumps(self, attempt: int) -> Path:
         """Return the folder for stack dumps, which show where each rank was when a rank hung."""
@@ -46,10 +41,7 @@ class RunFolder:
     def create(cls, out: Path | None, label: str) -> Self:
         """Create `out`, or `runs/DATE_TIME_label` with a number if that folder exists."""
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(
-                f"--out {out} exists and is not empty. paralab never overwrites files.",
-                fix="a new folder",
-            )
+            raise UsageError(f"--out {out} exists and is not empty.", fix="a new folder")
         stem = time.strftime("%Y-%m-%d_%H-%M-%S_") + label
         path, number = out or Path("runs", stem), 2
         while out is None and path.exists():
@@ -70,14 +62,27 @@ class RunFolder:
             "packages": {name: version(name) for name in PACKAGES},
             **parts,
         }
-        _write_new(self.manifest_path, manifest)
+        self.write("manifest.json", manifest)
 
-    def write_outcome(self, outcome: dict[str, Any]) -> None:
-        """Record how the configurations in an experiment's manifest ended."""
-        _write_new(self.path / "outcome.json", outcome)
+    def write(self, name: str, value: dict[str, Any], **style: Any) -> None:
+        """Write a JSON file under a temporary name, then rename it, so that the file is complete or
+        does not exist."""
+        path = self.path / name
+        assert not path.exists(), path
+        part = path.with_suffix(".part")
+        try:
+            text = json.dumps(value, **style or {"indent": 1})
+            # A lone surrogate cannot be encoded, but must not make the write fail.
+            part.write_text(text, encoding="utf-8", errors="replace")
+            part.rename(path)
+        except OSError as error:
+            problem = f"{path} cannot be written: {error.strerror}."
+            raise ParalabError(problem, fix="--out DIR on a disk with free space") from error
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        _write_new(self.result_path, result)
+    def write_trace(self, trace: dict[str, Any]) -> None:
+        """Write the trace as compact JSON, because it is large and only programs read it."""
+        # Do not escape: Perfetto does not decode \u and would show `rank 0 \u00b7 cpu:0`.
+        self.write("trace.json", trace, separators=(",", ":"), ensure_ascii=False)
 
     def note_failure(self, attempt: int, problem: str, noticed: float) -> None:
         """Record a failed attempt, and when we noticed the failure (Unix time)."""
@@ -85,11 +90,6 @@ class RunFolder:
         with suppress(OSError):  # a full disk may be the failure
             with (self.path / "failures.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-    def write_trace(self, trace: dict[str, Any]) -> None:
-        """Write the trace as compact JSON, because it is large and only programs read it."""
-        # Do not escape: Perfetto does not decode \u and would show `rank 0 \u00b7 cpu:0`.
-        _write_new(self.trace_path, trace, separators=(",", ":"), ensure_ascii=False)
 
 
 def version(package: str) -> str | None:
@@ -103,25 +103,7 @@ def version(package: str) -> str | None:
 def write_new(path: Path, text: str) -> None:
     """Write a file that the user named. Never overwrite an existing file."""
     if path.exists():
-        raise UsageError(
-            f"{path} already exists. paralab never overwrites files.", fix="another name"
-        )
+        raise UsageError(f"{path} already exists.", fix="another name")
     with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-
-
-def _write_new(path: Path, value: dict[str, Any], **style: Any) -> None:
-    """Write to a temporary file, then rename it, so that a file is complete or does not exist."""
-    assert not path.exists(), path
-    part = path.with_suffix(".part")
-    try:
-        text = json.dumps(value, **style or {"indent": 1})
-        # A lone surrogate cannot be encoded, but must not make the write fail.
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.rename(path)
-    except OSError as error:
-        raise ParalabError(
-            f"{path} cannot be written: {error.strerror}.",
-            fix="--out DIR on a disk with free space",
-        ) from error

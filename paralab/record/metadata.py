@@ -74,7 +74,7 @@ class TensorIndex:
     locations: tuple[Location, ...]
 
     def check(self, file_bytes: Mapping[str, int]) -> None:
-        """Require that each chunk is inside one of the files, which have these sizes."""
+        """Require that each chunk lies within its file. `file_bytes` has the size of each file."""
         for each in self.locations:
             if each.start_byte + each.num_bytes > file_bytes.get(each.file, -1):
                 raise UnsafeMetadata(f"it places {each.tensor} outside the checkpoint's files")

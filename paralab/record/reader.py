@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -30,52 +30,32 @@ class Failure(Record, frozen=True, kw_only=True):
     unix_seconds: float | None = None
 
 
-class _Tail(Generic[T]):
-    """Reads a growing file. Each call reads the complete lines that were added."""
+class Tail(Generic[T]):
+    """Reads a growing file of events. `parse` returns None for a line that is not an event. If the
+    file is mapped into memory (`MmapLog`), zeros follow its last line."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, parse: Callable[[bytes], T | None], mapped: bool = False
+    ) -> None:
+        self.path, self._parse, self._mapped = path, parse, mapped
         self.damaged = 0  # how many lines so far were not events
         self._position = 0
 
     def new(self) -> list[T]:
-        """Return the events since the last call."""
+        """Return the events in the complete lines that were added since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
             file.seek(self._position)
-            text = self._written(file.read())
+            text = file.read()
+        if self._mapped:
+            text = text.partition(b"\0")[0]
         complete = text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
         lines = [line for line in complete.split(b"\n") if line]
         events = [event for line in lines if (event := self._parse(line)) is not None]
         self.damaged += len(lines) - len(events)
         return events
-
-    def _written(self, text: bytes) -> bytes:
-        return text
-
-    def _parse(self, line: bytes) -> T | None:
-        raise NotImplementedError
-
-
-class Tail(_Tail[Event]):
-    """Reads the new events of a rank in a paralab run."""
-
-    def _parse(self, line: bytes) -> Event | None:
-        return parse(line)
-
-
-class WatchedTail(_Tail[JsonObject]):
-    """Reads the new events of a watched script (`paralab.observe`), which have other types. The
-    script's file is mapped into memory, so zeros follow the last line."""
-
-    def _written(self, text: bytes) -> bytes:
-        return text.partition(b"\0")[0]
-
-    def _parse(self, line: bytes) -> JsonObject | None:
-        event = parse_object(line)
-        return event if isinstance(event.get("event"), str) else None
 
 
 def read_events(
@@ -97,7 +77,7 @@ def read_events(
     for rank, number, file in files:
         if attempt not in (None, number):
             continue
-        tail = Tail(events_folder / file)
+        tail = Tail(events_folder / file, parse)
         events = tail.new()
         if damaged is not None:
             damaged[rank] += tail.damaged
@@ -127,10 +107,17 @@ def read_failures(folder: Path) -> list[Failure]:
     return failures
 
 
-def parse(line: bytes) -> Event | None:
-    """Parse a line. Return None if it is not an event, or if a field is missing or wrong."""
+def parse_watched(line: bytes) -> JsonObject | None:
+    """Parse an event of a watched script (`paralab.observe`), whose fields differ from those of a
+    run."""
     event = parse_object(line)
-    if not isinstance(event.get("event"), str):
+    return event if isinstance(event.get("event"), str) else None
+
+
+def parse(line: bytes) -> Event | None:
+    """Parse an event. Return None if it is not one, or if a field is missing or wrong."""
+    event = parse_watched(line)
+    if event is None:
         return None
     try:
         # Events of an unknown kind come from a newer paralab version.

@@ -39,16 +39,17 @@ def dump_stacks(path: Path) -> None:
 
 
 def _collectives() -> list[dict[str, Any]]:
-    """Return the last entries in torch's flight recorder, which also records gloo. The torch
-    function is private, so it may change or disappear."""
+    """Return the last entries in torch's Flight Recorder, which also records gloo, and those of our
+    own backend. The torch function is private, so it may change or disappear."""
+    # Do not import these modules here, because commands that only read runs import this package.
+    local = getattr(sys.modules.get("paralab.collectives.recorder"), "entries", ())
     try:
-        # Do not import torch here, because commands that only read runs also import this package.
         torch: Any = sys.modules["torch"]
         dump = torch._C._distributed_c10d._dump_fr_trace_json
         entries = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
     except Exception:
-        return []
-    return [{name: entry.get(name) for name in RECORDED} for entry in entries[-50:]]
+        entries = []
+    return [{name: entry.get(name) for name in RECORDED} for entry in [*entries[-50:], *local]]
 
 
 def write_error(path: Path, error: BaseException) -> None:

@@ -1,5 +1,5 @@
 """The status board between the launcher and its ranks: a small file mapped into all their
-processes, so that posting needs no system call.
+processes, so that posting does not need a system call.
 
 Each rank posts its phase, its step, and when they began. So the launcher detects a hang even if the
 rank is stopped or never releases the GIL. In the other direction, the launcher posts the step
@@ -19,9 +19,9 @@ from typing import Self
 
 PHASES = ("start", "step", "save", "end", "idle")  # idle: waiting for other ranks to finish
 NEVER = -1
-# Exit codes that we assign. UNSEEN: the process that forked the rank was killed, so the real code
+# Exit codes that we assign. UNKNOWN_CODE: the process that forked the rank was killed, so the real code
 # is unknown. LEFT_EARLY: the rank exited with 0, but its last post is not "end".
-UNSEEN = 121
+UNKNOWN_CODE = 121
 LEFT_EARLY = 120
 HEADER = struct.Struct("<qq")  # the step to stop before, and whether all ranks agreed
 SLOT = struct.Struct("<qqdq")  # phase, step, start time, waiting

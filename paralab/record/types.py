@@ -50,9 +50,9 @@ def read_object(path: Path) -> JsonObject:
         if not isinstance(value, dict):
             raise ValueError(f"{path.name} does not contain a JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path.parent} is not a paralab folder: {error}.", fix="pass a folder in runs/"
-        ) from error
+        reason = f"{path.name}: {error.strerror}" if isinstance(error, OSError) else error
+        problem = f"{path.parent} is not a paralab folder: {reason}."
+        raise UsageError(problem, fix="pass a folder in runs/") from error
     return value
 
 
@@ -62,11 +62,9 @@ def read_manifest(folder: Path) -> JsonObject:
     version = manifest.get("schema")
     if version != SCHEMA_VERSION:
         older = isinstance(version, int) and version < SCHEMA_VERSION
-        raise UsageError(
-            f"{folder} has schema version {version}, but this paralab reads "
-            f"version {SCHEMA_VERSION}.",
-            fix="run it again, or use an older paralab" if older else "install a newer paralab",
-        )
+        fix = "run it again, or use an older paralab" if older else "install a newer paralab"
+        known = f"this paralab reads version {SCHEMA_VERSION}"
+        raise UsageError(f"{folder} has schema version {version}, but {known}.", fix)
     return manifest
 
 
@@ -75,6 +73,5 @@ def convert(value: object, to: type[T], where: Path) -> T:
     try:
         return msgspec.convert(value, to)
     except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{where} cannot be read: {error}.", fix="pass a folder that this version wrote"
-        ) from error
+        problem = f"{where} cannot be read: {error}."
+        raise UsageError(problem, fix="pass a folder that this version wrote") from error

@@ -8,12 +8,13 @@ import re
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
+    r"|Rank \d+ (?:died|left the group) while rank \d+ was in"  # paralab.collectives
 )
 # Another rank did not arrive in time.
 WAITED = re.compile(
     r"Timed out waiting|Watchdog caught collective|wait timeout|Socket Timeout|monitoredBarrier"
     r"|ollective operation timeout|clients joined|client socket has timed out"
-    r"|Application timeout|communicator was aborted|barrier.{0,40}timed out"
+    r"|Rank \d+ waited for rank [\d, ]+ in |Application timeout|communicator was aborted|barrier.{0,40}timed out"
 )
 # Downloads and databases can also lose connections. These words show that it was a connection
 # between ranks.
@@ -24,6 +25,7 @@ _BETWEEN_RANKS = re.compile(
 # Two ranks called different collectives. Both print this message, and neither is a victim.
 MISMATCH = re.compile(
     r"collective mismatch in your code|mismatch between collectives|op\.preamble\.length"
+    r"|Ranks make different calls: call"  # paralab.collectives
 )
 
 

@@ -12,19 +12,22 @@ GOLDEN = 0.6180339887  # its multiples modulo 1 spread dots evenly and determini
 
 
 class Rows:
-    """The row layout of a chart. Labels are to the left of the rows, or above them if there is
-    little room. `numbers` are in bold to the right of the rows."""
+    """The row layout of a chart. Labels are to the left of the rows and `numbers`, in bold, to
+    their right. If there is little room, both are above the rows."""
 
     def __init__(
         self, labels: list[str], width: int, top: float, height: float, numbers: Iterable[str] = ()
     ) -> None:
         self.labels, self.width, self.top = labels, width, top
+        self.numbers = list(numbers)
         self.above = 20 if width == svg.NARROW else 0  # px for a label above its row
         self.height = height - 4 if self.above else height
-        self.left, self.right = 6.0, width - 16.0
-        self.right -= max((svg.width_of(words, bold=True) for words in numbers), default=0)
+        # Without numbers, the last tick's label still needs room.
+        self.left, self.right = 6.0, width - (16.0 if self.numbers else 28.0)
         if not self.above:
-            self.left = min(max(map(svg.width_of, labels), default=0) + 18, 0.35 * width)
+            widths = (svg.width_of(words, bold=True) for words in self.numbers)
+            self.right -= max(widths, default=0)
+            self.left = min(max(map(svg.width_of, labels), default=0) + 18, 0.4 * width)
             self.right = max(self.right, self.left + 120)
 
     def middle(self, number: int) -> float:
@@ -37,15 +40,25 @@ class Rows:
     def draw_label(self, number: int) -> str:
         words, middle = self.labels[number], self.middle(number)
         if self.above:
-            return svg.label(words, 0, middle - self.height / 2 - 2, self.width, "start")
+            beside = self.numbers[number] if number < len(self.numbers) else ""
+            room = self.width - svg.width_of(beside, bold=True) - 8
+            return svg.label(words, 0, middle - self.height / 2 - 2, room, "start")
         return svg.label(words, self.left - 12, middle + 4.5, self.left - 12)
+
+    def draw_number(self, number: int, x: float, anchor: str | None = None) -> str:
+        """Draw a row's number at `x`, or above the row if there is little room."""
+        words, middle = self.numbers[number], self.middle(number)
+        if self.above:
+            place = middle - self.height / 2 - 2
+            return svg.text(words, self.width - 2, place, "value", "end")
+        return svg.text(words, x, middle + 4.5, "value", anchor)
 
     def axis(self, values: list[float], unit: str, from_zero: bool) -> Axis:
         return svg.axis(values, unit, (self.left, self.right), from_zero, about=self.width // 110)
 
     def picture(self, name: str, title: str, description: str, x: Axis, *content: str) -> str:
         """Create the chart: the rows, and the axis below them."""
-        grid = svg.bottom_axis(x, self.top, self.bottom)
+        grid = svg.bottom_axis(x, self.top, self.bottom, width=self.width)
         return svg.picture(name, title, description, (self.width, self.bottom + 26), grid, *content)
 
 
@@ -64,17 +77,17 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
         drawn.append(svg.line("reference", at, rows.top - 4, at, rows.bottom))
         drawn.append(svg.text(value, at, rows.top - 8, "tick", "middle"))
     for number, bar in enumerate(bars.bars):
-        drawn += [rows.draw_label(number), _bar(bar, words[number], x, rows.middle(number))]
+        drawn += [rows.draw_label(number), _bar(bar, number, x, rows)]
         low, high = (measure(end, bars.unit) for end in (bar.low, bar.high))
         interval = "" if None in (bar.low, bar.high) else f" (from {low} to {high})"
         described.append(f"{bar.label}: {words[number]}{interval}")
     return rows.picture(name, bars.title, "; ".join(described), x, *drawn)
 
 
-def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
-    zero = x(0)
+def _bar(bar: Bar, number: int, x: Axis, rows: Rows) -> str:
+    zero, middle = x(0), rows.middle(number)
     if bar.value is None or not svg.known([bar.value]):
-        return svg.text(words, zero + 8, middle + 4.5, "unknown")
+        return svg.text(rows.numbers[number], zero + 8, middle + 4.5, "unknown")
     end = x(bar.value)
     drawn = svg.rect("bar", min(zero, end), middle - 10, abs(end - zero), 20)
     ends = svg.known([bar.low, bar.high])
@@ -83,7 +96,7 @@ def _bar(bar: Bar, words: str, x: Axis, middle: float) -> str:
         left, right = (f"M{at:.1f} {middle - 5:.1f}v10" for at in (low, high))
         drawn += svg.path("error-bar", f"{left}M{low:.1f} {middle:.1f}H{high:.1f}{right}")
         end = max(end, high)
-    return drawn + svg.text(words, max(end, zero) + 9, middle + 4.5, "value")
+    return drawn + rows.draw_number(number, max(end, zero) + 9)
 
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
@@ -94,7 +107,7 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
     unit = distribution.unit
     medians = [measure(statistics.median(found), unit) if found else "" for found in values]
     labels = [group.label for group in distribution.groups]
-    rows = Rows(labels, width, 20, 40, ["median", *medians])
+    rows = Rows(labels, width, 20, 40, [*medians, "median"])
     x = rows.axis([value for group in values for value in group], unit, from_zero=False)
 
     drawn, described = [svg.text("median", width - 2, 12, "tick", "end")], []
@@ -106,7 +119,7 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
             described.append(f"{labels[number]}: not measured")
             continue
         drawn.append(_draw_values(found, x, middle))
-        drawn.append(svg.text(medians[number], width - 2, middle + 4.5, "value", "end"))
+        drawn.append(rows.draw_number(number, width - 2, "end"))
         first, median, third = (measure(value, unit) for value in quartiles(found))
         number_of = plural(len(found), "value")
         spread = f"median {median}, quartiles {first} and {third}, {number_of}"

@@ -7,8 +7,8 @@ Areas without a cell are the bubble. They are hatched to distinguish them from t
 from paralab.analyse.blocks import Schedule, Slot
 from paralab.show.chart_bars import Rows
 from paralab.show.palette import fill, kinds_legend
-from paralab.show.svg import axis, known, nothing, picture, rect, text, tick_text, width_of
-from paralab.units import measure, seconds
+from paralab.show.svg import axis, known, nothing, picture, rect, text, width_of
+from paralab.units import measure, plural, seconds
 
 HEAD, FOOT = 26, 44  # px above and below a grid
 CELL = 26
@@ -22,7 +22,8 @@ def schedule_legend(schedule: Schedule) -> str:
 def draw_schedule(schedule: Schedule, name: str, width: int) -> str:
     if not schedule.stages or not (schedule.measured or schedule.ideal):
         return nothing()
-    measured = f"measured: bubble {measure(schedule.measured_bubble, 'share')}"
+    where = "" if schedule.step is None else f" in step {schedule.step}"
+    measured = f"measured{where}: bubble {measure(schedule.measured_bubble, 'share')}"
     ideal = f"ideal: bubble {measure(schedule.ideal_bubble, 'share')}"
     upper = Rows(list(schedule.stages), width, HEAD, 34)
     lower = Rows(list(schedule.stages), width, upper.bottom + FOOT + HEAD, 34)
@@ -71,8 +72,7 @@ def _grid(rows: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
 def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
     way = "weights" if slot.weights else "backward" if slot.backward else "forward"
     length, label = slot.end - slot.start, _label(slot)
-    slots = f"{tick_text(length)} slot" + ("" if length == 1 else "s")
-    how_long = seconds(length) if unit == "seconds" else slots
+    how_long = seconds(length) if unit == "seconds" else plural(length, "slot")
     named = "backward, weights only" if slot.weights else way
     part = f", part {slot.part} of this stage" if slot.part else ""
     tip = f"{named} of micro-batch {slot.micro}{part}: {how_long}"

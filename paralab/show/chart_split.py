@@ -1,8 +1,8 @@
-"""Draw a batch to scale: the full batch, and each device's pieces at their place in it."""
+"""Draw a batch to scale: the full batch, and each device's pieces at their positions in it."""
 
 from paralab.analyse.blocks import Split
 from paralab.show.chart_bars import Rows
-from paralab.show.svg import NARROW, line, nothing, picture, rect, text, width_of
+from paralab.show.svg import line, nothing, picture, rect, text, width_of
 from paralab.units import plural
 
 GAP = 2  # px between pieces
@@ -12,8 +12,8 @@ def draw_split(split: Split, name: str, width: int) -> str:
     extent = max(split.total, sum(sum(part.pieces) for part in split.parts))
     if extent <= 0:
         return nothing("nothing to split")
-    sums = [_sum(part.pieces) if width > NARROW else str(sum(part.pieces)) for part in split.parts]
-    rows = Rows(["batch", *(part.label for part in split.parts)], width, 0, 34, sums)
+    sums = [_sum(part.pieces) for part in split.parts]
+    rows = Rows(["batch", *(part.label for part in split.parts)], width, 0, 34, ["", *sums])
     px_per_sample = (rows.right - rows.left) / extent
 
     x, middle = rows.left, rows.middle(0)
@@ -25,7 +25,7 @@ def draw_split(split: Split, name: str, width: int) -> str:
         for piece in part.pieces:
             drawn.append(_piece(piece, x, middle, px_per_sample, f"share line-{number % 8}"))
             x += piece * px_per_sample
-        drawn.append(text(sums[number], rows.right + 10, middle + 4.5, "value"))
+        drawn.append(rows.draw_number(number + 1, rows.right + 10))
 
     parts = [f"{part.label} {words}" for part, words in zip(split.parts, sums, strict=True)]
     description = f"{plural(split.total, 'sample')}: {'; '.join(parts)}"

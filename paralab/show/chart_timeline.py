@@ -25,7 +25,7 @@ def timeline_legend(timeline: Timeline) -> str:
     return kinds_legend(kind for kind in LEGEND if kind in kinds)
 
 
-def draw_timeline(timeline: Timeline, name: str) -> str:
+def draw_timeline(timeline: Timeline, name: str, width: int = WIDTH) -> str:
     times = known(
         [end for span in timeline.spans for end in (span.start, span.end)]
         + [end for _, *ends in timeline.steps for end in ends]
@@ -33,7 +33,7 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     if not times:
         return nothing()
     begin, end = min(times), max(max(times), min(times) + 1e-9)
-    px_per_second = (WIDTH - 2 * SIDE) / (end - begin)
+    px_per_second = (width - 2 * SIDE) / (end - begin)
     rows, depths = rows_of(timeline, (end - begin) / 5000)
 
     tops, bottom = [], float(TOP)  # the y position of each lane's first row
@@ -45,11 +45,11 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
     for index, span in enumerate(timeline.spans):
         x = SIDE + (span.start - begin) * px_per_second
         y = tops[span.lane] + rows[index] * (BAR + 1)
-        width = max((span.end - span.start) * px_per_second, 0.8)
-        spans.append(_draw_span(span, index, x, y, width, begin))
-        if width > 7 * len(span.label) + 8:
+        length = max((span.end - span.start) * px_per_second, 0.8)
+        spans.append(_draw_span(span, index, x, y, length, begin))
+        if length > 7 * len(span.label) + 8:
             class_ = "in-span on-exposed" if span.exposed else "in-span"
-            labels.append(text(span.label, x + width / 2, y + 15, class_, "middle"))
+            labels.append(text(span.label, x + length / 2, y + 15, class_, "middle"))
 
     steps = []
     for number, start, stop in timeline.steps:
@@ -66,13 +66,13 @@ def draw_timeline(timeline: Timeline, name: str) -> str:
         name,
         timeline.title,
         _describe(timeline, end - begin),
-        (WIDTH, bottom + AXIS),
+        (width, bottom + AXIS),
         element("g", *lanes, class_="lanes"),
         element("g", *steps, class_="steps"),
         element("g", *names),
         element("g", *spans, class_="spans"),
         element("g", *labels, class_="labels"),
-        element("g", *_time_axis(end - begin, px_per_second, bottom), class_="axis"),
+        element("g", *_time_axis(end - begin, px_per_second, bottom, width), class_="axis"),
         data_begin=repr(begin),
         data_end=repr(end),
         data_bottom=str(bottom),
@@ -103,16 +103,17 @@ def _draw_span(span: Span, index: int, x: float, y: float, width: float, begin: 
     return rect(class_, x, y, width, BAR, tip, fill=paint, data_index=str(index))
 
 
-def _time_axis(extent: float, px_per_second: float, bottom: float) -> list[str]:
+def _time_axis(extent: float, px_per_second: float, bottom: float, width: int) -> list[str]:
     """Draw the time axis. It is 0 at the start of the chart."""
-    x = axis([0, extent], "seconds", (SIDE, WIDTH - SIDE), from_zero=True, about=8)
+    about = max(3, width // 100)
+    x = axis([0, extent], "seconds", (SIDE, width - SIDE), from_zero=True, about=about)
     drawn = []
     for tick, words in x.ticks:
         at = SIDE + tick * px_per_second
-        if at <= WIDTH - SIDE + 0.5:
+        if at <= width - SIDE + 0.5:
             drawn.append(line("grid", at, bottom, at, bottom + 5))
             drawn.append(text(words, at, bottom + 18, "tick", "middle"))
-    name = text(f"{x.unit} from the start", WIDTH - SIDE, bottom + 36, "axis-name", "end")
+    name = text(f"{x.unit} from the start", width - SIDE, bottom + 36, "axis-name", "end")
     return [*drawn, name]
 
 

@@ -1,20 +1,25 @@
 """Print a document in the terminal: its tables and answers. Charts appear only on the page."""
 
+from msgspec.structs import replace
 from rich.markup import escape
 
-from paralab.analyse.blocks import Answer, Bars, Document, Finding, Table
+from paralab.analyse.blocks import Answer, Bars, Document, Finding, Shares, Table
+from paralab.show.chart_shares import as_table
 from paralab.show.console import console, print_table, say
 from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-DETAILS = ("per device", "efficiency")  # columns that do not fit in a terminal
+# Columns that do not fit in a terminal that is narrower than this.
+DETAILS, WIDE = ("per device", "efficiency"), 132
 
 
 def print_document(document: Document) -> None:
     _print_title(document)
     for section in document.sections:
-        blocks = [block for block in section.blocks if isinstance(block, Table | Answer | Bars)]
+        blocks = [
+            block for block in section.blocks if isinstance(block, Table | Answer | Bars | Shares)
+        ]
         if not blocks:
             continue
         say(f"\n[bold]{escape(section.title)}[/]")
@@ -23,6 +28,8 @@ def print_document(document: Document) -> None:
         for block in blocks:
             if isinstance(block, Table):
                 _print_table(block)
+            elif isinstance(block, Shares):
+                _print_table(as_table(block))
             elif isinstance(block, Answer):
                 _print_answer(block)
             else:
@@ -38,10 +45,7 @@ def print_summary(document: Document) -> None:
     blocks = [block for section in document.sections for block in section.blocks]
     first = next((block for block in blocks if isinstance(block, Table)), None)
     if first:
-        shown = [place for place, column in enumerate(first.columns) if column not in DETAILS]
-        columns = tuple(first.columns[place] for place in shown)
-        rows = tuple(tuple(row[place] for place in shown) for row in first.rows)
-        _print_table(Table("", columns, rows, first.note))
+        _print_table(replace(first, title=""))
     _print_findings(document.findings)
 
 
@@ -56,10 +60,14 @@ def _print_title(document: Document) -> None:
 def _print_table(table: Table) -> None:
     if table.title:
         say(f"[dim]{escape(table.title)}[/]")
+    crowded = console.width < WIDE and set(DETAILS) <= set(table.columns)
+    hidden = DETAILS if crowded else ()
+    shown = [place for place, column in enumerate(table.columns) if column not in hidden]
     columns = [escape(column) for column in table.columns]
     numeric = zip(columns, numeric_columns(table), strict=True)
-    rows = ([_prose(cell_words(cell)) for cell in row] for row in table.rows)
-    print_table(columns, rows, right=[column for column, is_number in numeric if is_number])
+    rows = ([_prose(cell_words(row[place])) for place in shown] for row in table.rows)
+    names = [columns[place] for place in shown]
+    print_table(names, rows, right=[column for column, is_number in numeric if is_number])
     if table.note:
         say(f"[dim]{_prose(table.note)}[/]")
 
@@ -73,15 +81,20 @@ def _print_answer(answer: Answer) -> None:
 
 
 def _print_bars(bars: Bars) -> None:
-    """Print bars made of characters, all on one scale."""
+    """Print bars made of characters, all on one scale from a line at zero. A second line marks the
+    reference."""
     values = [bar.value for bar in bars.bars if bar.value is not None]
     if not values:
         return
-    per_character = max(values) / BAR_WIDTH
+    per_character = max(*values, bars.reference or 0.0) / BAR_WIDTH
+    mark = round(bars.reference / per_character) - 1 if bars.reference and per_character else -1
     rows = []
     for bar in bars.bars:
         drawn = max(1, round(bar.value / per_character)) if bar.value and per_character > 0 else 0
-        rows.append((escape(bar.label), "█" * drawn, escape(bar.text)))
+        cells = list("█" * drawn + " " * (BAR_WIDTH - drawn))
+        if mark >= drawn:
+            cells[mark] = "┊"
+        rows.append((escape(bar.label), "│" + "".join(cells), escape(bar.text)))
     say(f"[dim]{escape(bars.title)}[/]")
     print_table(("", "", ""), rows)
 

@@ -10,13 +10,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paralab.analyse.manifest import RunManifest, manifest_of
-from paralab.analyse.recording import mean, median
+from paralab.analyse.metrics import IN_PROCESS, transfers_and_waits
+from paralab.analyse.recording import mean, median, seconds_between
 from paralab.analyse.time_intervals import length
 from paralab.machine.host import Machine
 from paralab.plan.plan import Plan, RankPlan
-from paralab.record.events import COLLECTIVES, DeviceLoad, Event, Load, Memory, Span, Start, Step
+from paralab.record.events import (
+    DeviceLoad,
+    End,
+    Error,
+    Event,
+    Load,
+    Memory,
+    Resume,
+    Span,
+    Start,
+    Step,
+)
 from paralab.record.folder import RunFolder
-from paralab.record.reader import Tail
+from paralab.record.reader import Tail, parse
 
 RECENT_STEPS = 20
 WORK = ("forward", "backward")
@@ -47,7 +59,9 @@ class RankProgress:
     threads_per_device: int
     machine: Machine
     started: Start | None = None
-    losses: list[float] = field(default_factory=list)  # this rank's part of each loss
+    error: Error | None = None
+    ended: End | None = None
+    losses: dict[int, float] = field(default_factory=dict)  # step -> this rank's part of its loss
     samples: int = 0
     load: Load | None = None
     _memory: dict[str, Memory] = field(default_factory=dict)
@@ -70,10 +84,26 @@ class RankProgress:
         elif isinstance(event, Step):
             self._recent.append((event, self._details))
             self._details = []
-            self.losses.append(event.loss)
+            self.losses[event.step] = event.loss
             self.samples += event.samples
         elif isinstance(event, Span):
             self._details.append(event)
+        elif isinstance(event, Error):
+            self.error = event
+        elif isinstance(event, End):
+            self.ended = event
+
+    def begin_attempt(self) -> None:
+        """Forget the failed attempt's end and its recent steps. Its losses stay until a later
+        attempt repeats their steps."""
+        self.started = self.error = self.ended = None
+        self._recent.clear()
+        self._details = []
+
+    @property
+    def recent_events(self) -> list[Event]:
+        """The last `RECENT_STEPS` steps with their details."""
+        return [event for step, details in self._recent for event in (*details, step)]
 
     @property
     def step_seconds(self) -> float | None:
@@ -91,9 +121,13 @@ class RankProgress:
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
     @property
-    def communication_share(self) -> float | None:
-        """The share of a step with a running collective, even if backward hides it."""
-        return self._share_of_steps(COLLECTIVES)
+    def recent(self) -> dict[int, tuple[Step, list[Span]]]:
+        """The last steps with details, by number."""
+        return {
+            step.step: (step, details)
+            for step, details in self._recent
+            if any(span.event != "data" for span in details)
+        }
 
     def load_of(self, device: str) -> Share | None:
         """Return the reported load, or else the share of a step spent in passes."""
@@ -144,9 +178,7 @@ class RankProgress:
     def _share_of_steps(self, names: Iterable[str], device: str | None = None) -> float | None:
         """Return the share of time that these spans cover, in steps with details."""
         detailed = [
-            (step.seconds, _cover(details, names, device))
-            for step, details in self._recent
-            if any(span.event != "data" for span in details)
+            (step.seconds, _cover(details, names, device)) for step, details in self.recent.values()
         ]
         total = sum(seconds for seconds, _ in detailed)
         return sum(covered for _, covered in detailed) / total if total else None
@@ -160,7 +192,7 @@ def _cover(spans: list[Span], names: Iterable[str], device: str | None = None) -
 
 
 class Follower:
-    """The progress of all ranks in a run, as far as they have written events."""
+    """The progress of all ranks in a run, according to the events they have written so far."""
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
@@ -168,25 +200,83 @@ class Follower:
         self.ranks = [
             RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
         ]
-        self.losses: list[float] = []  # one per step that all ranks have finished
-        self._tails = [Tail(folder.events / f"rank{rank.rank}.jsonl") for rank in plan.ranks]
+        self.loss_of: dict[int, float] = {}  # step -> loss, for the steps that all ranks finished
+        self.seconds_of: dict[int, float] = {}  # from the first rank's start to the last one's end
+        self.attempt = 0
+        self.events_read = 0
+        self._bounds: dict[int, tuple[float, float]] = {}  # of the steps that some ranks finished
+        self._events = folder.events
+        self._tails = self._open()
         self._first_start, self._last_end = float("inf"), 0.0
+
+    def _open(self) -> list[Tail[Event]]:
+        """Open the event files of the current attempt."""
+        attempt = f".{self.attempt}" if self.attempt else ""
+        files = [f"rank{rank.plan.rank}{attempt}.jsonl" for rank in self.ranks]
+        return [Tail(self._events / file, parse) for file in files]
 
     def poll(self) -> list[Start]:
         """Read the new events, and return the `start` events among them."""
+        started = self._read()
+        while any(self._events.glob(f"rank*.{self.attempt + 1}.jsonl")):  # the run was restarted
+            self.attempt += 1
+            self._tails = self._open()
+            self._bounds.clear()
+            for rank in self.ranks:
+                rank.begin_attempt()
+            started += self._read()
+        return started
+
+    def _read(self) -> list[Start]:
         started = []
         for tail, rank in zip(self._tails, self.ranks, strict=True):
             for event in tail.new():
+                self.events_read += 1
+                if isinstance(event, Resume | Step):
+                    self._forget_from(event.step, rank)
                 rank.take(event)
                 if isinstance(event, Start):
                     started.append(event)
                 elif isinstance(event, Step):
-                    self._first_start = min(self._first_start, event.start)
-                    self._last_end = max(self._last_end, event.end)
-        done = min(len(rank.losses) for rank in self.ranks)
-        for step in range(len(self.losses), done):
-            self.losses.append(sum(rank.losses[step] for rank in self.ranks))
+                    self._add(event)
         return started
+
+    def _add(self, step: Step) -> None:
+        """Add a rank's step. If all ranks have finished it, also add its loss and time."""
+        self._first_start = min(self._first_start, step.start)
+        self._last_end = max(self._last_end, step.end)
+        start, end = self._bounds.get(step.step, step.interval)
+        self._bounds[step.step] = min(start, step.start), max(end, step.end)
+        if all(step.step in rank.losses for rank in self.ranks):
+            start, end = self._bounds.pop(step.step)
+            self.loss_of[step.step] = sum(rank.losses[step.step] for rank in self.ranks)
+            self.seconds_of[step.step] = end - start
+
+    def _forget_from(self, step: int, rank: RankProgress) -> None:
+        """Forget the steps that a restarted rank repeats."""
+        for steps in (rank.losses, self.loss_of, self.seconds_of):
+            while steps and next(reversed(steps)) >= step:
+                steps.popitem()
+
+    @property
+    def losses(self) -> list[float]:
+        return list(self.loss_of.values())
+
+    def communication_share(self, rank: int) -> float | None:
+        """Return the share of a step in which this rank's buckets are transferred, as in the
+        summary. A rank that waits for a slower one does not communicate."""
+        recents = [each.recent for each in self.ranks]
+        moved, lengths = [], []
+        for number in set.intersection(*(set(recent) for recent in recents)):
+            steps = [recent[number] for recent in recents]
+            lengths.append(seconds_between([[step for step, _ in steps]]))
+            if self.plan.strategy == "dp":
+                moved.append(_cover(steps[rank][1], IN_PROCESS))
+            else:
+                transfers, _ = transfers_and_waits([spans for _, spans in steps], rank)
+                moved.append(length(transfers))
+        total = median(lengths)
+        return (median(moved) or 0.0) / total if total else None
 
     @property
     def all_started(self) -> bool:
@@ -194,13 +284,15 @@ class Follower:
 
     @property
     def done(self) -> int:
-        return len(self.losses)
+        """The number of finished steps, including steps before the run was resumed."""
+        return next(reversed(self.loss_of), -1) + 1
 
     @property
     def samples_per_second(self) -> float | None:
-        if not self.done:
+        if not self.loss_of:
             return None
-        return self.done * self.plan.batch_size / (self._last_end - self._first_start)
+        seconds = self._last_end - self._first_start
+        return len(self.loss_of) * self.plan.batch_size / seconds
 
     @property
     def seconds_left(self) -> float | None:

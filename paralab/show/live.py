@@ -86,7 +86,7 @@ def _table(follower: Follower, width: int) -> Table:
         ways = {each.measure for each in measured if each}
         titles.append(ways.pop() if len(ways) == 1 else name)
     several = len(follower.ranks) > 1
-    own = {rank.plan.rank: _of_rank(rank, width, several) for rank in follower.ranks}
+    own = {rank.plan.rank: _of_rank(follower, rank, width, several) for rank in follower.ranks}
     names = list(own[0])
     table = plain_table("rank", "device", *titles, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
@@ -99,9 +99,12 @@ def _table(follower: Follower, width: int) -> Table:
     return table
 
 
-def _of_rank(rank: RankProgress, width: int, with_communication: bool) -> dict[str, str]:
+def _of_rank(
+    follower: Follower, rank: RankProgress, width: int, with_communication: bool
+) -> dict[str, str]:
     """Return the text in each column for numbers that belong to the process, not to a device."""
-    step, share, data = rank.step_seconds, rank.communication_share, rank.data_seconds
+    step, data = rank.step_seconds, rank.data_seconds
+    share = follower.communication_share(rank.plan.rank)
     numbers = {"step": UNKNOWN if step is None else seconds(step)}
     if with_communication:
         name = "communication" if width >= WIDE else "comm."

@@ -7,7 +7,8 @@ contains no HTML and no links, and each text stays on one line.
 
 import re
 
-from paralab.analyse.blocks import Answer, Document, Table
+from paralab.analyse.blocks import Answer, Document, Shares, Table
+from paralab.show.chart_shares import as_table
 from paralab.show.page import cell_words, numeric_columns
 from paralab.show.visible import visible
 
@@ -20,7 +21,8 @@ def as_markdown(document: Document) -> str:
     lines = [f"# {safe(document.title)}", "", safe(document.subtitle), ""]
     lines += [f"- **{safe(finding.kind)}**: {safe(finding.text)}" for finding in document.findings]
     for section in document.sections:
-        blocks = [block for block in section.blocks if isinstance(block, Table | Answer)]
+        shown = (as_table(b) if isinstance(b, Shares) else b for b in section.blocks)
+        blocks = [block for block in shown if isinstance(block, Table | Answer)]
         if not blocks:
             continue
         lines += ["", f"## {safe(section.title)}", ""] + (

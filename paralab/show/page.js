@@ -22,27 +22,35 @@
   }
   function blockOf(element) {
     const [section, block] = element.closest(".block").querySelector(".json").dataset.path.split(".");
-    return data.sections[section].blocks[block];
+    return [...data.sections, ...(data.explore ?? [])][section].blocks[block];
   }
 
   // Format numbers like paralab/units.py; a test compares the two.
+  // Python rounds 31.25 to 31.2, an even digit; toFixed rounds it up.
+  function even(text, longer) {
+    const rest = longer.slice(text.length), last = Number(longer.slice(0, text.length).match(/\d(?=\D*$)/));
+    return /^\.?50*$/.test(rest) && last % 2 === 0 ? longer.slice(0, text.length) : text;
+  }
+  const fixed = (value, digits) => even(value.toFixed(digits), value.toFixed(digits + 40));
   function short(value, digits) {  // Python's %g
-    const [head, power] = value.toExponential(digits - 1).split("e").map(Number);
-    if (power >= -4 && power < digits) return String(Number(value.toPrecision(digits)));
+    const [exact, exponent] = value.toExponential(digits + 40).split("e");
+    const [rounded, place] = value.toExponential(digits - 1).split("e");
+    const head = Number(exponent === place ? even(rounded, exact) : rounded), power = Number(place);
+    if (power >= -4 && power < digits) return String(Number(`${head}e${power}`));
     return `${head}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
   }
-  const grouped = (value) => value.toFixed(0).replace(/\B(?=(\d{3})+$)/g, ",");
+  const grouped = (value) => fixed(value, 0).replace(/\B(?=(\d{3})+$)/g, ",");
   function seconds(value) {
     for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]]) {
       const shown = value * factor;
-      if (shown >= 1 || unit === "µs") return `${shown < 100 ? short(shown, 3) : shown.toFixed(0)} ${unit}`;
+      if (shown >= 1 || unit === "µs") return `${shown < 100 ? short(shown, 3) : fixed(shown, 0)} ${unit}`;
     }
   }
   function size(value) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let power = 0;
     while (value >= 1024 && power < 4) { value /= 1024; power += 1; }
-    return `${value.toFixed(power ? 1 : 0)} ${units[power]}`;
+    return `${fixed(value, power ? 1 : 0)} ${units[power]}`;
   }
   function measure(value, unit) {
     if (value === null || value === undefined) return "not measured";
@@ -50,7 +58,8 @@
     if (unit === "bytes") return size(value);
     if (unit === "share") return `${short(value * 100, 3)} %`;
     const shown = Math.abs(value) >= 1e4 ? grouped(value) : short(value, 4);
-    return unit === "number" ? shown : `${shown} ${unit}`;
+    if (unit === "number" || unit === "×") return shown + unit.replace("number", "");
+    return `${shown} ${shown === "1" ? unit.replace(/s$/, "") : unit}`;
   }
   function words(name, value) {
     const unit = { seconds: "seconds", bytes: "bytes", share: "share" }[name.split("_").pop()];
@@ -362,4 +371,5 @@
   disclosures();
   all(".curves svg[data-plot]").forEach(curves);
   all(".timeline").forEach(timeline);
+  window.paralab = { all, blockOf, draw, measure };
 })();

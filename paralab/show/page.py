@@ -1,5 +1,5 @@
 """Render the page: one self-contained HTML file. It opens from a disk, an email, or a web server,
-and needs no network.
+without network access.
 
 The page contains one copy of the document's JSON, and the script shows parts of it on demand.
 Tables, answers, and charts are rendered here, so they work without scripts, on paper, and in the
@@ -20,10 +20,13 @@ from paralab.analyse import blocks
 from paralab.analyse.blocks import Block, Cell, Document, Table
 from paralab.errors import ParalabError
 from paralab.show.chart_bars import draw_bars, draw_distribution
+from paralab.show.chart_explore import draw_start, explore_legend
 from paralab.show.chart_lines import draw_lines, lines_legend
 from paralab.show.chart_schedule import draw_schedule, schedule_legend
+from paralab.show.chart_shares import draw_shares, shares_legend
 from paralab.show.chart_split import draw_split
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
+from paralab.show.explore import control_words, start_of
 from paralab.show.open_folder import document_of
 from paralab.show.palette import LEGEND, STRIPES
 from paralab.show.svg import NARROW, WIDE
@@ -34,8 +37,10 @@ Draw = Callable[[Any, str, int], str]
 DRAW: dict[type[Block], tuple[Draw, Callable[[Any], str]]] = {  # the chart and its legend
     blocks.Bars: (draw_bars, lambda block: ""),
     blocks.Distribution: (draw_distribution, lambda block: ""),
+    blocks.Explorable: (draw_start, explore_legend),
     blocks.Lines: (draw_lines, lines_legend),
     blocks.Schedule: (draw_schedule, schedule_legend),
+    blocks.Shares: (draw_shares, shares_legend),
     blocks.Split: (draw_split, lambda block: ""),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
@@ -59,6 +64,11 @@ def render(document: Document) -> str:
         data=Markup(embedded(document.to_dict())),
         kind=lambda block: type(block).__name__.lower(),
         draw=draw,
+        start=start_of,
+        control_words=control_words,
+        explores=any(
+            isinstance(b, blocks.Explorable) for s in document.page_sections for b in s.blocks
+        ),
         textures={kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()},
     )
     return visible(page)

@@ -26,6 +26,13 @@ LEGEND = {
     "reduce": ("reduce", "fall"),
     "wait": ("waiting", "dots"),
     "other": ("other", "plain"),
+    "skew": ("skew: ranks start and end at different times", "across"),
+    "compute": ("compute", "plain"),
+    "parameters": ("parameters", "plain"),
+    "gradients": ("gradients", "slope"),
+    "activations": ("activations", "across"),
+    "samples": ("samples", "plain"),
+    "difference": ("difference between ideal and measured", "hatch"),
     "exposed": ("exposed communication", "hatch"),
     "bubble": ("bubble: the stage is idle", "hatch"),
 }

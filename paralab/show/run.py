@@ -25,7 +25,7 @@ def print_sentence(plan: Plan, workload: str) -> None:
     for remark in plan.remarks:
         say(f"[yellow]note:[/] {escape(remark)}")
     for difference in plan.differences if plan.strategy != "single" else ():
-        say(f"[yellow]may differ from one device:[/] {escape(difference)}")
+        say(f"[yellow]may differ from a single device:[/] {escape(difference)}")
 
 
 def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
@@ -100,7 +100,7 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
         yield f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}"
     if collectives := collectives_per_step(result):
         total = f"{size(result.bytes_per_step)} in total, per rank and optimizer step"
-        yield "synchronization", f"{collectives}, {total}"
+        yield "synchronization", f"{collectives}, {total}, over {result.backend}"
     else:
         one = "replica" if result.grid.replicas == 1 and len(result.ranks) > 1 else "process"
         yield "synchronization", f"no all-reduce: one {one}"

@@ -103,10 +103,11 @@ class Lines:
     def _ranks(self) -> str:
         found = ""
         for rank in self.follower.ranks:
-            known = {"load": rank.mean_load, "communication": rank.communication_share}
+            moved = self.follower.communication_share(rank.plan.rank)
+            known = {"load": rank.mean_load, "communication": moved}
             shares = [f"{name} {share:.0%}" for name, share in known.items() if share is not None]
             found += f"  rank {rank.plan.rank}: {', '.join(shares) or 'not measured'}"
         return found
 
     def stop(self) -> None:
-        """Do nothing, because printed lines need no cleanup."""
+        """Do nothing, because printed lines do not need cleanup."""

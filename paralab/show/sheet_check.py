@@ -24,7 +24,7 @@ def print_grade(grade: Grade) -> None:
         rows.append((str(part), f"{earned} of {possible}", *counts))
     print_table(("part", "points", *COLORS), rows, right=("points",))
     earned, possible = grade.points()
-    human = plural(grade.count("not judged"), "entry").replace("entrys", "entries")
+    human = plural(grade.count("not judged"), "entry")
     say(f"{earned} of {possible} points; {human} left for a human to grade.")
 
 

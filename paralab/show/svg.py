@@ -195,12 +195,20 @@ def tick_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.6g}"
 
 
-def bottom_axis(x: Axis, top: float, bottom: float, name: str = "") -> str:
-    """Draw grid lines, tick labels, and the axis name below a plot."""
+def bottom_axis(
+    x: Axis, top: float, bottom: float, name: str = "", width: float | None = None
+) -> str:
+    """Draw grid lines, tick labels, and the axis name below a plot. Labels stay inside `width`."""
+    labels = []
+    for tick, words in x.labels():
+        at, half = x(tick), width_of(words) / 2
+        if width is not None:
+            at = min(max(at, half), width - half)
+        labels.append(text(words, at, bottom + 18, "tick", "middle"))
     return element(
         "g",
         *(line("grid", x(tick), top, x(tick), bottom) for tick, _ in x.ticks),
-        *(text(words, x(tick), bottom + 18, "tick", "middle") for tick, words in x.labels()),
+        *labels,
         text(name, x.end_px, bottom + 36, "axis-name", "end") if name else "",
     )
 

@@ -45,7 +45,7 @@ def _reasons(result: VerifyResult) -> list[str]:
         for name, size in (each.excused or each).buffers.items():
             largest[name] = max(largest.get(name, 0.0), float("inf") if size is None else size)
     for name, size in largest.items():
-        found.append(f"buffer {name} differs by up to {size:.2g} from one device's")
+        found.append(f"buffer {name} differs from a single device's by up to {size:.2g}")
     steps = plural(result.steps, "step")
     for workload, names in result.state.items():
         found.append(

@@ -37,10 +37,9 @@ from paralab.record.victims import is_victim
 from paralab.record.writer import EventWriter
 from paralab.worker.clock import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
-from paralab.worker.loop import train
+from paralab.worker.loop import Extras, train
 from paralab.worker.parent_watch import obey_the_launcher
 from paralab.worker.rendezvous import join_group
-from paralab.worker.setup import Extras
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
@@ -139,6 +138,7 @@ def _train_one(
         unix_seconds=time.time(),
         torch=torch.__version__,
     )
+    _raised.clear()
     try:
         workload = _load(plan.workload)
         policy = CheckpointPolicy(**job["checkpoints"]) if job["checkpoints"] else None
@@ -147,7 +147,8 @@ def _train_one(
     except BaseException as error:
         try:
             trace = traceback.format_exc()
-            stopped = isinstance(error, Stopped)
+            # torch turns an exception in a callback into a RuntimeError, also `Stopped`.
+            stopped = isinstance(error, Stopped) or _raised.is_set()
             # The launcher stops the ranks one after another, so this rank may lose its connection
             # to a stopped rank before its own order arrives.
             if not stopped and is_victim(str(error), trace):
@@ -197,7 +198,8 @@ def _clean_up() -> None:
             torch.cuda.reset_peak_memory_stats(index)
 
 
-_stopping = threading.Event()
+_stopping = threading.Event()  # the launcher asked this rank to stop
+_raised = threading.Event()  # the main thread got `Stopped`
 
 
 def _stop() -> None:
@@ -211,6 +213,7 @@ def _raise_if_stopping() -> None:
     """Handle SIGTERM in the main thread. Ignore the signal unless the launcher sent it."""
     if _stopping.is_set():
         _stopping.clear()
+        _raised.set()
         raise Stopped
 
 

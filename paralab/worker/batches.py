@@ -6,6 +6,7 @@ global batch 64 ─► this rank's span ─► accumulation steps ─► micro-b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,13 +65,14 @@ class RankBatch:
             cuts = pieces(size, plan.accumulate, plan.micro_batches)
         else:  # an idle rank borrows samples because it must join the collectives
             cuts = [[(0, num_samples(samples))]]
-        self.micro_batches = [[take(samples, *cut) for cut in step] for step in cuts]
+        micro_batches = [[take(samples, *cut) for cut in step] for step in cuts]
 
         weigh = (context.workload.weight or num_samples) if size else lambda micro: 0.0
-        self.weights = [[float(weigh(micro)) for micro in step] for step in self.micro_batches]
-        self.total = torch.tensor(sum(map(sum, self.weights)), dtype=torch.float64)
-        if not context.rank.counts(plan.stages):
-            self.total.zero_()  # a replica's stages share its samples: count them once
+        self.weighted = [[(micro, float(weigh(micro))) for micro in step] for step in micro_batches]
+        total = sum(sum(weight for _, weight in step) for step in self.weighted)
+        # A replica's stages share its samples: count them once.
+        counted = total if context.rank.counts(plan.stages) else 0.0
+        self.total = torch.tensor(counted, dtype=torch.float64)
         self.sum: dist.Work | None = None
         if context.workload.weight is None:
             self.total.fill_(batch.size)
@@ -80,18 +82,12 @@ class RankBatch:
     def accumulation_steps(self) -> list[AccumulationStep]:
         if self.sum:
             self.sum.wait()
-        total = float(self.total)
-        return [
-            [
-                self._micro_batch(samples, weight / total if total else 0.0)
-                for samples, weight in zip(step, weights, strict=True)
-            ]
-            for step, weights in zip(self.micro_batches, self.weights, strict=True)
-        ]
+        total = float(self.total) or math.inf  # if the total weight is zero, every share is zero
+        return [[self._place(*micro, total) for micro in step] for step in self.weighted]
 
-    def _micro_batch(self, samples: Any, share: float) -> MicroBatch:
+    def _place(self, samples: Any, weight: float, total: float) -> MicroBatch:
+        """Move a micro-batch to the rank's first device."""
         context, device = self.context, self.context.rank.devices[0].torch
         moved = map_tensors(lambda t: t.to(device, non_blocking=True), samples)
         split = context.workload.unpack or unpack
-        inputs, targets = split(context.precision.cast_batch(moved))
-        return MicroBatch(inputs, targets, share)
+        return MicroBatch(*split(context.precision.cast_batch(moved)), weight / total)

@@ -7,9 +7,7 @@ error. See `paralab.worker.training_state` for the contents of a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.distributed._state_dict_utils import (  # DCP's own stagers use these
 )
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils.serialization import config as serialization_config
 
 from paralab.errors import ParalabError
 from paralab.record.checkpoints import (
@@ -31,6 +30,7 @@ from paralab.record.checkpoints import (
     write_manifest,
 )
 from paralab.record.metadata import read_metadata
+from paralab.units import plural
 from paralab.worker.groups import checkpoint_group
 from paralab.worker.inject import inject_fault
 from paralab.worker.probes import Probe
@@ -41,7 +41,7 @@ WRITERS = 4  # threads that write a checkpoint while a GPU trains
 
 
 class Saver:
-    """Writes one checkpoint at a time."""
+    """Writes checkpoints, one at a time, in a background thread."""
 
     def __init__(self, state: TrainingState, policy: CheckpointPolicy, probe: Probe) -> None:
         self.state, self.policy, self.probe = state, policy, probe
@@ -118,7 +118,10 @@ class Saver:
         # folder that can be loaded but mixes two steps.
         threads = WRITERS if state.plan.device == "cuda" else 1
         writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
-        with _without_crc():
+        # Do not compute torch's checksum, which takes as long as writing. The manifest has a better
+        # one.
+        config: Any = serialization_config
+        with config.patch({"save.compute_crc32": False}):
             save(self._copy, storage_writer=writer, process_group=group, no_dist=group is None)
 
         inject_fault("save", state.rank, step, state.model)
@@ -143,7 +146,9 @@ class Saver:
             if not name.startswith("model.") or not values.is_floating_point():
                 continue
             if not bool(torch.isfinite(values).all()):
-                problem = f"{name.removeprefix('model.')} is not finite after {step} steps."
+                problem = (
+                    f"{name.removeprefix('model.')} is not finite after {plural(step, 'step')}."
+                )
                 raise ParalabError(problem, fix="a lower learning rate")
 
 
@@ -158,15 +163,3 @@ def _require_files(folder: Path) -> None:
             "not on a file system that both nodes share.",
             fix="--checkpoint DIR on a file system that all nodes share",
         )
-
-
-@contextmanager
-def _without_crc() -> Iterator[None]:
-    """Turn off torch's checksum, which takes as long as writing. The manifest has a better
-    checksum. The setting applies to the entire process, so restore it."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)

@@ -63,7 +63,10 @@ class Clock:
             event = self._free[index].pop()
         except IndexError:
             event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream(index))
+        key = index, torch._C._cuda_getCurrentRawStream(index)
+        if key not in self._streams:
+            self._streams[key] = torch.cuda.current_stream(index)
+        event.record(self._streams[key])
         return event
 
     def is_past(self, mark: Mark) -> bool:
@@ -86,12 +89,6 @@ class Clock:
         for mark in marks:
             if not isinstance(mark, float) and mark is not self._bases[mark.device.index][0]:
                 self._free[mark.device.index].append(mark)
-
-    def _stream(self, index: int) -> torch.cuda.Stream:
-        key = index, torch._C._cuda_getCurrentRawStream(index)
-        if key not in self._streams:
-            self._streams[key] = torch.cuda.current_stream(index)
-        return self._streams[key]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 A collective does not check what its data means. If rank 0 gathers expert 1 while rank 1 gathers
 expert 2, each rank gets half of both experts and keeps training without an error. So each rank
-tracks the order of its collectives. A step with the same order as the previous step needs no check.
-In the first step, and as soon as the order changes, each rank compares its next collective with the
-other ranks. If no rank answers, only the rank that asked has changed its order.
+tracks the order of its collectives. A step with the same order as the previous step does not need a
+check. In the first step, and as soon as the order changes, each rank compares its next collective
+with the other ranks. If no rank answers, only the rank that asked has changed its order.
 
     step 0   checked      gather a, gather b, reduce b, reduce a      all ranks agree
     step 1   same order   no check needed

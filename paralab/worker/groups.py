@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.plan.plan import Plan
 
@@ -33,6 +32,8 @@ def make_groups(plan: Plan, saves: bool) -> None:
     elif plan.schedule:
         keys += [_key(plan, "pipeline", replica) for replica in range(plan.rank_replicas)]
         keys += [_key(plan, "replicas", stage) for stage in range(plan.stages)]
+    if plan.backend == "local":
+        import paralab.collectives  # noqa: F401  registers the backend
     for key in keys if plan.backend else []:
         if key not in _groups:
             _groups[key] = dist.new_group(list(key[0]), PATIENCE, key[1])
@@ -60,16 +61,3 @@ def group_of(plan: Plan, purpose: Purpose = "all", number: int = 0) -> dist.Proc
 def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:
     """Return the group that writes checkpoints, or None in a single process."""
     return _groups.get(_key(plan, "checkpoint"))
-
-
-def mesh(plan: Plan, replica: int, stage: int) -> DeviceMesh:
-    """Return the device mesh of several pipelines, as seen by this replica and stage.
-    Micro-batches move along "stage", and gradients are summed along "replica".
-
-        replica 0    rank 0  rank 1     2 replicas with 2 stages each
-        replica 1    rank 2  rank 3
-    """
-    ranks = [list(_key(plan, "pipeline", number)[0]) for number in range(plan.rank_replicas)]
-    groups = [group_of(plan, "replicas", stage), group_of(plan, "pipeline", replica)]
-    names = ("replica", "stage")
-    return DeviceMesh.from_group(groups, plan.device, mesh=ranks, mesh_dim_names=names)

@@ -85,14 +85,17 @@ def inspect_machine() -> Machine:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         gpus=tuple(Gpu(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)) for gpu in gpus),
-        backends=tuple(name for name in known if dist.is_backend_available(name)),
+        backends=(
+            *(name for name in known if dist.is_backend_available(name)),
+            *(("local",) if known and sys.platform == "linux" else ()),
+        ),
         no_gpu_reason=reason,
     )
 
 
 def inspect_workload(inspection: Inspection) -> Summary:
     """Build the workload, run it briefly on a few samples, and return what a plan needs to know."""
-    _keep_the_compiler_out()
+    _skip_compiler_import()
     workload = load_workload(inspection.workload)
     gc.freeze()
     gc.enable()
@@ -111,8 +114,15 @@ def inspect_workload(inspection: Inspection) -> Summary:
     device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
     model = model.to(device).train()
 
+    with running("data"):
+        size = dataset_samples(workload)
+    if size == 0:
+        raise UsageError(f"The data of {workload.name} has no samples.", fix="at least one sample")
+
     def load(samples: int) -> Any:
-        return map_tensors(lambda t: t.to(device), _load_batch(workload, samples))
+        first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
+        _, batch = next(rank_batches(workload, [first], samples=size))
+        return map_tensors(lambda t: t.to(device), batch)
 
     with running("data"):
         batch = load(inspection.samples or workload.batch_size)
@@ -131,7 +141,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.units:
         inputs, _ = (workload.unpack or unpack)(take(batch, 0, 2))
         details |= {"units": find_units(model, inputs), "whole_tensors": mixes_rows(workload)}
-    if inspection.verify:  # this is last because it changes the model's dtype
+    if inspection.verify:  # do this last, because it changes the model's dtype
         with running("A trial step"):
             problem = find_split_problem(workload, model, batch, trial.controls)
         details["split_problem"] = problem
@@ -140,7 +150,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
         name=workload.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         parameter_bytes=parameter_bytes,
-        samples=dataset_samples(workload),
+        samples=size,
         batch_size=workload.batch_size,
         data_path=workload.data_path,
         weighted=workload.weight is not None,
@@ -182,29 +192,20 @@ def _build_model(workload: Workload) -> nn.Module:
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         raise UsageError(
             f"The model of {workload.name} has lazy modules, whose parameters do not exist until "
-            "the first forward.",
+            "the first forward pass.",
             fix="call the model once on a sample inside model(), and return it",
         )
     return model
 
 
-def _keep_the_compiler_out() -> None:
-    """Prevent torch from importing its compiler. Optimizers and the FLOP counter import it only to
-    mark functions that must not be compiled, which takes a second. Nothing is compiled here. If
-    another torch version imports it differently, an inspection takes a second longer."""
+def _skip_compiler_import() -> None:
+    """Prevent torch from importing its compiler, which takes a second. Optimizers and the FLOP
+    counter import it only to mark functions that must not be compiled, and nothing is compiled
+    here. If this fails in another torch version, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
         if function := getattr(method, "__wrapped__", None):
             setattr(function, "__dynamo_disable", function)
-
-
-def _load_batch(workload: Workload, samples: int) -> Any:
-    size = dataset_samples(workload)
-    if size == 0:
-        raise UsageError(f"The data of {workload.name} has no samples.", fix="at least one sample")
-    first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
-    _, batch = next(rank_batches(workload, [first], samples=size))
-    return batch
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from paralab.plan.plan import Plan
+from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.batches import count_samples, load_batches
@@ -16,15 +19,25 @@ from paralab.worker.notes import note_gradients, note_memory
 from paralab.worker.optimizer import make_optimizer
 from paralab.worker.profile import profile_steps
 from paralab.worker.progress import TrainingProgress
-from paralab.worker.rank_context import RankContext, Strategy
-from paralab.worker.setup import Extras, load_example, set_up_rank
+from paralab.worker.rank_context import RankContext, Strategy, set_up_rank
 from paralab.worker.strategies.table import make_strategy
-from paralab.worker.verify import TrainingTrace, compare
+from paralab.worker.verify import TrainingTrace, compare, load_example
 from paralab.workload.randomness import seed_everything
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
 MEMORY_EVERY = 10  # steps
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Files that a run reads and writes besides its events."""
+
+    save_weights: Path | None = None
+    save_reference: Path | None = None
+    compare_with: Path | None = None
+    profile: Path | None = None
+    policy: CheckpointPolicy | None = None
 
 
 def train(

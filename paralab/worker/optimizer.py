@@ -87,7 +87,7 @@ def mixes_parameters(workload: Workload) -> bool:
 def _trains_differently(
     workload: Workload, train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Return whether `train` gives a different result than training the full matrix, with small,
+    """Return whether `train` gives a different result from training the full matrix, with small,
     medium, or large gradients. Return False if the optimizer cannot step."""
     torch.manual_seed(0)
     start, slope = torch.randn(8, 8), torch.randn(8, 8)

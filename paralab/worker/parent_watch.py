@@ -17,7 +17,7 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """Exit when stdin closes. Each byte from stdin is an order for a background thread."""
+    """Exit when stdin closes. Until then, a thread carries out each byte from stdin as an order."""
 
     def listen() -> None:
         while order := os.read(0, 1):
@@ -35,6 +35,5 @@ def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
     The background thread cannot run while another thread holds the GIL. Python's fault handler does
     not need the GIL, so it writes the stacks to `dump`.txt on SIGUSR2.
     """
-    if hasattr(signal, "SIGUSR2"):
-        faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
+    faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
     end_with_the_parent({QUESTION: lambda: dump_stacks(dump), STOP: stop})

@@ -39,7 +39,7 @@ class Precision:
     def cast_model(self, model: nn.Module) -> nn.Module:
         if self.name != "fp64":
             return model
-        # Tensors that the forward creates must match the parameters.
+        # Tensors that forward() creates must match the parameters.
         torch.set_default_dtype(torch.float64)
         return model.double()
 

@@ -33,7 +33,8 @@ Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number on its way from a device. It has arrived once the device passes the mark."""
+    """A number that is being copied from a device. It has arrived once the device passes the
+    mark."""
 
     number: torch.Tensor
     mark: Mark
@@ -51,7 +52,7 @@ class Probe:
     """Collects one rank's notes. Several threads may add notes, because list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
-        self.detail_every = detail_every  # for the first DETAILED_STEPS steps
+        self.detail_every = detail_every  # in the first DETAILED_STEPS steps
         self.clock = clock
         self.writer = writer
         self.step = -1

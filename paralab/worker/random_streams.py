@@ -22,7 +22,6 @@ import torch
 from paralab.workload.hooks import Intercepting, draws
 
 _swapping = threading.Lock()
-_active = threading.local()  # .swap: what this thread draws from
 
 
 class RandomStreams:
@@ -45,13 +44,15 @@ class RandomStreams:
     @contextmanager
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
         """In this block and thread, draw from the stream of device `current()`."""
-        _follow_streams()
-        before, _active.swap = getattr(_active, "swap", None), (self, current)
+        # torch.utils.checkpoint saves and restores the generator's state through these functions.
+        torch.get_rng_state = torch.random.get_rng_state = _get
+        torch.set_rng_state = torch.random.set_rng_state = _set
+        before, _thread.streams, _thread.current = (_thread.streams, _thread.current), self, current
         try:
             with Intercepting(partial(self._swap_in, current)):
                 yield
         finally:
-            _active.swap = before
+            _thread.streams, _thread.current = before
 
     def _swap_in(
         self, current: Callable[[], int], func: Any, args: Any, kwargs: dict[str, Any]
@@ -70,30 +71,25 @@ class RandomStreams:
                 self.generator.set_state(before)
 
 
+class _Thread(threading.local):
+    """The streams that this thread draws from, and the number of its current stream."""
+
+    streams: RandomStreams | None = None
+    current: Callable[[], int] = int
+
+
+_thread = _Thread()
 _get_global, _set_global = torch.get_rng_state, torch.set_rng_state
 
 
-def _find_stream() -> tuple[list[torch.Tensor], int] | None:
-    """Return the states and the number of this thread's stream, if it replaces the CPU generator."""
-    swap: tuple[RandomStreams, Callable[[], int]] | None = getattr(_active, "swap", None)
-    if swap is None or swap[0].generator is not torch.default_generator:
-        return None
-    return swap[0].states, swap[1]()
-
-
 def _get() -> torch.Tensor:
-    stream = _find_stream()
-    return stream[0][stream[1]] if stream else _get_global()
+    if _thread.streams and _thread.streams.generator is torch.default_generator:
+        return _thread.streams.states[_thread.current()]
+    return _get_global()
 
 
 def _set(new_state: torch.Tensor) -> None:
-    if stream := _find_stream():
-        stream[0][stream[1]] = new_state
+    if _thread.streams and _thread.streams.generator is torch.default_generator:
+        _thread.streams.states[_thread.current()] = new_state
     else:
         _set_global(new_state)
-
-
-def _follow_streams() -> None:
-    """Make torch.get_rng_state, which torch.utils.checkpoint calls, follow the streams."""
-    torch.get_rng_state = torch.random.get_rng_state = _get
-    torch.set_rng_state = torch.random.set_rng_state = _set

@@ -5,19 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from paralab.plan.plan import Plan, RankPlan
+from paralab.record.writer import EventWriter
+from paralab.worker.clock import Clock
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe, SplitNotes
+from paralab.worker.probes import Probe, SplitNotes, sampled
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, tensors
+from paralab.workload.randomness import seed_everything
+from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.workload import Workload
 
 
@@ -61,6 +65,51 @@ class RankContext:
             outputs = [t.flatten() for t in tensors(output) if t.is_floating_point()]
             return torch.stack([t[:0].sum() for t in outputs]).sum()
         return self.workload.loss(output, micro.targets) * micro.share
+
+
+def set_up_rank(
+    workload: Workload, plan: Plan, rank_number: int, writer: EventWriter, origin: float
+) -> tuple[RankContext, nn.Module]:
+    """Build this rank's model and context. All ranks use the same seed, so their models match."""
+    rank = plan.ranks[rank_number]
+    devices = [device.torch for device in rank.devices]
+    on_gpu = plan.device == "cuda"
+    torch.set_num_threads(plan.threads_per_device)
+    if on_gpu:
+        torch.cuda.set_device(devices[0])
+
+    seed_everything(plan.seed)
+    precision = Precision(plan)
+    model = precision.cast_model(workload.model()).train()
+    if "random" in plan.control:
+        workload = replace(workload, loss=seeded_loss(workload.loss))
+
+    # Each stage records marks for each micro-batch, and each mark delays the CPU thread that
+    # launches GPU kernels.
+    many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
+    clock = Clock(origin, devices if on_gpu else ())
+    probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
+    context = RankContext(
+        plan,
+        rank,
+        workload,
+        precision,
+        probe,
+        ActivationMeter(model.parameters(), enabled=plan.device == "cpu"),
+        SplitNotes([device.name for device in rank.devices], probe),
+        _make_streams(plan, rank_number),
+    )
+    return context, model
+
+
+def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
+    """Create random streams if several virtual devices or replicas share a generator."""
+    names = [device.torch for device in plan.ranks[rank_number].devices]
+    threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
+    shared = len(set(names)) < len(names)
+    if not plan.draws or not threaded or not shared:
+        return None
+    return RandomStreams(len(names), plan.seed + 1 + rank_number, torch.device(names[0]).index)
 
 
 class Strategy(ABC):

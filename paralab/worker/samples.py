@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch, Span
-from paralab.workload.batch import map_tensors, num_samples, take, tensors
+from paralab.units import plural
+from paralab.workload.batch import map_tensors, num_samples, pick, take, tensors
 from paralab.workload.randomness import seed_everything, seeded
 from paralab.workload.workload import Workload
 
@@ -76,8 +76,8 @@ def rank_batches(
     plan = list(batches)
     indices = _choose_samples(plan, samples, seed, wanted)
     if _in_memory(workload.data):
-        for batch, index in zip(plan, indices, strict=True):
-            yield batch, _pin(map_tensors(itemgetter(index), workload.data), pin_memory)
+        for batch, rows in zip(plan, pick(workload.data, indices), strict=True):
+            yield batch, _pin(rows, pin_memory)
         return
 
     dataset = cast("Dataset[Any]", workload.data)
@@ -107,7 +107,7 @@ def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:
         whole = get_batch(batch.size)
     if (size := num_samples(whole)) != batch.size:
         raise UsageError(
-            f"get_batch({batch.size}) of workload {workload.name} returned {size} samples.",
+            f"get_batch({batch.size}) of workload {workload.name} returned {plural(size, 'sample')}.",
             fix="return n samples from get_batch(n)",
         )
     return whole
@@ -164,8 +164,7 @@ def _identity(batch: Any) -> Any:
 def _ignore_sigterm(worker: int) -> None:
     """Ignore SIGTERM in a DataLoader worker. A SIGTERM to the entire job must not kill the worker
     while its rank finishes a step and saves. The worker exits with its rank."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _position(batch: GlobalBatch) -> int:

@@ -1,4 +1,4 @@
-"""Run one pipeline stage in its own process, with the user's forward unchanged.
+"""Run one pipeline stage in its own process, without changing the user's forward().
 
 The process calls the entire model. Modules before the stage run on meta tensors, which have only
 shapes (`paralab.worker.stage_shapes`). At the start of the stage, the tensors that the previous
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,17 +38,13 @@ class _Cut(BaseException):
         self.values = values
 
 
-class _Enter(torch.autograd.Function):
-    """Copies a received tensor to the stage's device. The model may change the copy in place."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        ctx.came_from = value.device
-        return value.to(device, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return grad.contiguous().to(ctx.came_from), None  # only contiguous tensors can be sent
+def _receive(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a received tensor to the stage's device. The model may change the copy in place."""
+    if not value.requires_grad:
+        return value.to(device)
+    received = value.to(device, copy=True)
+    received.register_hook(torch.Tensor.contiguous)  # only a contiguous gradient can be sent
+    return received
 
 
 class _Run(ShapeMode):
@@ -64,13 +61,12 @@ class _Run(ShapeMode):
 
     def begin(self, args: Any, kwargs: Any) -> Any:
         """Begin the stage: replace the call's arguments with the received tensors."""
-        stage, device, self.begun = self.stage, self.stage.device, True
+        stage, self.begun = self.stage, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
             f"expected {len(empty)} tensors, but received {len(self.received)}"
         )
-        enter: Any = _Enter.apply
-        entered = [enter(t, device) if t.requires_grad else t.to(device) for t in self.received]
+        entered = [_receive(tensor, self.stage.device) for tensor in self.received]
         for tensor, value in zip(empty, entered, strict=True):
             self.know(tensor, value)
         if stage.leaves_mode.get(stage.shapes):
@@ -147,46 +143,39 @@ class StageModule(nn.Module):
         for start in (self.number, self.number + 1):
             if 0 < start < len(stages):
                 modules[self.starts[start]].register_forward_pre_hook(
-                    self._at_start_of(start), with_kwargs=True, prepend=True
+                    partial(self._at_start_of, start), with_kwargs=True, prepend=True
                 )
         for other, stage in enumerate(stages):
             for name in stage.modules if other != self.number else ():
                 if next(modules[name].parameters(recurse=False), None) is not None:
-                    modules[name].register_forward_pre_hook(self._refuse(name, other))
+                    modules[name].register_forward_pre_hook(partial(self._refuse, name, other))
 
     def _is_before(self) -> bool:
         run = StageModule.active
         return run is not None and run.stage is self and not run.begun
 
-    def _at_start_of(self, start: int) -> Callable[..., Any]:
-        """Return the hook for the start of this stage or the next one."""
-
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            run = StageModule.active or self.trial
-            if run is None or run.stage is not self:
-                return None
-            if run.returning:
-                # Activation checkpointing calls the module again, with the original arguments.
-                return run.real((args, kwargs)) if start == self.number else None
-            if start == self.number and not run.begun:
-                return run.begin(args, kwargs)
-            if start == self.number + 1 and run.begun:
-                raise run.cut(args, kwargs)
+    def _at_start_of(self, start: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Begin the stage if `start` is this stage, and end it if `start` is the next one."""
+        run = StageModule.active or self.trial
+        if run is None or run.stage is not self:
             return None
+        if run.returning:
+            # Activation checkpointing calls the module again, with the original arguments.
+            return run.real((args, kwargs)) if start == self.number else None
+        if start == self.number and not run.begun:
+            return run.begin(args, kwargs)
+        if start == self.number + 1 and run.begun:
+            raise run.cut(args, kwargs)
+        return None
 
-        return hook
-
-    def _refuse(self, name: str, other: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            run = StageModule.active
-            if run is not None and run.stage is self and run.begun and not run.returning:
-                raise UsageError(
-                    f"The forward called {name!r} in stage {self.number} of the model, but "
-                    f"{name!r} belongs to stage {other}. The trial run took a different branch.",
-                    fix=FIX,
-                )
-
-        return hook
+    def _refuse(self, name: str, other: int, *_: Any) -> None:
+        run = StageModule.active
+        if run is not None and run.stage is self and run.begun and not run.returning:
+            raise UsageError(
+                f"The model called {name!r} in stage {self.number}, but {name!r} belongs to stage "
+                f"{other}. The trial run took a different branch.",
+                fix=FIX,
+            )
 
     def forward(self, *received: torch.Tensor) -> Any:
         run = _Run(self, self.inputs[self.micro_number], received)
@@ -235,9 +224,9 @@ class StageModule(nn.Module):
 
     def _not_called(self, number: int) -> UsageError:
         return UsageError(
-            f"The forward did not call {self.starts[number]!r} for this micro-batch, but stage "
-            f"{number} of the model begins there.",
-            fix=f"workload split_points that every forward calls, or {FIX}",
+            f"The model did not call {self.starts[number]!r} for this micro-batch, but stage "
+            f"{number} begins there.",
+            fix=f"workload split_points that every forward pass calls, or {FIX}",
         )
 
     def uses_missing(self, shape: tuple[int, ...]) -> UsageError:

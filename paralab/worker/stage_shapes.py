@@ -1,16 +1,17 @@
 """Run the part of the model before a stage on the meta device, and compute real values on demand.
 
-The user's forward runs as a whole, so Python also runs everything before the stage. This needs no
+The user's forward() runs as a whole, so Python also runs everything before the stage. This needs no
 memory and no arithmetic, because all operators run on meta tensors. Some values depend only on the
-inputs, not on parameters: a padding mask, or a branch `if x.any()`. They are computed when the
-model uses them, because each process has the inputs.
+inputs, not on parameters: a padding mask, or a branch `if x.any()`. Each process has the inputs, so
+it computes these values when the model uses them.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,7 +30,11 @@ class _Source:
     """The real value of a meta tensor, computed when it is needed."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
-        self.value = functools.cache(compute)
+        self.value = cache(compute)
+
+
+def _item(source: _Source, number: int) -> torch.Tensor:
+    return next(islice(tensors(source.value()), number, None))
 
 
 def _call(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
@@ -116,7 +121,10 @@ class ShapeMode(TorchFunctionMode):
             # The output shape depends on the values, as in nonzero().
             empty = map_tensors(lambda t: t.to("meta"), source.value())
         if source:
-            self._remember(source, args[0] if _changes_in_place(func) else empty)
+            results = args[0] if _changes_in_place(func) else empty
+            for number, tensor in enumerate(tensors(results)):
+                item = source if tensor is results else _Source(partial(_item, source, number))
+                self._sources[id(tensor)] = tensor, item
         return empty
 
     def _source_of(self, func: Any, args: Any, kwargs: Any) -> _Source | None:
@@ -133,15 +141,6 @@ class ShapeMode(TorchFunctionMode):
         args, kwargs = map_tensors(source_of, (args, kwargs))
         return None if unknown else _Source(lambda: _call(func, args, kwargs, self.device))
 
-    def _remember(self, source: _Source, empty: Any) -> None:
-        """Remember the source of each tensor that a call returned."""
-
-        def item(number: int) -> _Source:
-            return _Source(lambda: list(tensors(source.value()))[number])
-
-        for number, tensor in enumerate(tensors(empty)):
-            self._sources[id(tensor)] = (tensor, source if tensor is empty else item(number))
-
 
 class ShapeCache:
     """Caches the output shapes of submodules that run before a stage.
@@ -155,7 +154,7 @@ class ShapeCache:
         self.is_before = is_before
         self.shapes: Any = None  # of the current inputs
         self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # by shapes
-        self.calls: Counter[int] = Counter()  # in this forward, by module
+        self.calls: Counter[int] = Counter()  # in this forward pass, by module
         for name, module in model.named_modules():
             # Do not cache a submodule without parameters: its output may have a source.
             if name and next(module.parameters(), None) is not None:
@@ -166,7 +165,7 @@ class ShapeCache:
             if not self.is_before():
                 return forward(*args, **kwargs)
             self.calls[id(module)] += 1
-            # Include the argument shapes, which may change if the forward takes another branch.
+            # Include the argument shapes, which may change if the model takes another branch.
             key = id(module), self.calls[id(module)], shapes_of((args, kwargs))
             outputs = self.outputs.setdefault(self.shapes, {})
             if key not in outputs:

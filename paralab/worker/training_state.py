@@ -126,19 +126,17 @@ class TrainingState:
         """Create the tensors to load into. DCP reads only these entries."""
         state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
-        for name, parameter in self.parameters.items():
-            prefix = f"optimizer.{name}."
-            for key in saved:
-                if not key.startswith(prefix) or "." in key[len(prefix) :]:
-                    continue
-                if saved[key].size == parameter.shape:  # sharded like the parameter
-                    state[key] = torch.empty_like(parameter, requires_grad=False)
-                else:
-                    state[key] = _empty(saved[key])
-
-        whole = [key for key in saved if key == "shared" or key.startswith("plain.")]
-        whole += [f"rank.{self.rank}"] if same_topology else []
-        return state | {key: _empty(saved[key]) for key in whole}
+        own = f"rank.{self.rank}" if same_topology else "shared"
+        for key, entry in saved.items():
+            kind, _, rest = key.partition(".")
+            parameter = (
+                self.parameters.get(rest.rpartition(".")[0]) if kind == "optimizer" else None
+            )
+            if parameter is not None and entry.size == parameter.shape:  # sharded like it
+                state[key] = torch.empty_like(parameter, requires_grad=False)
+            elif parameter is not None or kind in ("shared", "plain") or key == own:
+                state[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        return state
 
     def _shared(self) -> dict[str, Any]:
         groups = [dict(group) for group in self.optimizer.param_groups]
@@ -220,7 +218,3 @@ def _without_numpy(value: Any) -> Any:
         return type(value)(_without_numpy(item) for item in value)
     is_number = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
     return value.item() if is_number else value
-
-
-def _empty(metadata: Any) -> torch.Tensor:
-    return torch.empty(metadata.size, dtype=metadata.properties.dtype)

@@ -18,8 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.plan.batches import GlobalBatch
+from paralab.worker.rank_context import RankContext
+from paralab.worker.samples import rank_batches
 from paralab.worker.shards import whole
-from paralab.workload.batch import map_tree
+from paralab.workload.batch import map_tree, unpack
 
 Tensors = dict[str, torch.Tensor]
 
@@ -39,12 +42,18 @@ class TrainingTrace:
         return cls(_copy(_parameters(model)))
 
     def first_gradients(self, model: nn.Module, scale: float) -> None:
-        grads = {name: p.grad for name, p in _parameters(model).items() if p.grad is not None}
+        grads = {name: p.grad for name, p in _parameters(model).items()}
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:
-        self.end, self.buffers = _copy(_parameters(model)), _copy(_buffers(model))
-        self.losses = losses
+        # Do not use model.state_dict(), which the user may have overridden to leave out buffers.
+        buffers = {
+            f"{name}.{key}" if name else key: buffer
+            for name, module in model.named_modules()
+            for key, buffer in module._buffers.items()
+            if key not in module._non_persistent_buffers_set
+        }
+        self.end, self.buffers, self.losses = _copy(_parameters(model)), _copy(buffers), losses
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)
@@ -52,6 +61,20 @@ class TrainingTrace:
     @classmethod
     def load(cls, path: Path) -> TrainingTrace:
         return cls(**torch.load(path, weights_only=True))
+
+
+def load_example(context: RankContext) -> Any:
+    """Load the inputs of three samples, if a verification needs them to find the layout of random
+    tensors. Otherwise, or if the data has fewer samples, return None."""
+    if "random" not in context.plan.control:
+        return None
+    plan, workload = context.plan, context.workload
+    if plan.samples is not None and plan.samples < 3:
+        return None
+    three = [GlobalBatch(step=0, epoch=0, first=0, size=3)]
+    _, samples = next(rank_batches(workload, three, samples=plan.samples, seed=plan.seed))
+    inputs, _ = (workload.unpack or unpack)(context.precision.cast_batch(samples))
+    return inputs
 
 
 def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
@@ -78,7 +101,12 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
         "compared": len(mine.end),
         "of": len(reference.end),
     }
-    json_ready: dict[str, Any] = map_tree(_to_json, fields, lambda item: isinstance(item, float))
+    # JSON has no NaN and no infinity, so write them as strings.
+    json_ready: dict[str, Any] = map_tree(
+        lambda number: number if math.isfinite(number) else str(number),
+        fields,
+        is_leaf=lambda item: isinstance(item, float),
+    )
     return json_ready
 
 
@@ -125,20 +153,8 @@ def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return this rank's parameters."""
+    """Return this rank's parameters. Those on meta belong to other ranks' stages."""
     return {name: p for name, p in model.named_parameters() if not p.is_meta}
-
-
-def _buffers(model: nn.Module) -> Tensors:
-    """Return this rank's buffers that are in the state_dict."""
-    return {
-        f"{name}.{key}" if name else key: buffer
-        for name, module in model.named_modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-        and not buffer.is_meta
-        and key not in module._non_persistent_buffers_set
-    }
 
 
 def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float]:
@@ -154,8 +170,9 @@ def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float]:
     return errors
 
 
-def _copy(tensors: dict[str, Any]) -> Tensors:
-    # A gradient may be sparse.
+def _copy(values: dict[str, Any]) -> Tensors:
+    """Copy this rank's tensors to the CPU. A gradient may be sparse or missing."""
+    tensors = {n: t for n, t in values.items() if isinstance(t, torch.Tensor) and not t.is_meta}
     return {name: whole(t).to_dense().detach().cpu().clone() for name, t in tensors.items()}
 
 
@@ -166,8 +183,3 @@ def _nan_last(value: float) -> float:
 
 def _largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _to_json(value: float) -> float | str:
-    """Write NaN and infinity as strings, because JSON has no such numbers."""
-    return value if math.isfinite(value) else str(value)

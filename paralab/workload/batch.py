@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Replace each leaf in the tree. Containers keep their type, even foreign types."""
+    """Replace each leaf in the tree. Containers keep their type, even types from other libraries."""
     if is_leaf(tree):
         return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple
@@ -72,6 +73,19 @@ def take(batch: Any, start: int, stop: int) -> Any:
     return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
 
 
+def pick(data: Any, choices: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """For each tensor of indices, yield the samples with these indices, in this order."""
+
+    def pick_from(indices: torch.Tensor, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item[indices]
+        return type(item)(item[index] for index in indices.tolist())
+
+    is_leaf = _per_sample(num_samples(data))
+    for indices in choices:
+        yield map_tree(partial(pick_from, indices), data, is_leaf)
+
+
 def filled(batch: Any, samples: int) -> Any:
     """Return the batch with this many samples. Repeat its last sample or drop samples as needed."""
     size = num_samples(batch)
@@ -88,11 +102,14 @@ def filled(batch: Any, samples: int) -> Any:
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
     """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
+    lists: dict[int, bool] = {}  # by id, because a list in memory may have a million entries
 
     def is_leaf(item: Any) -> bool:
         if not isinstance(item, list | tuple):
             return isinstance(item, torch.Tensor)
-        return len(item) == samples and next(tensors(item), None) is None
+        if id(item) not in lists:
+            lists[id(item)] = len(item) == samples and next(tensors(item), None) is None
+        return lists[id(item)]
 
     return is_leaf
 
@@ -111,7 +128,8 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     elif isinstance(batch, list | tuple):
         kind += f" of {len(batch)}"
     raise UsageError(
-        f"A batch is {kind}. Which part is the input, and which part is the target?",
+        f"A batch is {kind}. It is not clear which part of a batch is the input and which is the "
+        "target.",
         fix="unpack=lambda batch: (input, target) in the workload, or batches as (input, target) "
         'or {"input": ..., "target": ...}',
     )

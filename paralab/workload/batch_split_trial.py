@@ -32,7 +32,7 @@ def find_split_problem(
     """Return why a batch cannot be split, or None if it can.
 
     Compare the full batch with its halves, with a third and the rest, and with single samples, on
-    one device in fp64. This changes the model."""
+    one device in fp64. This changes the model's dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -63,7 +63,7 @@ def _compare(
     whole: tuple[float, Outputs],
     edges: list[int],
 ) -> str | None:
-    """Compare the full batch with its parts between these edges."""
+    """Compare the full batch with the parts that these edges cut it into."""
     parts = [take(batch, *edge) for edge in pairwise(edges)]
     try:
         results = [_run(workload, model, part) for part in parts]
@@ -84,8 +84,8 @@ def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outpu
     seed_everything(0)
 
     def save(name: str, output: Any) -> None:
-        kept = (t.detach().clone() for t in tensors(output) if t.is_floating_point())
-        outputs.setdefault(name, []).extend(kept)
+        copies = (t.detach().clone() for t in tensors(output) if t.is_floating_point())
+        outputs.setdefault(name, []).extend(copies)
 
     with watched(model, leave=save):
         output = call_model(model, inputs)
@@ -106,29 +106,24 @@ def _check_mean(
         return None
 
     over = "the units that `weight` counts" if weighted else "the samples"
-    listed = f"{losses[0]:.6g}, …"
-    if len(losses) == 2:
-        listed = f"{losses[0]:.6g} and {losses[1]:.6g}"
-    numbers = (
-        f"the loss of one batch is {whole:.6g}, but its {len(losses)} parts have losses {listed}, "
-        f"with a mean of {mean:.6g}"
-    )
-    if abs(whole - sum(losses)) <= 1e-9 * size:
-        return f"the loss is a sum over {over}, not a mean: {numbers}"
+    listed = f"{losses[0]:.6g} and {losses[1]:.6g}" if len(losses) == 2 else f"{losses[0]:.6g}, …"
     squares = sum(loss**2 * weight for loss, weight in counting) / total
-    if abs(whole**2 - squares) <= 1e-9 * size**2:
-        return (
-            f"the loss is the square root of a mean over {over}, which is not the mean of its "
-            f"parts' losses: {numbers}"
-        )
-    if len(losses) == 2 and min(losses) < whole < max(losses):
+    kind, hint = f"not a mean over {over}", ""
+    if abs(whole - sum(losses)) <= 1e-9 * size:
+        kind = f"a sum over {over}, not a mean"
+    elif abs(whole**2 - squares) <= 1e-9 * size**2:
+        kind = f"the square root of a mean over {over}"
+    elif len(losses) == 2 and min(losses) < whole < max(losses):
         needed, given = (whole - losses[1]) / (losses[0] - losses[1]), counting[0][1] / total
-        return (
-            f"the loss is not a mean over {over}: {numbers}. It would be a mean if the weight of "
-            f"the first part were {needed:.1%} instead of {given:.1%}, as with class weights or "
-            "ignored targets. In that case, give the workload a `weight`"
+        hint = (
+            f". It would be a mean if the weight of the first part were {needed:.1%} instead of "
+            f"{given:.1%}. If the loss has class weights or ignored targets, give the workload a "
+            "`weight`"
         )
-    return f"the loss is not a mean over {over}: {numbers}"
+    return (
+        f"the loss is {kind}: the loss of one batch is {whole:.6g}, but its {len(losses)} parts "
+        f"have losses {listed}, with a mean of {mean:.6g}{hint}"
+    )
 
 
 def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str | None:

@@ -1,5 +1,4 @@
-"""Run a model's forward to find where the model can be cut into stages, and measure how long each
-part takes.
+"""Run a model to find where it can be cut into stages, and measure how long each part takes.
 
 A submodule call is a clean cut if its arguments contain everything that is computed before the call
 and used after it. A residual connection around the call crosses the cut, and so does an encoder
@@ -61,10 +60,8 @@ class _Trace:
     marked: list[bool] = field(default_factory=list)
     output: Any = None
     loss: Any = None
-    began: float = 0.0
-    ended: float = 0.0
-    started: dict[int, float] = field(default_factory=dict)  # by call number
-    returned: dict[int, float] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)  # of the start, each cut, and the end
+    returned: dict[int, float] = field(default_factory=dict)  # by call number, in backward
 
     def now(self) -> float:
         if self.device.type == "cuda":
@@ -86,12 +83,12 @@ def find_layers(
     split_points: Iterable[str] = (),
     sometimes: Iterable[str] = (),
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """Return the model's parts in order, and why there are not more parts. No part begins at a
-    module in `sometimes`, which only some forwards call."""
+    """Return the model's parts in order, and why there are no more. No part begins at a
+    module in `sometimes`, which only some forward passes call."""
     state = state_of(model)
 
     def reset() -> None:
-        """Undo changes that the previous forward made to the model."""
+        """Undo changes that the previous forward pass made to the model."""
         put_back(model, state)
         seed_everything(0)
 
@@ -100,7 +97,7 @@ def find_layers(
     reset()
     trace = _run(model, visible)
     cuts, crossed = _find_cuts(model, trace, visible)
-    crossed = {name: "some forwards do not call it" for name in sometimes} | crossed
+    crossed = {name: "some forward passes do not call it" for name in sometimes} | crossed
     cuts = [cut for cut in cuts if trace.names[cut] not in crossed]
     cuts, reason = _choose_cuts(model, trace, cuts, crossed, list(split_points))
     owners, problem = _assign_modules(model, trace, cuts)
@@ -139,7 +136,7 @@ def find_layers(
 def _choose_cuts(
     model: nn.Module, trace: _Trace, cuts: list[int], crossed: dict[str, str], wanted: list[str]
 ) -> tuple[list[int], str | None]:
-    """Return the cuts to use, and why there are not more cuts."""
+    """Return the cuts to use, and why there are no more."""
     if not wanted:
         name, what = next(iter(crossed.items()), ("", ""))
         reason = f"other submodules are not clean cuts (at {name!r}, {what})" if name else None
@@ -156,8 +153,8 @@ def _choose_cuts(
             fix="a submodule whose arguments contain everything that later modules use, such as "
             + ", ".join(possible[:8]),
         )
-    kept = [cut for cut in cuts if trace.names[cut] in wanted]
-    return kept, f"the workload has {len(wanted)} split points"
+    chosen = [cut for cut in cuts if trace.names[cut] in wanted]
+    return chosen, f"the workload has {len(wanted)} split points"
 
 
 def _run(
@@ -166,7 +163,8 @@ def _run(
     only: list[int] | None = None,
     at_cut: Callable[[], None] = lambda: None,
 ) -> _Trace:
-    """Call the model with a marker before each submodule call, or before `only` these."""
+    """Call the model with a marker before each submodule call, or only before the calls in `only`,
+    where it also calls `at_cut`."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
@@ -178,7 +176,7 @@ def _run(
         trace.marked.append(bool(crossing) and (only is None or call in only))
         stack.append(call)
         if only is not None and call in only:
-            trace.started[call] = trace.now()
+            trace.times.append(trace.now())
             at_cut()
         if not trace.marked[call]:
             return None
@@ -189,14 +187,14 @@ def _run(
         stack.pop()
 
     with watched(model, enter, leave):
-        trace.began = trace.now()
+        trace.times.append(trace.now())
         trace.output = call_model(model, inputs)
-        trace.ended = trace.now()
+        trace.times.append(trace.now())
     return trace
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the possible cuts. For every other marked call, also return what crosses it."""
+    """Return the possible cuts. For every other marked call, return what crosses it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -213,13 +211,11 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
             cuts.append(call)
             continue
         used = owners.get(around[0], [])
+        source = f"the output of {used[0] or 'the model'!r}" if used else "the input"
+        crossed[name] = f"{source} is also used after it"
         if len(used) > 1:
             tied = f"{used[0]!r} before it and {used[1]!r} after it"
             crossed[name] = f"{tied} share a parameter (tied weights)"
-        elif used:
-            crossed[name] = f"the output of {used[0] or 'the model'!r} is also used after it"
-        else:
-            crossed[name] = "the input is also used after it"
     return cuts, crossed
 
 
@@ -257,7 +253,7 @@ def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
 ) -> tuple[list[list[str]], str | None]:
     """Return the names of the modules that belong to each part, or say why no such assignment is
-    possible. Only modules with parameters or buffers of their own are listed."""
+    possible. Only modules that have their own parameters or buffers are listed."""
     last_inside = list(range(len(trace.names)))  # the last call inside each call
     for call in reversed(range(len(trace.names))):
         if (caller := trace.callers[call]) >= 0:
@@ -327,9 +323,8 @@ def _measure(cuts: list[int], run: Callable[[], _Trace]) -> list[float]:
         turned = trace.now()
         trace.loss.backward()
         back = trace.now()
-        forward = [trace.began, *(trace.started[cut] for cut in cuts), trace.ended]
         # If the first parts are frozen, no gradient reaches their markers.
         backward = [back, *(trace.returned.get(cut, back) for cut in cuts), turned]
-        both = zip(pairwise(forward), pairwise(backward), strict=True)
+        both = zip(pairwise(trace.times), pairwise(backward), strict=True)
         rounds.append([(f1 - f0) + (b0 - b1) for (f0, f1), (b0, b1) in both])
     return [min(column) for column in zip(*rounds[1:], strict=True)]

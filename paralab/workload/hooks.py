@@ -1,4 +1,4 @@
-"""Context managers that watch or replace what a forward calls."""
+"""Context managers that watch or replace what a forward pass calls."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _import_from(path: Path, attribute: str) -> Any:
     if not hasattr(module, attribute):
         values = vars(module).items()
         own = [key for key, value in values if getattr(value, "__module__", "") == name]
-        own = own or ["(the file defines no function)"]
+        own = own or ["(the file does not define any function)"]
         raise unknown(f"function in {path.name} named", attribute, own)
     return getattr(module, attribute)
 

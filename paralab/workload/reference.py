@@ -26,7 +26,7 @@ def check_reference(reference: str) -> str:
         raise UsageError(f"There is no file {str(path)!r}.", fix="path/to/file.py:function")
     if not colon or not attribute:
         raise UsageError(
-            f"{reference!r} names a file, but not a function in that file.",
+            f"{reference!r} names a file but not a function in it.",
             fix=f"{reference.rstrip(':')}:function",
         )
     return f"{path.resolve()}:{attribute}"

@@ -27,11 +27,27 @@ from paralab.workload.hooks import Intercepting, draws
 from paralab.workload.state import put_back, state_of
 
 _generator = threading.Lock()  # all threads share torch's generator
-# .inputs: the original inputs, if the current forward is called with stand-ins for them
-# .path: the modules that are being called; .calls: the number of draws per module
-_thread = threading.local()
 
-Draw = tuple[str, int]  # the module that draws, and its draw number in this forward
+Draw = tuple[str, int]  # the module that draws, and the number of its draw in this forward pass
+
+
+class _Thread(threading.local):
+    """The forward pass that this thread runs.
+
+    inputs  the original inputs, if the model is called with substitutes for them
+    path    the modules that are being called, the innermost last
+    calls   the number of draws, by module
+    """
+
+    def __init__(self) -> None:
+        self.inputs: Any = None
+        self.begin("")
+
+    def begin(self, path: str) -> None:
+        self.path, self.calls = [path], Counter[str]()
+
+
+_thread = _Thread()
 
 
 class Axis(NamedTuple):
@@ -47,8 +63,8 @@ Axes = dict[Draw, Axis]
 
 @contextmanager
 def samples_of(inputs: Any) -> Iterator[None]:
-    """Declare that the forward in this block is called with stand-ins for these inputs."""
-    before, _thread.inputs = getattr(_thread, "inputs", None), inputs
+    """Declare that the model is called in this block with substitutes for these inputs."""
+    before, _thread.inputs = _thread.inputs, inputs
     try:
         yield
     finally:
@@ -68,15 +84,14 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def original_inputs(inputs: Any) -> Any:
-    """Return the original inputs, if these inputs are stand-ins. Otherwise return `inputs`."""
-    original = getattr(_thread, "inputs", None)
-    return inputs if original is None else original
+    """Return the original inputs, if these inputs are substitutes. Otherwise return `inputs`."""
+    return inputs if _thread.inputs is None else _thread.inputs
 
 
 @contextmanager
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
     """In this block, which runs module `path`, draw separately for each sample of `inputs`."""
-    _thread.path, _thread.calls = [path], Counter()
+    _thread.begin(path)
     with Intercepting(partial(_draw_per_sample, _make_seeds(inputs), axes)):
         random.seed(0)
         if numpy := sys.modules.get("numpy"):
@@ -94,18 +109,18 @@ def track_modules(model: nn.Module) -> None:
 
 
 def _enter(name: str, *_: Any) -> None:
-    getattr(_thread, "path", []).append(name)
+    _thread.path.append(name)
 
 
 def _leave(*_: Any) -> None:
-    if path := getattr(_thread, "path", None):
-        path.pop()
+    if _thread.path:
+        _thread.path.pop()
 
 
 def _next_draw() -> Draw:
-    path: list[str] = getattr(_thread, "path", None) or [""]
-    _thread.calls[path[-1]] += 1
-    return path[-1], _thread.calls[path[-1]]
+    module = _thread.path[-1] if _thread.path else ""
+    _thread.calls[module] += 1
+    return module, _thread.calls[module]
 
 
 def _make_seeds(inputs: Any) -> list[int]:
@@ -138,7 +153,7 @@ def find_axes(model: nn.Module, example: Any) -> Axes:
 
     with torch.random.fork_rng(devices=[]):
         for samples in (3, 2):
-            _thread.path, _thread.calls = [""], Counter()
+            _thread.begin("")
             shapes.append({})
             with Intercepting(record):
                 call_model(model, take(example, 0, samples))
@@ -164,7 +179,7 @@ def _draw_per_sample(
     if on_meta or any(tensor.is_meta for tensor in tensors((args, kwargs))):
         return func(*args, **kwargs)
 
-    kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+    kwargs.pop("generator", None)
     axis = _choose_axis(axes.get(draw), _shape_of(args, kwargs), len(seeds))
     return _draw(func, args, kwargs, zlib.crc32(repr(draw).encode()), seeds, axis)
 

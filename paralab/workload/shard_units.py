@@ -3,7 +3,7 @@ those parameters.
 
 A unit's parameters are gathered only while the unit is called. So it must be called exactly once,
 and nothing may use its parameters outside that call: not another module (tied weights), and not a
-parent's forward (`F.linear(x, self.embedding.weight)`). Running the forward once detects such uses.
+parent's forward (`F.linear(x, self.embedding.weight)`). Calling the model once detects such uses.
 
     GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)
     units: embedding, b0 … b11, head      (norm is too small)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,20 +37,15 @@ class _ParameterUse(TorchFunctionMode):
         self.used_outside: set[str] = set()
         self._inside: list[str] = []
         self._owners: dict[int, set[str]] = {}  # by parameter: all submodules that contain it
-        for name, module in model.named_modules(remove_duplicate=False):
-            for parameter in module.parameters() if name else ():
-                self._owners.setdefault(id(parameter), set()).add(name)
-
-        places: dict[int, list[str]] = {}
+        places: dict[
+            int, list[set[str]]
+        ] = {}  # the same for each occurrence: tied weights have two
         for place, parameter in model.named_parameters(remove_duplicate=False):
-            places.setdefault(id(parameter), []).append(place)
-        for key, names in places.items():
-            # For tied weights, a module must contain all occurrences of the parameter.
-            self.used_outside |= {
-                owner
-                for owner in self._owners.get(key, ())
-                if not all(place.startswith(f"{owner}.") for place in names)
-            }
+            names = accumulate(place.split(".")[:-1], "{}.{}".format)
+            places.setdefault(id(parameter), []).append(set(names))
+        for key, occurrences in places.items():
+            self._owners[key] = set().union(*occurrences)
+            self.used_outside |= self._owners[key] - occurrences[0].intersection(*occurrences)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -78,12 +78,12 @@ class Trial:
 class Summary(Trial):
     """A workload in plain numbers.
 
-    dropout        whether the forward draws random numbers only because of dropout
-    random         whether the forward draws random numbers even when dropout is off
+    dropout        whether the model draws random numbers, but only for dropout
+    random         whether the model draws random numbers even when dropout is off
     unused         trainable parameters that get no gradient from the trial step or some sample
     sparse         parameters whose gradient is a sparse tensor
-    state          buffers and attributes that each forward changes, except BatchNorm's
-    sometimes      submodules that only some forwards call
+    state          buffers and attributes that each forward pass changes, except BatchNorm's
+    sometimes      submodules that only some forward passes call
     scalar_output  whether the output contains a number that is not per sample
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim

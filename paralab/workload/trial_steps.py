@@ -1,6 +1,6 @@
-"""Run a few forwards on one device to find out what a plan needs to know.
+"""Train and call the model briefly on one device to find out what a plan needs to know.
 
-Does the forward draw random numbers, change buffers, or skip submodules? Which parameters get a
+Does a forward pass draw random numbers, change buffers, or skip submodules? Which parameters get a
 gradient?"""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTSIDE = "something outside the model"
 
 @contextmanager
 def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
-    """Count how often this forward calls each submodule, and append the counts to `calls`."""
+    """Count how often each submodule is called in this block, and append the counts to `calls`."""
     counts: Counter[str] = Counter()
     with watched(model, enter=lambda name, _: counts.update([name])):
         yield
@@ -41,11 +41,11 @@ def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
 
 
 def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[], Any]) -> Trial:
-    """Run forward and backward on two samples to find mistakes before a run starts, then run a few
-    forwards.
+    """Run forward and backward on two samples to find mistakes before a run starts, then call the
+    model a few more times.
 
-    `more` returns a larger batch, which may contain samples that take another branch. The model is
-    not changed."""
+    `more` returns a larger batch, which may contain samples that take another branch. The model's
+    state is restored."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # per forward
@@ -109,7 +109,7 @@ def _require_loss(workload: Workload, loss: Any) -> None:
 
 @contextmanager
 def _counting_batch_norms() -> Iterator[list[int]]:
-    """Count how often a forward normalizes over the batch, as a module or as a function."""
+    """Count how often BatchNorm, as a module or a function, normalizes over the batch."""
     original, count = nn.functional.batch_norm, [0]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
-    """Find parameters without a gradient from some samples: ranks could differ in their use."""
+    """Find parameters that get no gradient from some samples, so that ranks may differ."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -143,7 +143,7 @@ def _find_unused_by_some(
 
 @contextmanager
 def _settled(model: nn.Module) -> Iterator[None]:
-    """Turn off dropout and freeze BatchNorm. Afterward, restore state that the forward changed."""
+    """Turn off dropout and freeze BatchNorm. Afterward, restore the model's state."""
     before = state_of(model)
     with controlled(model, ["batch_norm"]):
         yield
@@ -153,10 +153,10 @@ def _settled(model: nn.Module) -> Iterator[None]:
 def _find_changes(
     model: nn.Module, loss: Callable[[int], Any], calls: list[Counter[str]]
 ) -> tuple[bool, bool, tuple[str, ...]]:
-    """Return whether only dropout draws random numbers, whether anything else does, and what a
-    forward changes in the model.
+    """Return whether only dropout draws random numbers, whether anything else does, and which state
+    of the model a forward pass changes.
 
-    Two calls with different seeds, starting from the same state, show whether the forward draws
+    Two calls with different seeds, starting from the same state, show whether the model draws
     random numbers. Two calls in a row with the same seed show which state it changes. BatchNorm is
     frozen, because we already know that its statistics change."""
 
@@ -182,7 +182,7 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both are equal, or almost, on a GPU, which may add in any order."""
+    """Return whether both are equal. A GPU may add in any order, so there allow rounding."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -1,10 +1,10 @@
-"""Control a forward for verification. This removes legitimate differences, so that only the
+"""Remove legitimate differences from a model's forward pass for verification, so that only the
 strategy can make a difference.
 
 dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
 random       draws per sample (`paralab.workload.sample_draws`)
-state        makes buffers read-only, and restores attributes that the forward changes
+state        makes buffers read-only, and restores attributes that a forward pass changes
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from paralab.workload.sample_draws import (
 )
 from paralab.workload.state import State, put_back, state_of
 
-# Run one forward at a time, because all threads share the model's state and the Python and numpy
-# generators.
+# Run one forward pass at a time, because all threads share the model's state and the generators of
+# Python and numpy.
 _forward_lock = threading.RLock()
 
 
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
-    """Control the model's forward in this block. Enter the block before a strategy copies the
-    model, so that the copies are controlled too.
+    """Remove these differences in this block. Enter the block before a strategy copies the model, so
+    that it also applies to the copies.
 
     `example` contains the inputs of three samples. They show which dim of a random tensor is the
     sample dim."""
@@ -77,7 +77,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace the forward on the class, because a copy must call its own forward."""
+    """Replace `forward` on the class, because a copy must call its own method."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)
@@ -97,8 +97,8 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 
 @contextmanager
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
-    """Ignore writes to buffers in this block, and restore attributes afterward. If a forward
-    updates a statistic and then uses it, it mixes the samples of a batch."""
+    """Ignore writes to buffers in this block, and restore attributes afterward. A forward pass that
+    updates a statistic and then uses it would mix the samples of a batch."""
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     with DisableTorchFunction():  # a function mode may run these operations on meta tensors
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}

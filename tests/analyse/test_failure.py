@@ -68,7 +68,7 @@ def test_the_rank_that_the_others_waited_for(tmp_path):
     )
     cause = root_cause(where, [1, None], where / "logs")
     assert cause.rank == 1
-    assert "did not arrive" in cause.what
+    assert "did not reach" in cause.what
 
 
 def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):

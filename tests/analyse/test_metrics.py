@@ -2,15 +2,20 @@
 off."""
 
 import json
+from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from paralab.analyse.figures import ideal_slots, schedule, split, timeline
-from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording
+from paralab.analyse.metrics import metrics_of, step_intervals
+from paralab.analyse.recording import Recording, seconds_between
 from paralab.analyse.result import Batch, Rank
+from paralab.analyse.time_intervals import length
 from paralab.plan.schedules import ideal_bubble
 from tests.analyse.recordings import STEP, plan, write
+
+RUNS = Path(__file__).parent.parent / "runs"
 
 
 def measured(folder, *arguments, **options):
@@ -29,6 +34,35 @@ def two_buckets(rank):
         ("all_reduce", 5, 8, {"bucket": 1, "bytes": 50}),
         ("optimizer", 8, 9.5, {}),
     ]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RUNS.glob("*/events")))
+def test_the_shares_of_a_step_add_up_to_one(name):
+    """They added up to 77 %: a rank that starts late or ends early is in no other part."""
+    recording = Recording.read(RUNS / name)
+    shares = metrics_of(recording).shares
+    assert shares is not None
+    assert min(asdict(shares).values()) >= 0
+    assert sum(asdict(shares).values()) == pytest.approx(1, abs=1e-6)
+
+    parts = ("compute", "optimizer", "exposed_communication", "exposed_waiting", "other", "skew")
+    for step in recording.detailed:
+        for rank in range(recording.world_size):
+            intervals = step_intervals(recording, rank, step)
+            total = sum(length(intervals[part]) for part in parts)
+            assert total == pytest.approx(seconds_between([recording.step(step)]))
+
+
+def test_ranks_that_start_at_different_times_have_a_share():
+    recording = Recording.read(RUNS / "straggler")
+    [step, *_] = recording.timed
+    own = [each.end - each.start for each in step]
+    begin, end = min(each.start for each in step), max(each.end for each in step)
+    late = 1 - sum(own) / len(own) / (end - begin)
+    shares = metrics_of(recording).shares
+    assert late > 0.3
+    assert shares is not None
+    assert shares.skew == pytest.approx(late, abs=0.1)
 
 
 def test_communication_is_hidden_while_the_device_computes(tmp_path):

@@ -16,10 +16,10 @@ from paralab.analyse.compare import (
     loss_difference,
 )
 from paralab.analyse.confidence import speed_up
-from paralab.analyse.efficiency_loss import losses_of
 from paralab.analyse.report import report, same_training
 from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
+from paralab.analyse.scaling import losses_of
 from paralab.analyse.tune import Tuned, TuneResult
 from paralab.analyse.tune import findings as tuned_findings
 from paralab.analyse.verdict import tune_command, verdict
@@ -69,7 +69,9 @@ def timed(comparison, *steps):
             seconds / row["batch"]["size"] for seconds in row["round_seconds"]
         ]
         ratio = speed_up(rows[0]["round_seconds_per_sample"], row["round_seconds_per_sample"])
-        row["speed_up"] = vars(ratio) | {"verdict": "baseline" if row is rows[0] else ratio.verdict}
+        row["speed_up"] = ratio.to_dict() | {
+            "verdict": "baseline" if row is rows[0] else ratio.verdict
+        }
         row["efficiency"] = ratio.value / row["devices"]
     return comparison
 
@@ -234,7 +236,7 @@ def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
         "round_seconds_per_sample": [s / 64 for s in (0.01, 0.2, 0.02, 0.3, 0.05)],
     }
     ratio = speed_up(rows[0]["round_seconds_per_sample"], wild["round_seconds_per_sample"])
-    wild["speed_up"] = vars(ratio) | {"verdict": ratio.verdict}
+    wild["speed_up"] = ratio.to_dict() | {"verdict": ratio.verdict}
     assert ratio.value > 1.5
     assert ratio.verdict == "too noisy"
     compared["rows"].append(wild)

@@ -72,7 +72,7 @@ def test_tolerances(precision, field, value, equal):
         ({"parameter_error": 1.0, "extra_gradients": ["2.bias"]}, "2.bias", False),
         (
             {"parameter_error": 1.0, "losses": [2.0, 0.5]},
-            "loss of the first step",
+            "first step's loss",
             False,
         ),
         (

@@ -166,7 +166,7 @@ def test_commands_that_start_ranks_refuse_to_run_inside_torchrun(paralab):
 def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
     done = paralab("plan", "hybrid", "--replicas", "2", "--stages", "2", "--workload", "gpt:tiny")
     assert done.code == 0
-    for choice in ("backend", "gloo", "replicas", "micro-batches", "stage 1"):
+    for choice in ("backend", "local", "replicas", "micro-batches", "stage 1"):
         assert choice in done.out
     assert not (tmp_path / "runs").exists()
 

@@ -1,7 +1,5 @@
 """Invented measurements of the practicals, as dicts that a test can change before they are typed."""
 
-from pathlib import Path
-
 import msgspec
 
 from paralab.analyse.blocks import Answer
@@ -226,7 +224,7 @@ def measurements(name, by_key, failed=()):
         },
         Comparison,
     )
-    lab = Measurements(comparison, Path())
+    lab = Measurements(comparison)
     typed = {key: msgspec.convert(row | {"key": key}, Measured) for key, row in by_key.items()}
     vars(lab)["rows"] = typed
     return lab

@@ -148,8 +148,8 @@ def test_an_undecided_question_is_measured_longer(tmp_path):
         asked.append(result.rounds)
         return result.rounds < 4
 
-    cases = [Configuration(Request("single", "mlp:tiny")), Configuration(Request("dp", "mlp:tiny"))]
-    found = compare(cases, rounds=2, steps=2, verify=False, out=tmp_path / "run", more=more)
+    cases = [Configuration(Request(name, "mlp:tiny", steps=2)) for name in ("single", "dp")]
+    found = compare(cases, rounds=2, verify=False, out=tmp_path / "run", more=more)
     assert asked == [2, 4]
     assert found.rounds == 4
     assert [len(set(row.runs)) for row in found.rows] == [4, 4]

@@ -9,7 +9,7 @@ import pytest
 from paralab.doctor.events import Backward, Batch, Collective, Cost, Step, ZeroGrad
 from paralab.doctor.observation import Observation, Reader
 from paralab.observe.budget import Budget, affordable
-from paralab.record.ring_log import OPEN, ROWS, RingLog, read_ring_log
+from paralab.record.operations import OPEN, ROWS, RingLog, read_ring_log
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 from tests.doctor.test_hangs import HEAD, TAIL
@@ -171,7 +171,7 @@ def test_ranks_that_part_late_are_found_by_the_numbers_of_batches(tmp_path):
     (finding,) = errors
     assert (finding.id, finding.rank) in (("H02", 1), ("H08", 1))
     assert "after batch 301" in finding.why
-    assert "went on to batch 302" in finding.why
+    assert "continued to batch 302" in finding.why
 
 
 @pytest.mark.processes

@@ -188,7 +188,7 @@ def test_standard_input_and_compressed_files(tmp_path, monkeypatch):
 def test_wrong_use_is_told(tmp_path):
     with pytest.raises(UsageError, match=r"There is no log .*nowhere\.log"):
         read_logs([tmp_path / "nowhere.log"])
-    with pytest.raises(UsageError, match="holds no logs"):
+    with pytest.raises(UsageError, match="contains no logs"):
         read_logs([tmp_path])
 
 

@@ -19,8 +19,8 @@ from paralab.doctor.observation import Observation
 from paralab.doctor.watch import observe
 from paralab.errors import UsageError
 from paralab.record.mmap_log import PIECE, MmapLog
-from paralab.record.open_operations import OpenOperations, read_open_operations
-from paralab.record.reader import WatchedTail
+from paralab.record.operations import OpenOperations, read_open_operations
+from paralab.record.reader import Tail, parse_watched
 from tests.conftest import ROOT
 from tests.doctor.ranks import waited_in
 
@@ -311,7 +311,7 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
     """Read while it is being written, over several pieces; zeros after the last line are no
     events."""
     journal = MmapLog(tmp_path / "rank0.jsonl")
-    tail = WatchedTail(tmp_path / "rank0.jsonl")
+    tail = Tail(tmp_path / "rank0.jsonl", parse_watched, mapped=True)
     journal.append(b'{"event":"first"}')
     assert tail.new() == [{"event": "first"}]
     long = b'{"event":"%s"}' % (b"x" * 1000)
@@ -334,7 +334,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     was filled."""
     path = tmp_path / "rank0.jsonl"
     first, second = (b'{"event":"%d"}\n' % number for number in (1, 2))
-    tail = WatchedTail(path)
+    tail = Tail(path, parse_watched, mapped=True)
     path.write_bytes(first + b"\0" * 6 + second[6:] + bytes(100))
     assert tail.new() == [{"event": "1"}]
     path.write_bytes(first + second + bytes(100))
@@ -345,7 +345,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
         f'for number in range({count}): journal.append(b\'{{"event":"%d"}}\' % number)\n'
         "journal.close()"
     )
-    tail, seen = WatchedTail(tmp_path / "busy.jsonl"), []
+    tail, seen = Tail(tmp_path / "busy.jsonl", parse_watched, mapped=True), []
     with subprocess.Popen([sys.executable, "-c", writes, str(tail.path)], cwd=ROOT) as writer:
         while writer.poll() is None:
             seen += tail.new()

@@ -163,7 +163,7 @@ def test_a_fix_that_would_break_the_script_is_left(script):
     before = script.read_text()
     done = fix([finding(edit(1, 1, "loss = (", file="train.py"))], Sources())
     assert script.read_text() == before
-    assert reasons(done)["G01"].startswith("its patch does not fit")
+    assert reasons(done)["G01"].startswith("its patch cannot be applied")
 
 
 def test_a_fix_of_two_files_changes_both_or_neither(script):

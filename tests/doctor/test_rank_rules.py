@@ -32,6 +32,7 @@ from paralab.doctor.failures.pipeline.schedules import split_sizes
 from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_checks import differing, equal, odd_one_out
+from paralab.doctor.rank_exceptions import with_exceptions_explained
 from paralab.doctor.windows import windows
 
 
@@ -235,7 +236,7 @@ def test_equal_gradients_are_in_order():
 def test_gradients_that_nothing_explains_are_said_to_be_so():
     (finding,) = apply("ranks", seen(training(1.0), training(2.0)))
     assert (finding.id, finding.severity, finding.line) == ("S08", "error", 22)
-    assert "Nothing that was observed explains it" in finding.why
+    assert "Nothing we observed explains this" in finding.why
 
 
 @pytest.mark.processes
@@ -300,13 +301,16 @@ def test_a_batch_that_does_not_fill_all_gpus(size, expected):
 
 
 def test_a_batch_norm_that_got_one_sample():
-    raised = Raised(
-        type="ValueError",
-        message="Expected more than 1 value per channel when training",
-        stack=[["t.py", 7, "f"]],
+    message = (
+        "Expected more than 1 value per channel when training, got input size torch.Size([1, 4])"
     )
-    (finding,) = [f for f in apply("ranks", seen([wrap()], [wrap(), raised])) if f.id == "S09"]
-    assert (finding.severity, finding.line, finding.rank) == ("error", 7, 1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 7, in f\n    model(x)\n'
+    text = f"{trace}ValueError: {message}\n"
+    stack = [["t.py", 7, "f"]]
+    raised = Raised(type="ValueError", message=message, stack=stack, text=text)
+    job = seen([wrap()], [wrap(), raised])
+    (finding,) = with_exceptions_explained(apply("ranks", job), job)
+    assert (finding.id, finding.severity, finding.line, finding.rank) == ("S09", "error", 7, 1)
 
 
 # --- passes over loaders

@@ -1121,6 +1121,6 @@ def test_what_a_scaler_remembers_is_on_no_device(tmp_path):
 def test_what_cannot_be_worked_out_is_a_suspicion(tmp_path):
     _, findings = read(BROKEN["a chief that is an option"], tmp_path)
     assert [finding.severity for finding in findings] == ["suspect"]
-    assert "Certain if" in findings[0].why
+    assert "certain if" in findings[0].why
     _, findings = read(BROKEN["not rank"], tmp_path)
     assert [finding.severity for finding in findings] == ["error"]

@@ -11,7 +11,7 @@ from paralab.doctor.catalog import apply
 from paralab.doctor.static.facts import If, Loop
 from paralab.doctor.static.names import DDP, SCALER
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import Sequences
+from paralab.doctor.static.sequences import differences_of
 from paralab.errors import UsageError
 from tests.doctor.cases import CORPUS
 
@@ -161,7 +161,7 @@ def test_contexts_hold_tests_loops_and_early_exits(read):
     assert (test.taken, test.exits) == (False, "return")
     assert isinstance(loop, Loop)
     assert outside.context == ()
-    (found,) = Sequences(script).differences()
+    (found,) = differences_of(script)
     assert (found.rank, found.more.call.line, found.sure) == (0, inside.line, True)
 
 
@@ -194,7 +194,7 @@ def test_a_spawned_function_gets_the_rank_first(read):
             mp.spawn(work, args=(2,), nprocs=2)
         """
     )
-    (found,) = Sequences(script).differences()
+    (found,) = differences_of(script)
     assert (found.rank, found.more.op, found.sure) == (0, "barrier", True)
 
 
@@ -223,7 +223,7 @@ def test_scripts_that_go_round_in_circles_end(read):
     )
     value = ast.parse("x").body[0].value
     assert script.truth(value, script.modules[0].scope, 0) is None
-    assert list(Sequences(script).differences()) == []
+    assert differences_of(script) == []
 
 
 @pytest.mark.parametrize("text", ["def f(:\n", "x = 1\x00"])

@@ -77,7 +77,7 @@ def test_other_words_about_paralab_are_no_such_comment(comments_in):
         "a()  # paralab ignores this\nb()  # paralab: see the docs\nc()  # paralab: Ignore G01, it is fine\n"
     )
     (note,) = comments.notes(["train.py"], {"G01"})
-    assert note.startswith("train.py:3: the comment names no id")
+    assert note.startswith("train.py:3: the comment does not name an id")
 
 
 def test_a_finding_without_a_place_is_always_reported(comments_in):
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_comments(comments_in):
     ]
     for note, words in zip(
         notes,
-        ("has no reason", "names no id", "no failure 'X99'", "silences nothing"),
+        ("has no reason", "does not name an id", "no failure 'X99'", "silences nothing"),
         strict=True,
     ):
         assert words in note

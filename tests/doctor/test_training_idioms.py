@@ -998,4 +998,4 @@ dist.destroy_process_group()
 """
     _, (found,) = findings(RANKS + text, tmp_path)
     assert (found.id, found.severity) == ("G04", severity)
-    assert ("Certain if `averaging.Every(2).after` (line" in found.why) is bool(given)
+    assert ("certain if `averaging.Every(2).after` (line" in found.why) is bool(given)

@@ -10,23 +10,24 @@ import pytest
 
 from paralab.errors import Interrupted, Paused, RunFailed
 from paralab.experiment import explain_failure, shared_launch
-from paralab.experiment.planning import record_plan
+from paralab.experiment.planning import create_run
 from paralab.experiment.run import find_error
 from paralab.experiment.shared_launch import train_all
+from paralab.launch.inspect import Inspected
 from paralab.launch.job import Outcome
 from paralab.launch.watchdog import LateRank
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.folder import RunFolder
 from paralab.record.status_board import Post
-from tests.launch.fakes import MACHINE, SUMMARY, exits, make_training, write_events
+from tests.launch.fakes import MACHINE, SUMMARY, exits, make_plan, write_events
 from tests.record.test_checkpoints import make as make_checkpoint
+
+INSPECTED = Inspected(MACHINE, SUMMARY)
 
 
 @pytest.fixture
 def training(tmp_path):
-    training = make_training(tmp_path / "run")
-    record_plan(training.folder, training.plan, MACHINE, SUMMARY)
-    return training
+    return create_run(tmp_path / "run", make_plan(), INSPECTED)
 
 
 def outcome_of(training, status, **fields):
@@ -50,8 +51,8 @@ def test_an_interrupted_run_exits_with_the_code_of_its_signal(training):
 def test_saved_means_saved(tmp_path, saved, kind):
     """Stopped after 3 steps: only with the checkpoint of those steps may the run say so."""
     kept = tmp_path / "kept"
-    training = make_training(tmp_path / "run", checkpoints=CheckpointPolicy(str(kept)))
-    record_plan(training.folder, training.plan, MACHINE, SUMMARY)
+    policy = CheckpointPolicy(str(kept))
+    training = create_run(tmp_path / "run", make_plan(), INSPECTED, checkpoints=policy)
     steps = 0 if saved == "none" else 3  # before the first step there is nothing to save
     write_events(training.folder.path, "stopped", steps=range(steps))
     if saved in (2, 3):
@@ -133,9 +134,7 @@ def train(tmp_path, monkeypatch):
         trainings = []
         for name in names:
             own = {field: values[name] for field, values in fields.items() if name in values}
-            training = make_training(tmp_path / name, **own)
-            record_plan(training.folder, training.plan, MACHINE, SUMMARY)
-            trainings.append(training)
+            trainings.append(create_run(tmp_path / name, make_plan(), INSPECTED, **own))
         failed = train_all(RunFolder(tmp_path), trainings)
         return {names[number] for number in failed}, launches
 

@@ -7,8 +7,7 @@ import pytest
 
 from paralab.errors import NothingLeft, UsageError
 from paralab.launch import restart
-from paralab.launch.local import LocalLauncher
-from paralab.launch.restart import FailedAttempt, is_stuck
+from paralab.launch.restart import FailedAttempt, LocalLauncher, is_stuck
 from tests.launch.fakes import FakeRanks, exits, make_job, make_training, write_events
 from tests.record.test_checkpoints import make as make_checkpoint
 

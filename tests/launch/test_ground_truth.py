@@ -39,7 +39,9 @@ def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
         pytest.skip(reason)
     with link(MBIT_PER_SECOND) as (options, environment):
         done = run_paralab(
-            "run", "ddp", *options, "--steps", "6", "--json", cwd=tmp_path, environment=environment
+            *("run", "ddp", *options, "--backend", "gloo", "--steps", "6", "--json"),
+            cwd=tmp_path,
+            environment=environment,
         )
     result = done.json
     expected = result["bytes_per_step"] * 8 / (MBIT_PER_SECOND * 1e6)
@@ -61,7 +63,10 @@ def test_a_planted_slow_rank_is_named(tmp_path):
 
 def test_communication_agrees_with_the_profiler(tmp_path):
     result = run_paralab(
-        "run", "ddp", "--workload", "mlp", "--steps", "10", "--profile", "--json", cwd=tmp_path
+        # torch's profiler knows gloo's collectives.
+        *("run", "ddp", "--workload", "mlp", "--backend", "gloo", "--steps", "10"),
+        *("--profile", "--json"),
+        cwd=tmp_path,
     ).json
     recording = Recording.read(tmp_path / result["run_folder"])
     trace = json.loads((recording.folder / "profile" / "rank0.json").read_text())["traceEvents"]

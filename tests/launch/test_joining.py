@@ -12,8 +12,7 @@ from paralab.launch.joined_ranks import Team, adapt_to_restart, ended_with, foll
 from paralab.launch.launched_by import LaunchedRank
 from paralab.launch.ranks import RankExits
 from paralab.launch.run_options import RunOptions
-from paralab.launch.stop_signals import StopRequest
-from paralab.launch.stop_together import OtherFailed, StopTogether
+from paralab.launch.stop import OtherFailed, StopRequest, StopTogether
 from paralab.launch.watchdog import LateRank
 from paralab.record.status_board import NEVER, Post
 from tests.launch.fakes import Clock, FakeStore, exits, make_job, write_events

@@ -10,7 +10,7 @@ import pytest
 
 from paralab.launch import processes as starting
 from paralab.launch.processes import INSIDE, Forked, import_torch_once, start
-from paralab.record.status_board import UNSEEN
+from paralab.record.status_board import UNKNOWN_CODE
 from tests.conftest import DEADLINE_SECONDS, ROOT, run_paralab, wait_until
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_every_exit_code_arrives(tmp_path):
     (tmp_path / "log.txt").unlink()
     with child(tmp_path) as (process, said):  # paralab replaces a killed template
         os.kill(said["parent"], signal.SIGKILL)
-        assert process.wait(DEADLINE_SECONDS) == UNSEEN
+        assert process.wait(DEADLINE_SECONDS) == UNKNOWN_CODE
         os.kill(process.pid, signal.SIGKILL)  # it runs until the launcher closes its pipe
     (tmp_path / "log.txt").unlink()
     with child(tmp_path) as (_, again):

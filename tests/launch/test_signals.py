@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from paralab.launch.stop_signals import stop_in_order
+from paralab.launch.stop import stop_in_order
 from paralab.machine.signals import StopSignal, exit_code_of, name_of
 from paralab.record.checkpoints import checkpoints
 from tests.conftest import DEADLINE_SECONDS, ROOT, wait_until

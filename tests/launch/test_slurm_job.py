@@ -2,6 +2,7 @@
 Slurm's answers, one per query."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from paralab.errors import ParalabError, RunFailed
 from paralab.launch import slurm_job as submitting
 from paralab.launch.slurm import SlurmJob
 from paralab.record.folder import RunFolder
+from tests.launch.fakes import make_job
 
 RUNNING, COMPLETED = SlurmJob(7, "RUNNING", nodes="n1"), SlurmJob(7, "COMPLETED", nodes="n1")
 AWAY = ParalabError("Slurm does not answer: Unable to contact slurm controller.")
@@ -30,10 +32,10 @@ def follow(tmp_path, monkeypatch):
         monkeypatch.setattr(submitting.slurm, "query", look)
         monkeypatch.setattr(submitting.slurm, "cancel", lambda number: said.append("cancelled"))
         monkeypatch.setattr(submitting.slurm, "list_nodes", lambda: "n1 gpu:2")
-        monkeypatch.setattr(submitting, "LOOK_SECONDS", (0.0, 0.0))
+        monkeypatch.setattr(submitting, "QUERY_SECONDS", (0.0, 0.0))
         monkeypatch.setattr(submitting, "POLL_SECONDS", 0.001)
         following = submitting.JobFollower(
-            7, RunFolder(tmp_path), wait_seconds, said.append, lambda plan, folder: lambda: None
+            7, RunFolder(tmp_path), wait_seconds, replace(make_job(tmp_path)[0], say=said.append)
         )
         try:
             return following.follow(), said

@@ -205,7 +205,7 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (ONE, "dp", None, "added up"),
         (ONE, "ddp", None, "synchronization"),
         (ONE, "fsdp", None, "0.5 ×"),
-        (ONE, "pipeline", None, "loss of the first step"),
+        (ONE, "pipeline", None, "first step's loss"),
         (ONE, "hybrid", None, "synchronization"),
         (ONE, "hybrid", "1f1b", "synchronization"),
         (ONE, "single", None, None),
@@ -213,7 +213,7 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (ONE, "pipeline", "1f1b", None),
         (OTHER, "single", None, "2 ×"),  # accumulation steps count in full
         (OTHER, "dp", None, "from step 1"),  # replicas keep their first weights
-        (OTHER, "ddp", None, "loss of the first step"),  # a mean of means
+        (OTHER, "ddp", None, "first step's loss"),  # a mean of means
         (OTHER, "fsdp", None, None),
         (OTHER, "hybrid", None, None),
     ],

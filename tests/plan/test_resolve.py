@@ -166,6 +166,29 @@ def test_backends():
     assert plan("ddp", on=machine(GPU)).backend == "gloo"  # NCCL refuses two ranks on one GPU
     assert plan("ddp", on=machine(GPU, GPU)).backend == "cpu:gloo,cuda:nccl"
 
+    here = replace(CPU, backends=("gloo", "local"))
+    assert plan("ddp", on=here).backend == "local"
+    assert plan("ddp", on=here, backend="gloo").backend == "gloo"
+    assert joined("ddp", launched("", ""), on=here).backend == "local"
+    assert joined("ddp", launched("", "", "", ""), on=here).backend == "gloo"  # two nodes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "on", "backend", "reason", "instead"),
+    [
+        ("ddp", CPU, "nccl", "CPU processes", "--backend gloo"),
+        ("ddp", CPU, "local", "Linux", "--backend gloo"),
+        ("ddp", machine(GPU), "nccl", "share a GPU", "--backend gloo"),
+        ("ddp", machine(GPU, GPU), "local", "CPU tensors", "--backend nccl"),
+        ("pipeline", CPU, "gloo", "one process", "--schedule"),
+    ],
+)
+def test_a_backend_that_cannot_work_is_refused(strategy, on, backend, reason, instead):
+    with pytest.raises(UsageError) as refused:
+        plan(strategy, on=on, backend=backend)
+    assert reason in refused.value.problem
+    assert instead in refused.value.fix
+
 
 def test_every_gpu_must_support_the_precision():
     assert plan("single", on=machine(GPU), precision="bf16").precision == "bf16"

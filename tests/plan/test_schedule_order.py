@@ -9,6 +9,7 @@ from torch.distributed import pipelining
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan, label
 from paralab.plan.schedules import (
+    ONE_SLOT_EACH,
     PARTS_PER_RANK,
     SCHEDULES,
     ideal_bubble,
@@ -110,7 +111,8 @@ def idle_share(slots):
 def test_the_formula_equals_the_simulated_bubble(schedule, full_backward):
     for stages, micro_batches in SIZES:
         if not misfit(schedule, stages, micro_batches):
-            simulated = idle_share(simulate(order(schedule, stages, micro_batches), full_backward))
+            seconds = {**ONE_SLOT_EACH, "B": full_backward}
+            simulated = idle_share(simulate(order(schedule, stages, micro_batches), seconds))
             assert ideal_bubble(stages, micro_batches, schedule) == pytest.approx(simulated), (
                 stages,
                 micro_batches,

@@ -165,7 +165,7 @@ def test_another_training_is_refused_with_both_values(tmp_path):
     folder = make(tmp_path, 1)
     manifest = json.loads((folder / "manifest.json").read_text()) | {"batch_size": 64}
     require_same_training(manifest, {"batch_size": 64}, folder)
-    with pytest.raises(UsageError, match=r"--batch-size 64.*--batch-size 32"):
+    with pytest.raises(UsageError, match=r"--batch-size 64.* 32"):
         require_same_training(manifest, {"batch_size": 32}, folder)
 
 

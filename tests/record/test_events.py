@@ -7,7 +7,7 @@ import pytest
 from paralab.errors import UsageError
 from paralab.record.events import Step
 from paralab.record.folder import SCHEMA_VERSION, RunFolder
-from paralab.record.reader import Tail, read_events
+from paralab.record.reader import Tail, parse, read_events
 from paralab.record.writer import EventWriter
 
 
@@ -31,7 +31,7 @@ def test_written_events_are_read_back(tmp_path):
 
 def test_a_truncated_line_is_read_once_it_is_complete(tmp_path):
     path = tmp_path / "rank0.jsonl"
-    tail = Tail(path)
+    tail = Tail(path, parse)
     assert tail.new() == []
     first, second = (json.dumps(step(number)) for number in (0, 1))
     path.write_text(f"{first}\n{second[:12]}")
@@ -64,7 +64,7 @@ def test_default_folders_get_numbers(tmp_path, monkeypatch):
 def test_the_manifest_makes_a_run_reproducible(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "")
     folder.write_manifest(plan={"strategy": "ddp"}, data_path="here", constraints=["4 cores"])
-    manifest = json.loads(folder.manifest_path.read_text())
+    manifest = json.loads((folder.path / "manifest.json").read_text())
     assert manifest["schema"] == SCHEMA_VERSION
     assert manifest["packages"]["torch"]
     assert {"created", "command", "folder", "plan", "data_path", "constraints"} <= manifest.keys()

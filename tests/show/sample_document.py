@@ -22,6 +22,8 @@ from paralab.analyse.blocks import (
     Part,
     Schedule,
     Section,
+    ShareRow,
+    Shares,
     Slot,
     Span,
     Split,
@@ -282,6 +284,15 @@ def schedule() -> Schedule:
     )
 
 
+def shares() -> Shares:
+    kinds = ("forward", "backward", "optimizer", "exposed", "wait", "other", "skew")
+    rows = (
+        ShareRow("single", (0.3, 0.6, 0.1, 0.0, 0.0, 0.0, 0.0)),
+        ShareRow("ddp", (0.2, 0.3, 0.1, 0.2, 0.1, 0.06, 0.04)),
+    )
+    return Shares("Shares of a step", kinds, rows)
+
+
 def answers() -> tuple[Block, ...]:
     return (
         Answer(
@@ -351,7 +362,7 @@ def sample() -> Document:
             (comparison(), speed(), step_times()),
             "Same weights, same samples, same global batches of 64.",
         ),
-        Section("Where the time goes", (timeline(), buckets(), *answers())),
+        Section("Where the time goes", (shares(), timeline(), buckets(), *answers())),
         Section("The training", (losses(), differences(), memory())),
         Section(
             "How the batch is cut",
@@ -402,6 +413,7 @@ def without_numbers() -> Document:
             (Bar("a", None), Bar("zero", 0.0), Bar("nan", math.nan, math.nan, math.nan)),
             "seconds",
         ),
+        Shares("shares", ("forward",), ()),
         Distribution("distribution", (), "seconds"),
         Distribution(
             "empty groups",

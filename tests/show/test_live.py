@@ -7,6 +7,7 @@ import os
 import pty
 import shutil
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paralab.analyse.metrics import metrics_of
+from paralab.analyse.recording import Recording
 from paralab.plan.plan import Plan
 from paralab.record.folder import RunFolder
 from paralab.show.follow import Follower
@@ -125,10 +128,24 @@ def test_numbers_match_the_events(follow):
     for rank in follower.ranks:
         assert rank.step_seconds == pytest.approx(0.08)
         assert rank.data_seconds == pytest.approx(0.01)
-        assert rank.communication_share == pytest.approx(20 / 80)  # 10 + 15, with 5 of overlap
+        share = follower.communication_share(rank.plan.rank)
+        assert share == pytest.approx(20 / 80)  # 10 + 15, with 5 of overlap
         assert rank.samples == 160
         [device] = rank.devices
         assert rank.load_of(device) == (pytest.approx(60 / 80), "busy")
+
+
+@pytest.mark.parametrize("name", ["straggler", "ddp", "dp"])
+def test_communication_is_the_same_as_in_the_summary(name):
+    """The live view showed 51 % where the summary says 6 %: it counted waiting for a slower rank."""
+    folder = RECORDED.parent / name
+    recording = Recording.read(folder)
+    follower = Follower(recording.plan, RunFolder(folder))
+    follower.poll()
+    ranks = range(recording.world_size)
+    live = [follower.communication_share(rank) for rank in ranks]
+    summary = metrics_of(recording).communication_share
+    assert statistics.mean(live) == pytest.approx(summary, abs=0.05)
 
 
 @pytest.mark.parametrize("width", [120, 90, 70, 60])

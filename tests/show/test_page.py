@@ -137,7 +137,7 @@ def test_every_chart_has_a_text_alternative():
     tree = Tree(page)
     pictures = [attributes for attributes in tree.all("svg") if attributes.get("role") == "img"]
     ids = {attributes["id"] for _, attributes in tree.elements if "id" in attributes}
-    assert len(pictures) == 8 * 2 + 1  # for desktop and phone, and one timeline
+    assert len(pictures) == 9 * 2 + 1  # for desktop and phone, and one timeline
     assert all(
         name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split()
     )

@@ -392,7 +392,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser, address):
         assert page.locator("nav ol").is_visible()
         sizes = page.evaluate("""() => [...document.querySelectorAll("svg[role=img]")].filter((svg) => svg.clientWidth).map((svg) =>
             12.5 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)""")
-        assert len(sizes) == 9
+        assert len(sizes) == 10
         assert min(sizes) >= 11  # px, the smallest text in any chart
         left = page.evaluate("""() => { const holder = document.querySelector(".table-block .scroll"); holder.scrollLeft = 200;
             return holder.querySelector("tbody th").getBoundingClientRect().left - holder.getBoundingClientRect().left; }""")
@@ -404,7 +404,7 @@ def test_without_scripts_everything_is_there(browser, address):
         page = context.new_page()
         page.goto(address)
         assert all(table.is_visible() for table in page.locator("table").all())
-        assert sum(picture.is_visible() for picture in page.locator("svg[role=img]").all()) == 9
+        assert sum(picture.is_visible() for picture in page.locator("svg[role=img]").all()) == 10
         assert all(answer.is_visible() for answer in page.locator(".answer").all())
         assert not any(
             script.is_visible()

@@ -103,7 +103,7 @@ def written(
     folder = RunFolder(tmp_path_factory.mktemp("viewers") / request.param)
     folder.path.mkdir()
     folder.write_trace(trace)
-    return folder.trace_path.rename(
+    return (folder.path / "trace.json").rename(
         folder.path / f"{request.param}.json"
     ), trace  # the viewers show the file's name
 

@@ -13,7 +13,7 @@ from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.record.writer import EventWriter
 from paralab.worker.inspect_workload import inspect_workload
-from paralab.worker.setup import set_up_rank
+from paralab.worker.rank_context import set_up_rank
 from paralab.workload.summary import Inspection, Summary
 from paralab.workload.workload import Workload
 

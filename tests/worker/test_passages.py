@@ -6,8 +6,7 @@ import torch
 
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker.loop import train
-from paralab.worker.setup import Extras
+from paralab.worker.loop import Extras, train
 from paralab.worker.strategies.pipeline_threads import Passage
 from paralab.workload.load import load_workload
 from tests.worker.one_rank import plan_workload

@@ -4,8 +4,7 @@ import torch
 
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker.loop import train
-from paralab.worker.setup import Extras
+from paralab.worker.loop import Extras, train
 from tests.worker.one_rank import make_plan, make_workload
 
 

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker.loop import train
+from paralab.worker.loop import Extras, train
 from paralab.worker.random_streams import RandomStreams
-from paralab.worker.setup import Extras
 from paralab.workload.load import load_workload
 from tests.worker.one_rank import plan_workload
 

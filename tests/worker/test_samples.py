@@ -53,6 +53,16 @@ def steps(data, replicas, replica, samples=10, **fields):
 MEMORY = {"input": torch.arange(10.0), "target": torch.arange(10)}
 
 
+def test_lists_in_memory_are_split_like_tensors():
+    """Each batch once contained the whole list, so its entries belonged to other samples."""
+    data = (torch.arange(10.0), {"words": list("abcdefghij"), "classes": ["yes", "no"]})
+    for numbers, more in steps(data, 2, 1):
+        assert more == {
+            "words": ["abcdefghij"[int(number)] for number in numbers],
+            "classes": ["yes", "no"],  # not one entry per sample
+        }
+
+
 @pytest.mark.parametrize(("data", "samples"), [(MEMORY, 10), (Numbers(), 10), (noisy, None)])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_ranks_together_see_what_one_rank_sees(data, samples, replicas):

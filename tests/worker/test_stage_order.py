@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paralab.worker.stage_order import Aborted, StageOrder
+from paralab.worker.strategies.pipeline_threads import Aborted, StageOrder
 
 
 def sweep(stages, micros, route):

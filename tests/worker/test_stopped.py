@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from paralab.worker import __main__ as worker
 from paralab.worker.clock import ALIGNED
 
+IN_CALLBACK = "Got the following error when running the callback: Stopped: <EMPTY MESSAGE>"
 LOST = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 
 
@@ -20,6 +22,10 @@ def end_of_a_rank(tmp_path, monkeypatch, message, order_after_seconds):
     """Let training raise `message`, and let the launcher's order arrive later (None: never)."""
 
     def fail(*arguments):
+        if message == IN_CALLBACK:  # the order arrives in Python code that torch's C++ code calls
+            worker._stopping.set()
+            with suppress(worker.Stopped):
+                worker._raise_if_stopping()
         raise RuntimeError(message)
 
     monkeypatch.setattr(worker, "train", fail)
@@ -57,3 +63,9 @@ def test_an_error_of_the_rank_itself_does_not_wait_for_an_order(tmp_path, monkey
     monkeypatch.setattr(worker.time, "sleep", lambda seconds: pytest.fail("it waited"))
     end = end_of_a_rank(tmp_path, monkeypatch, "a label is out of range", order_after_seconds=None)
     assert end == (RuntimeError, [("error", None), ("end", "failed")])
+
+
+def test_an_order_that_arrives_in_a_callback_is_still_an_order(tmp_path, monkeypatch):
+    # torch turned `Stopped` into a RuntimeError, so every third Ctrl-C was read as a failure.
+    end = end_of_a_rank(tmp_path, monkeypatch, IN_CALLBACK, order_after_seconds=None)
+    assert end == (worker.Stopped, [("end", "interrupted")])

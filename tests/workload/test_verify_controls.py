@@ -1,7 +1,7 @@
 """A forward that is held fixed gives every sample the same output, however the batch is split."""
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 
 import pytest
 import torch
@@ -130,6 +130,25 @@ def test_a_buffer_with_two_names_stays_one():
     model.register_buffer("two", model.one)
     put_back(model, state_of(model))
     assert model.one is model.two
+
+
+def test_generators_and_tensors_inside_containers_are_restored():
+    """A list of generators was once restored as a list of their states. Moving an item from one
+    list to another is a change, and dict keys stay the same objects."""
+    model, key = nn.Module(), object()
+    weight = torch.ones(2, requires_grad=True)
+    model.generators, model.queues = [torch.Generator()], [[1], [2]]
+    model.outputs, model.by_object = deque([weight * 2]), {key: 1}
+    before = state_of(model)
+    first = torch.rand(3, generator=model.generators[0])
+    model.queues[0].append(model.queues[1].pop())
+    model.by_object[key] += 1
+    assert changes(before, state_of(model)) == ["generators", "queues", "by_object"]
+
+    put_back(model, before)
+    assert torch.equal(torch.rand(3, generator=model.generators[0]), first)
+    assert (model.queues, model.by_object) == ([[1], [2]], {key: 1})
+    assert torch.equal(model.outputs[0], torch.full((2,), 2.0))
 
 
 def test_a_counter_stays_a_counter():

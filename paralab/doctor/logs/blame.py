@@ -1,5 +1,5 @@
-"""Who failed first, and who failed as a consequence. Every error in a job is a root (the rank's
-own), a victim's (another rank is gone), or unknown.
+"""Find which rank failed first, and which ranks failed as a consequence. Every error in a job is a
+root (the rank's own), a victim's (another rank is gone), or unknown.
 
     12:00:07  rank 1  ValueError: image 13 has 0 bytes      root: nothing to do with other ranks
     12:00:07  rank 0  Connection closed by peer             victim: it waited for rank 1
@@ -64,7 +64,8 @@ class Event:
 
     @property
     def in_backward(self) -> bool:
-        """Return whether it waited for gradients. Then the missing rank is wrong: all must join."""
+        """Return whether it waited for gradients. If so, the missing rank is at fault, because all
+        ranks must take part."""
         return any("torch/autograd" in f.file or f.function == "backward" for f in self.frames)
 
     @property
@@ -124,8 +125,8 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
 
 @dataclass(frozen=True)
 class Blame:
-    """All events in time order. `absent`: ranks without an error; `silent`: those of them that the
-    launcher did not end."""
+    """All events in time order. `absent`: ranks without an error; `silent`: the ones among them
+    that the launcher did not end."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
@@ -143,10 +144,10 @@ class Blame:
 def blame(logs: Logs) -> Blame:
     traces = [_of_trace(trace) for trace in fatal(logs)]
     exits = [event for exit_ in logs.exits if (event := _of_exit(exit_, logs, traces))]
-    spoken = {event.rank for event in traces if event.role == "victim"}
+    victims = {event.rank for event in traces if event.role == "victim"}
     dogs: dict[int | None, Event] = {}
     for line in logs.lines:
-        if "Watchdog caught collective" in line.text and line.rank not in spoken:
+        if "Watchdog caught collective" in line.text and line.rank not in victims:
             dogs.setdefault(line.rank, Event("victim", line.rank, line, waited=True))
     events = [*traces, *exits, *dogs.values()]
     events.sort(key=lambda event: _when(event, logs))
@@ -165,7 +166,7 @@ def blame(logs: Logs) -> Blame:
 
 def fatal(logs: Logs) -> list[Traceback]:
     """Return tracebacks that ended a process: torch's hook printed them, or nothing follows them.
-    If a logger printed one, or its file goes on after it, the exception was caught."""
+    If a logger printed the traceback, or output continues after it, the exception was caught."""
     traces = [trace for trace in logs.tracebacks if trace.errors and not trace.of_launcher]
     plain = [trace for trace in traces if not trace.logged]
     sure = [t for t in plain if t.first.hooked or t.reported or t.followed <= 3]
@@ -175,7 +176,7 @@ def fatal(logs: Logs) -> list[Traceback]:
         last = {trace.rank: trace for trace in traces if trace.logged}  # logged, then gave up
         ended = {exit_.rank for exit_ in logs.exits if (exit_.code or 0) > 0}
         sure += [trace for rank, trace in last.items() if rank in ended]
-    once: dict[object, Traceback] = {}  # a process prints it, and the launcher's report repeats it
+    once: dict[object, Traceback] = {}  # a process prints it, and the launcher repeats it
     for trace in sorted(sure, key=lambda trace: trace.reported):
         once.setdefault((trace.rank, trace.error) if trace.rank is not None else id(trace), trace)
     return sorted(once.values(), key=lambda trace: logs.when(trace.first))
@@ -189,11 +190,12 @@ def _of_trace(trace: Traceback) -> Event:
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """Classify an exit. A signal is a root unless the launcher sent it or another rank was lost."""
-    told = {event.rank for event in traces}
-    if exit_.asked or not exit_.code or exit_.rank in told or exit_.code == -15:
+    """Classify an exit. A signal is a root cause unless the launcher sent it or another rank was
+    lost."""
+    traced_ranks = {event.rank for event in traces}
+    if exit_.asked or not exit_.code or exit_.rank in traced_ranks or exit_.code == -15:
         return None
-    if exit_.code > 0 and None in told:
+    if exit_.code > 0 and None in traced_ranks:
         return None
     role: Role = "unknown" if exit_.code > 0 or exit_.code == -2 else "root"
     if exit_.code == -6:

@@ -1,6 +1,6 @@
 """Flight Recorder dumps (NCCL's pickle `nccl_trace_rank_0`, or JSON), and torchrun's error files.
 
-A pickle can run any code, so only the plain containers that a recorder writes are built."""
+A pickle can run any code, so we build only the plain containers that the recorder writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ WRITTEN_BY_RECORDERS = (b'"entries"', b'"comm_lib_version"', b'"nccl_version"')
 class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise UsageError(
-            f"A pickle was not opened: it has {module}.{name}, which no Flight Recorder writes.",
+            f"A pickle was not opened: it contains {module}.{name}, which the Flight Recorder "
+            "never writes.",
             fix="pass the file that NCCL wrote, unchanged",
         )
 
@@ -37,7 +38,7 @@ def _is_pickle(start: bytes) -> bool:
 
 
 def read_dump(path: Path, start: bytes) -> dict[str, Any] | None:
-    """Return the dump as plain containers, or None if it is something else or truncated."""
+    """Return the dump as plain containers, or None if it is truncated or not a dump."""
     if path.stat().st_size > LARGEST:
         raise UsageError(f"{path} is a dump of more than {LARGEST >> 20} MB.")
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What torchrun, Slurm, and torch.multiprocessing report about the exits of processes."""
+"""Read what torchrun, Slurm, and torch.multiprocessing report about process exits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Exit:
     code: int | None = None
     rank: int | None = None
     pid: int | None = None
-    local_rank: int | None = None  # on its node; a truncated report may have only this
+    local_rank: int | None = None  # the rank on its node; a truncated report may have only this
     time: float | None = None
     first: bool = False  # torchrun's "Root Cause (first observed failure)"
     asked: bool = False
@@ -56,7 +56,7 @@ class Exit:
 
 @dataclass
 class Exits:
-    """The exits that one stream of a launcher reports, gathered line by line."""
+    """The exits that a launcher reports in one stream, collected line by line."""
 
     exits: list[Exit] = field(default_factory=list)
     closed: set[int] = field(default_factory=set)  # processes that the launcher signaled

@@ -31,7 +31,8 @@ class Logs:
         a job that runs past New Year, January comes after December."""
         kept = [*self.lines, *(trace.first for trace in self.tracebacks)]
         late = max((line.time for line in kept if line.time is not None), default=0.0)
-        starts: dict[str, float] = {}  # lines before a file's first timestamp sort just before it
+        # Lines before a file's first timestamp are sorted just before it.
+        starts: dict[str, float] = {}
         for line in kept:
             if line.time is not None:
                 starts[line.source] = min(line.time, starts.get(line.source, line.time))
@@ -47,7 +48,7 @@ class Logs:
         self.tracebacks.sort(key=lambda trace: key(trace.first))
         ends = [spawned(trace.errors[-1]) for trace in self.tracebacks if trace.errors]
         self.reports += [Exits([end]) for end in ends if end]
-        self._name_the_nameless()
+        self._assign_missing_ranks()
 
     @cached_property
     def exits(self) -> list[Exit]:
@@ -66,7 +67,8 @@ class Logs:
 
     @cached_property
     def heard(self) -> set[int]:
-        """Return the ranks that these logs mention. Only these can be ranks "without an error"."""
+        """Return the ranks that these logs mention. Only ranks in this list can be ranks "without
+        an error"."""
         known = {*self.sources.values(), *self.last, *self.dumps}
         known |= {exit_.rank for exit_ in self.exits} | {line.rank for line in self.lines}
         known |= {trace.rank for trace in self.tracebacks}
@@ -77,13 +79,13 @@ class Logs:
         """Return all ranks of the job, including every rank below the highest one mentioned."""
         return list(range(max(self.heard, default=-1) + 1))
 
-    def _name_the_nameless(self) -> None:
-        """Assign a rank to an error before init_process_group, which has none, if the launcher's
+    def _assign_missing_ranks(self) -> None:
+        """Assign a rank to an error that occurred before init_process_group, if the launcher's
         report leaves only one candidate."""
         named = {trace.rank for trace in self.tracebacks}
-        nameless = [t for t in self.tracebacks if t.rank is None and not t.of_launcher | t.logged]
+        unassigned = [t for t in self.tracebacks if t.rank is None and not t.of_launcher | t.logged]
         failed = [x for x in self.exits if not x.asked and x.rank not in {None, *named}]
-        if len(nameless) != 1 or len(failed) != 1:
+        if len(unassigned) != 1 or len(failed) != 1:
             return
-        if nameless[0].is_fatal_signal == ((failed[0].code or 0) < 0):
-            nameless[0].rank = failed[0].rank
+        if unassigned[0].is_fatal_signal == ((failed[0].code or 0) < 0):
+            unassigned[0].rank = failed[0].rank

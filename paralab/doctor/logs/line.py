@@ -1,4 +1,4 @@
-"""One line of a log, without prefixes from launchers: colors, progress bars, ranks, timestamps.
+"""One line of a log, without colors, progress bars, and launchers' prefixes (ranks, timestamps).
 
 [default1]:[rank1]:[E1115 12:00:00.123456789 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught …
 └ tee ────┘└ torch┘└ stamp ──────────────────────────────────────────┘└ text
@@ -28,8 +28,8 @@ BEFORE_RANK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`time`: seconds since the start of an arbitrary year (launchers print no year), or None.
-    `stamped`: it begins with a timestamp, so a logger wrote it, not a dying interpreter."""
+    """`time`: seconds since the start of an arbitrary year (launchers do not print the year), or
+    None. `stamped`: it begins with a timestamp, so a logger wrote it, not a dying interpreter."""
 
     source: str
     number: int
@@ -49,7 +49,8 @@ def clean(raw: bytes) -> str:
     """Decode a line in any encoding and remove colors. Keep only the last state of a progress
     bar."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or raw.count(0) * 3 > len(raw) > 0:
-        raw = raw.replace(b"\0", b"").lstrip(b"\xff\xfe")  # UTF-16, as Windows shells redirect
+        # UTF-16, which Windows shells write when they redirect output
+        raw = raw.replace(b"\0", b"").lstrip(b"\xff\xfe")
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
         text = ANSI.sub("", text)

@@ -23,7 +23,8 @@ from paralab.doctor.logs.line import LABEL, Line, clean, parse
 from paralab.doctor.logs.traceback import Assembler
 from paralab.errors import UsageError
 
-# In lower case. Few and general, because messages change from version to version.
+# In lower case. There are few keywords, and they are general, because messages change from version
+# to version.
 WORDS = (
     *(b"error", b"exception", b"warn", b"nccl", b"watchdog", b"signal", b"exitcode", b"failed"),
     *(b"failures:", b"root cause", b"  rank  ", b"  host  ", b"  time  ", b"  traceback :"),
@@ -37,7 +38,7 @@ WORDS = (
 PASTED = 300  # lines: keep every line of a shorter text
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
-SAME = 200  # how many lines to keep that differ only in their numbers
+SAME = 200  # the maximum number of lines to keep that differ only in their numbers
 TAIL = 40  # lines at the end of a block that are always read
 BEFORE = 3  # lines before one with a keyword: they show the time, and whether a logger printed it
 FULLY = 20_000  # lines: shorter files are read line by line
@@ -99,7 +100,7 @@ def _files(name: str) -> Iterator[str]:
         fix = "logs end in .log, .err, .out, .txt, or .json; pass other files by name"
         if any(path.glob("*.py")):
             fix = f"pass scripts by name: {name}/train.py"
-        raise UsageError(f"The folder {name} holds no logs.", fix=fix)
+        raise UsageError(f"The folder {name} contains no logs.", fix=fix)
     yield from map(str, found or [path])
 
 
@@ -144,7 +145,7 @@ def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
 
 
 class _File:
-    """One file while it is read."""
+    """A log file that is being read."""
 
     def __init__(self, name: str, logs: Logs, rank: int | None = None) -> None:
         self.name, self.logs = name, logs
@@ -153,7 +154,9 @@ class _File:
         self.labelled = False
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
-        self.clock: float | None = None  # the last timestamp; lines without one get it
+        self.clock: float | None = (
+            None  # the last timestamp, which also applies to lines without one
+        )
         self.same: Counter[bytes] = Counter()  # lines without their numbers
 
     def read(self, file: IO[bytes]) -> None:
@@ -176,7 +179,7 @@ class _File:
         self.logs.reports += self.reports.values()
         self.logs.lengths[self.name] = self.number
         if not self.number:
-            self.logs.notes.append(f"{self.name} is empty: the job printed nothing into it.")
+            self.logs.notes.append(f"{self.name} is empty: the job wrote nothing to it.")
 
     def _block(self, block: bytes) -> None:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:

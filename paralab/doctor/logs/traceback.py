@@ -1,5 +1,5 @@
 """Python's tracebacks, assembled from lines that may be interleaved with those of other ranks.
-People also paste only the last lines of a traceback, or only the exception."""
+Users may also paste only the last lines of a traceback, or only the exception."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Traceback:
     reported: bool = False  # quoted in torchrun's report, after the process printed it
     logged: bool = False  # written by a logger, so the program caught it
     followed: int = 0  # lines that its stream printed after it
-    caused: int = 0  # frames of the exception that a following one was raised from
+    caused: int = 0  # frames of the exception that caused the next one
     rank: int | None = None
     header: Literal["", "plain", "boxed"] = ""  # "Traceback …", or a notebook's or rich's header
 
@@ -85,7 +85,8 @@ class Traceback:
 
     @property
     def headline(self) -> str:
-        """Return the exception in one line, with the next if the first only announces it."""
+        """Return the exception in one line; if its first line only announces a message, add the
+        next line."""
         lines = self.message[: 2 if self.error.endswith(":") else 1]
         return " ".join(line.text.strip() for line in lines)
 
@@ -144,7 +145,7 @@ class Assembler:
         )
 
     def feed(self, line: Line) -> bool:
-        """Process a line. Return False if it belongs to no traceback."""
+        """Process a line. Return False if it does not belong to a traceback."""
         line = self._without_prefix(line)
         text = line.text
         if HEADER in text and len(text) < 200 + len(HEADER):
@@ -164,7 +165,7 @@ class Assembler:
 
     def _without_prefix(self, line: Line) -> Line:
         """Remove a prefix (a host, a quotation mark, a collector's timestamp). The prefix of
-        "Traceback" recurs in the next lines, with other numbers at most."""
+        "Traceback" recurs in the next lines, possibly with other numbers."""
         start = line.text.find(HEADER)
         if start > 0:
             shape = r"\d+".join(map(re.escape, re.split(r"\d+", line.text[:start])))
@@ -182,7 +183,7 @@ class Assembler:
     def close(self) -> None:
         if self.open is not None and (self.open.frames or self.open.errors):
             self.done.append(self.open)
-            if len(self.done) > 200:  # a job that logs one exception per step
+            if len(self.done) > 200:  # for example, a job that logs one exception per step
                 del self.done[50:150]
         self.open, self._message, self._blank = None, False, False
 
@@ -274,6 +275,6 @@ class Assembler:
             return True  # another process's
         if line.hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
             return False
-        told = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])
+        num_lines = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])
         bare = self.open.lines[0] is self.open.errors[-1]
-        return self._blank or told > (LONGEST_BARE if bare else LONGEST_MESSAGE)
+        return self._blank or num_lines > (LONGEST_BARE if bare else LONGEST_MESSAGE)

@@ -1,10 +1,10 @@
-"""NCCL's watchdog: which collective timed out on which rank, and how far each rank had got.
+"""NCCL's watchdog: which collective timed out on which rank, and how far each rank got.
 
 [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523, …,
          Timeout(ms)=600000) ran for 600020 milliseconds before timing out.
 [PG ID 0 PG GUID 0(default_pg) Rank 1] …, last enqueued NCCL work: 811, last completed NCCL work: 807.
 
-Numbers count the collectives of one group: number 5 of one group has nothing to do with number 5 of another."""
+Each group has its own numbers: number 5 in one group has nothing to do with number 5 in another."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _group_in(text: str) -> str | None:
 
 def waiting_ranks(logs: Logs) -> list[Waiting]:
     """Return one report per rank and group. Use the first timeout; later lines repeat it. A timeout
-    names no group, but the rank's next lines about the same number do. If they are missing, use
-    those of other ranks."""
+    does not name its group, but the rank's next lines about the same number do. If they are
+    missing, use those of other ranks."""
     by_rank: dict[tuple[int | None, str], Waiting] = {}
     groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
     others: dict[int, set[str]] = defaultdict(set)  # number -> the groups of all ranks

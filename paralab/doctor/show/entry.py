@@ -79,7 +79,7 @@ def page(entry: Entry) -> str:
             + ", ".join(f"[{source}]({url(source)})" for source in entry.sources)
             + "."
         )
-    parts.append(f"Silence it on a line with `# paralab: ignore[{entry.id}] reason`.")
+    parts.append(f"To silence it on a line, write `# paralab: ignore[{entry.id}] reason`.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -20,7 +20,7 @@ from paralab.units import plural
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 AROUND = 2  # lines of context before and after
-MOST_PLACES = 20  # shown for one failure; --format concise lists all
+MOST_PLACES = 20  # places shown for one failure; --format concise lists all of them
 
 
 def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
@@ -50,12 +50,12 @@ def print_looked(rows: Sequence[Looked]) -> None:
 
 
 def _print(text: Text) -> None:
-    """Print a sentence: wrapped between words in a terminal, on one line in a pipe."""
+    """Print a sentence, wrapped between words in a terminal, or on one line in a pipe."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
 def _print_code(text: Text) -> None:
-    """Print a line of code: cut off at the width of a terminal."""
+    """Print a line of code, cut off at the terminal's width."""
     if console.is_terminal:
         console.print(text, no_wrap=True, overflow="ellipsis")
     else:
@@ -71,7 +71,7 @@ def print_remarks(diagnosis: Diagnosis) -> None:
 
 
 def print_group(findings: Sequence[Finding], sources: Sources) -> None:
-    """Print findings with the same id: the first in full, then the other places."""
+    """Print findings with the same id: the first one in full, then the places of the others."""
     first, *others = findings
     headline = _headline(first)
     if others:
@@ -104,7 +104,8 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
 
 
 def _place_and_code(finding: Finding, sources: Sources) -> Text:
-    """Return `train.py:41  dist.barrier()`, or the reason if there is a rank or no line."""
+    """Return `train.py:41 dist.barrier()`, or the reason if the finding names a rank or has no
+    line."""
     code = (sources.line(finding.file, finding.line) or "").strip()
     code = code if finding.rank is None else ""
     return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)
@@ -118,7 +119,7 @@ def say_finding(finding: Finding) -> None:
 
 
 def print_fixes(fixes: Fixes) -> None:
-    """Print what --fix changed, and what it did not, by id and reason."""
+    """Print what --fix changed, and what it did not change, by id and reason."""
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
         console.print(coloured(patch), soft_wrap=True)
@@ -173,11 +174,9 @@ def _context(finding: Finding, sources: Sources) -> list[Text]:
     lines = sources.lines(finding.file)
     shown = range(max(1, finding.line - AROUND), min(len(lines), finding.line + AROUND) + 1)
     width = len(str(shown[-1]))
-    return [
-        Text(
-            f"  {'>' if number == finding.line else ' '} {number:>{width}} | {lines[number - 1]}".rstrip()
-        )
-        if number == finding.line
-        else Text(f"    {number:>{width}} | {lines[number - 1]}".rstrip(), style="dim")
-        for number in shown
-    ]
+    context = []
+    for number in shown:
+        mark, style = (">", "") if number == finding.line else (" ", "dim")
+        line = f"  {mark} {number:>{width}} | {lines[number - 1]}"
+        context.append(Text(line.rstrip(), style))
+    return context

@@ -1,6 +1,6 @@
 """One line per finding: `--format concise` for people and editors, `--format github` for Actions.
 
-Needs only Python, because the pre-commit hook uses it.
+It needs only the standard library, because the pre-commit hook uses it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def github(diagnosis: Diagnosis, suspects: bool) -> list[str]:
 def print_lines(
     diagnosis: Diagnosis, style: str, suspects: bool, echo: Callable[..., None]
 ) -> None:
-    """Print the findings to stdout, and what could not be checked and the summary to stderr."""
+    """Print the findings to stdout. Print the summary, and what could not be checked, to stderr."""
     for line in (github if style == "github" else concise)(diagnosis, suspects):
         echo(line)
     for line in (*map(str, diagnosis.failures), *diagnosis.notes, *diagnosis.summary(suspects)):

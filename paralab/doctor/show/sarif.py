@@ -86,7 +86,8 @@ def _result(
 
 
 def _locations(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Return the place, or else the top of the file: code hosts drop results without a place."""
+    """Return the place, or else the top of the file, because code hosts drop results without a
+    place."""
     file = finding.file or (diagnosis.subject if Path(diagnosis.subject).is_file() else None)
     if not file:
         return []
@@ -138,8 +139,8 @@ def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
 
 
 def _replacement(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    """Convert an edit. An insertion is an empty region. A replacement ends before the newline of
-    its last line, which may be the end of the file."""
+    """Convert an edit. An insertion is an empty region. A replacement ends before its last line's
+    newline, because the file may end there."""
     region = {"startLine": edit.first, "startColumn": 1}
     if not edit.lines:
         return {"deletedRegion": region | {"endLine": edit.last + 1, "endColumn": 1}}

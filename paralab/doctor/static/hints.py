@@ -1,4 +1,5 @@
-"""Guesses from names and nesting where values are unknown: enough for a suspect, never for more."""
+"""Guesses from names and nesting where values are unknown: enough for a suspect, never for an error
+or a warning."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from paralab.doctor.static.facts import Call, If, Loop
+from paralab.doctor.static.imports import search_path
 from paralab.doctor.static.names import meaning
-from paralab.doctor.static.project import Scope, search_path
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
 # Words that show what a project does in any of its files.
@@ -71,7 +73,8 @@ def is_parallel(script: Script) -> bool:
 
 
 def trains(script: Script) -> bool:
-    """Return whether these modules contain the training loop, so that no other code decides."""
+    """Return whether these modules contain the training loop, so that no other code affects the
+    result."""
     return bool(script.methods("backward"))
 
 
@@ -95,6 +98,14 @@ def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
         case ast.Compare(left, [ast.NotEq() | ast.Gt() | ast.NotIn()], [right]):
             return not taken and _means(left, "rank") and _is_first(right)
     return taken and _means(test, "main")
+
+
+def is_for_others(test: ast.expr, taken: bool = True) -> bool:
+    """Return whether names suggest every rank but one: `initialized and not is_master()`."""
+    match test:
+        case ast.BoolOp(ast.And(), values) if taken:
+            return any(is_for_others(value) for value in values)
+    return is_for_one_rank(test, not taken)
 
 
 def _is_first(node: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a model, as far as the script shows them."""
+"""The layers and buffers of a model, as far as the script shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from paralab.doctor.static.facts import SAME_VALUE, Call, If, With
 from paralab.doctor.static.names import DDP, sounds_like
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.origins import has_decorator
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
 # torchvision and timm models with BatchNorm, by the start of their names.
@@ -32,7 +33,7 @@ def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
 
 
 def option(script: Script, call: Call, name: str) -> bool | None:
-    """Return whether an option of a call is on, or None if the script does not show it."""
+    """Return whether a call turns an option on, or None if the script does not show it."""
     value, scope = call.argument(99, name), call.scope
     for keyword in call.node.keywords:
         if keyword.arg is None and value is None:  # `**options`
@@ -51,11 +52,7 @@ def is_without_grad(script: Script, call: Call) -> bool:
     """Return whether a call runs under `torch.no_grad()`, as a block or a decorator."""
     if any(script.is_kind(one.item, call.scope, "no_grad") for one in call.inside(With)):
         return True
-    decorators = getattr(call.scope.node, "decorator_list", [])
-    return any(
-        (dotted_key(getattr(one, "func", one)) or "").endswith(("no_grad", "inference_mode"))
-        for one in decorators
-    )
+    return has_decorator(call.scope, "no_grad", "inference_mode")
 
 
 def is_decided(script: Script, call: Call) -> bool:
@@ -70,8 +67,7 @@ def is_decided(script: Script, call: Call) -> bool:
 
 def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
     """Return the project classes that a model is made of."""
-    makers = script.makers(model, scope) if model is not None else []
-    waiting = [call.made for call in makers if call.made is not None]
+    waiting = [call.made for call in script.makers(model, scope) if call.made is not None]
     found: set[Scope] = set()
     while waiting:
         owner = waiting.pop()
@@ -141,30 +137,28 @@ def _builds_module(script: Script, call: Call) -> bool:
 def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
     """Yield parts that come from outside the class: `self.encoder = encoder`."""
     for scope in owner.module.scopes_by_class[owner]:
-        for key, definitions in scope.definitions.items():
-            for definition in definitions if key.startswith("self.") else []:
-                value = definition.value
-                if isinstance(value, ast.Name) and sounds_like(value.id) != "module":
-                    kinds = script.kinds(value, scope)
-                    if kinds & {"module", "ddp"} or "coder" in value.id:
-                        yield definition
-                elif isinstance(value, ast.Name):
+        stored = [
+            one for key, all_ in scope.definitions.items() if key[:5] == "self." for one in all_
+        ]
+        for definition in stored:
+            value = definition.value
+            if isinstance(value, ast.Name):
+                is_model = sounds_like(value.id) == "module" or "coder" in value.id
+                if is_model or script.is_kind(value, scope, "module", "ddp"):
                     yield definition
-                elif isinstance(value, ast.Call) and value in script.call_at:
-                    call = script.call_at[value]
-                    last = call.target.rpartition(".")[2]
-                    library = call.target and not call.target.startswith(("torch.", "builtins."))
-                    if library and (last[:1].isupper() or "model" in call.target):
-                        yield definition
+            elif value in script.call_at:
+                target = script.call_at[value].target
+                is_class = target.rpartition(".")[2][:1].isupper()
+                is_foreign = target and not target.startswith(("torch.", "builtins."))
+                if is_foreign and (is_class or "model" in target):
+                    yield definition
 
 
 def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
-    """Return what has buffers in a model, in words; "" if certainly nothing, None if unknown."""
+    """Describe which parts of a model have buffers; return "" if certainly none, None if
+    unknown."""
     known = True
-    made = (
-        {id(call.made or call.target) for call in script.makers(model, scope)} if model else set()
-    )
-    if len(made) > 1:
+    if len({id(call.made or call.target) for call in script.makers(model, scope)}) > 1:
         return None  # a factory: the model is unknown
     for call in layers(script, model, scope):
         if call is None:

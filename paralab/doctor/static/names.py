@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, POINT_TO_POINT
+
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DP = "torch.nn.DataParallel"
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -42,32 +44,14 @@ _PREFIXES = (
     ("accelerate.accelerator.", "accelerate."),
 )
 
-COLLECTIVES = frozenset(
-    (
-        "all_reduce all_gather all_gather_into_tensor all_gather_object gather gather_object "
-        "scatter scatter_object_list broadcast broadcast_object_list reduce reduce_scatter "
-        "reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier "
-        "all_reduce_coalesced all_gather_coalesced new_group"
-    ).split()
-)
 # The position of the `group` argument.
 GROUP_POSITION = {
-    "barrier": 0,
-    "monitored_barrier": 0,
-    "all_reduce": 2,
-    "broadcast": 2,
-    "all_gather": 2,
-    "all_gather_into_tensor": 2,
-    "all_gather_object": 2,
-    "broadcast_object_list": 2,
-    "reduce": 3,
-    "gather": 3,
-    "gather_object": 3,
-    "scatter": 3,
-    "reduce_scatter": 3,
-    "reduce_scatter_tensor": 3,
-    "all_to_all": 2,
-    "all_to_all_single": 4,
+    name: group
+    for name, (_, group) in COLLECTIVE_ARGUMENTS.items()
+    if name not in POINT_TO_POINT and group is not None
+}
+COLLECTIVES = frozenset(GROUP_POSITION) | {
+    *("all_reduce_coalesced", "all_gather_coalesced", "new_group")
 }
 # Accelerate and Lightning Fabric: every process must make these calls.
 FRAMEWORK_COLLECTIVES = frozenset(
@@ -143,7 +127,7 @@ def canonical(name: str) -> str:
 
 
 def last_names(target: str) -> set[str]:
-    """Return the last parts under which a canonical name may be imported."""
+    """Return the last parts of the names under which an object may be imported."""
     return {target.rpartition(".")[2]} | {last for last, name in _BY_LAST.items() if name == target}
 
 
@@ -155,7 +139,7 @@ def meaning(name: str) -> str | None:
 
 @cache
 def sounds_like(name: str) -> str | None:
-    """Return what an unresolved variable most likely holds: optimizer, scaler, loader, …"""
+    """Return what an unresolved variable most likely refers to: optimizer, scaler, loader, …"""
     return next((kind for kind, pattern in _words.items() if pattern.match(name)), None)
 
 

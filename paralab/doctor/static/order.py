@@ -1,4 +1,4 @@
-"""Find which of two nodes runs first, as far as the calls between functions show it."""
+"""Find which of two nodes runs first, by following the calls between functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MOST_WAYS = 12
 
 
 def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator[Way]:
-    """Yield the path to a node, innermost first: the node, its function's call, that one's call."""
+    """Yield the path to a node, innermost first: the node, the call to its function, the call to
+    that call's function, and so on."""
     here = (scope, node)
     callers = script.callers(scope) if scope.is_function and depth else []
     for call in callers[:MOST_WAYS]:
@@ -25,7 +26,7 @@ def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator
 def runs_after(
     script: Facts, later: tuple[ast.AST, Scope], earlier: tuple[ast.AST, Scope]
 ) -> set[str]:
-    """Return `after`, `before`, or `loop` (by turns), for paths that share a function."""
+    """Return `after`, `before`, or `loop` (they alternate), for paths that share a function."""
     found = set()
     for one in ways(script, *later):
         for other in ways(script, *earlier):

@@ -1,34 +1,38 @@
 """The script and the local modules it imports, parsed, with parent links and resolved names.
 
-Nothing is executed, and torch is not imported. Imports resolve from the script's folder and from
-its project root, so the working directory does not change the answer.
+Nothing is executed, and torch is not imported.
 """
 
 from __future__ import annotations
 
 import ast
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from paralab.doctor.sources import lines_of, python_of
-from paralab.doctor.static.names import canonical
+from paralab.doctor.static.imports import (
+    absolute,
+    find_module,
+    folders_above,
+    imported_modules,
+    search_path,
+)
 from paralab.errors import UsageError
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SCOPES = (*FUNCTIONS, ast.ClassDef, ast.Module)
-ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 MOST_MODULES = 40
 VERSION = "{}.{}".format(*sys.version_info)
 
 
 @dataclass(eq=False, repr=False)
 class Definition:
-    """One place that gives a name its value.
+    """A place that gives a name its value.
 
     `how`: assign, item (an element of `value`), augmented, parameter, import, function, class.
     """
@@ -42,9 +46,13 @@ class Definition:
     imported: str = ""
 
 
+# name, how, value, index, imported: as in Definition
+Binding = tuple[str, str, ast.expr | None, int | None, str]
+
+
 @dataclass(eq=False, repr=False)
 class Scope:
-    """A module, a class, or a function. `definitions` holds the names it binds."""
+    """A module, a class, or a function. `definitions` contains the names that it binds."""
 
     node: ast.AST
     module: Module
@@ -97,6 +105,7 @@ class Module:
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     calls: list[tuple[ast.Call, Scope]] = field(default_factory=list)  # in source order
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    contexts: dict[ast.AST, tuple[Any, ...]] = field(default_factory=dict)  # see static.context
 
     @cached_property
     def lines(self) -> list[str]:
@@ -152,7 +161,7 @@ class Project:
         modules, seen = [first], {first.path}
         for module in modules:
             for node in module.imports:
-                for name in _imported_modules(node, module, folders):
+                for name in imported_modules(node, module.path, folders):
                     if len(modules) >= MOST_MODULES:
                         return modules
                     path = find_module(name, folders)
@@ -165,7 +174,8 @@ class Project:
         return modules
 
     def _parse(self, path: Path, shown: Path | None = None) -> Module | None:
-        """Return the module in a file. If invalid: None, or an error that calls it `shown`."""
+        """Return the module in a file. If it is invalid, return None, or raise an error that calls
+        the file `shown`."""
         if path not in self._parsed:
             try:
                 self._parsed[path] = _parse(path, shown or path)
@@ -197,71 +207,6 @@ def _parse(path: Path, shown: Path) -> Module:
     return module
 
 
-def search_path(script: Path) -> list[Path]:
-    """Return the folders for local imports: the script's own and those above it, up to the root."""
-    return _search_path(script.resolve().parent)
-
-
-@cache
-def _search_path(here: Path) -> list[Path]:
-    ways = [here, *here.parents[:6]]
-    root = next((at for at in ways if any((at / mark).exists() for mark in ROOT_MARKS)), None)
-    if root is None:  # not in a project: use the folder above the outermost package
-        root = next((at for at in ways if not (at / "__init__.py").exists()), here)
-    folders = ways[: ways.index(root) + 1]
-    return [*folders, *(folder / "src" for folder in folders if (folder / "src").is_dir())]
-
-
-def find_module(name: str, folders: list[Path]) -> Path | None:
-    """Return the file of a dotted module name."""
-    return _find_module(name, tuple(folders))
-
-
-@cache
-def _find_module(name: str, folders: tuple[Path, ...]) -> Path | None:
-    first = name.partition(".")[0]
-    for folder in folders:
-        if first not in _entries(folder):
-            continue
-        path = folder / name.replace(".", "/")
-        for file in (path.with_name(path.name + ".py"), path / "__init__.py"):
-            if file.is_file():
-                return file
-    return None
-
-
-@cache
-def _entries(folder: Path) -> set[str]:
-    """Return the modules and packages in a folder."""
-    try:
-        return {entry.name.removesuffix(".py") for entry in os.scandir(folder)}
-    except OSError:
-        return set()
-
-
-def _imported_modules(node: ast.AST, module: Module, folders: list[Path]) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = absolute(node, module, folders)
-        yield base
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def absolute(node: ast.ImportFrom, module: Module, folders: list[Path]) -> str:
-    """Return the dotted module of a from-import; relative ones start at the module's folder."""
-    if not node.level:
-        return node.module or ""
-    here = module.path.parent
-    for _ in range(node.level - 1):
-        here = here.parent
-    for folder in folders:
-        if here == folder or folder in here.parents:
-            parts = [*here.relative_to(folder).parts, *(node.module or "").split(".")]
-            return ".".join(part for part in parts if part)
-    return node.module or ""
-
-
 # --- parent links and definitions
 
 
@@ -291,7 +236,8 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all nodes below, nearest first: ast.walk without contexts and operators."""
+    """Yield a node and all nodes below it, nearest first, like ast.walk without contexts and
+    operators."""
     level = [node]
     while level:
         yield from level
@@ -312,10 +258,10 @@ def _link(module: Module) -> None:
                 name = getattr(child, "name", "<lambda>")
                 inner = Scope(child, module, scope, name)
                 module.scopes[child] = inner
-            if kind in _DEFINING:
-                _define(child, scope, inner)
-            elif isinstance(child, ast.Call):
+            if isinstance(child, ast.Call):
                 module.calls.append((child, scope))
+            elif kind not in _NEVER_DEFINES:
+                _define(child, scope, inner)
             if isinstance(child, (ast.Import, ast.ImportFrom)):
                 module.imports.append(child)
             if kind not in _NO_CHILDREN:
@@ -329,109 +275,86 @@ def _link(module: Module) -> None:
 
 
 _SCOPE_KINDS = frozenset(SCOPES)
-_DEFINING = frozenset(
-    [
-        *FUNCTIONS,
-        ast.ClassDef,
-        ast.Global,
-        ast.Nonlocal,
-        ast.Import,
-        ast.ImportFrom,
-        ast.Assign,
-        ast.AnnAssign,
-        ast.NamedExpr,
-        ast.AugAssign,
-        ast.For,
-        ast.AsyncFor,
-        ast.comprehension,
-        ast.With,
-        ast.AsyncWith,
-    ]
-)
+# The most frequent nodes, which do not bind names.
+_NEVER_DEFINES = _NO_CHILDREN - {ast.Global} | {ast.Attribute, ast.Expr, ast.keyword, ast.arg}
 
 
 def _define(node: ast.AST, scope: Scope, inner: Scope) -> None:
-    def add(name: str, how: str, **more: object) -> None:
-        target = scope
-        if name in scope.outer_names:
-            target = scope.module.scope
-        target.definitions[name].append(Definition(name, how, node, scope, **more))  # type: ignore[arg-type]
+    """Record the names that a statement binds, and the parameters of a function."""
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        scope.outer_names.update(node.names)
+    for name, how, value, index, imported in _bindings(node, scope.module):
+        target = scope.module.scope if name in scope.outer_names else scope
+        definition = Definition(name, how, node, scope, value, index, imported)
+        target.definitions[name].append(definition)
+    if isinstance(node, FUNCTIONS):
+        for argument in (*inner.parameters, node.args.vararg, node.args.kwarg):
+            if argument is not None:
+                definition = Definition(argument.arg, "parameter", argument, inner)
+                inner.definitions[argument.arg].append(definition)
 
+
+def _bindings(node: ast.AST, module: Module) -> Iterator[Binding]:
+    """Yield the names that a statement binds."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            add(node.name, "function")
+            yield node.name, "function", None, None, ""
         case ast.ClassDef():
-            add(node.name, "class")
-        case ast.Global() | ast.Nonlocal():
-            scope.outer_names.update(node.names)
+            yield node.name, "class", None, None, ""
         case ast.Import():
             for alias in node.names:
-                if alias.asname:
-                    add(alias.asname, "import", imported=alias.name)
-                else:
-                    first = alias.name.split(".")[0]
-                    add(first, "import", imported=first)
+                first = alias.name.split(".")[0]
+                yield (
+                    alias.asname or first,
+                    "import",
+                    None,
+                    None,
+                    alias.name if alias.asname else first,
+                )
         case ast.ImportFrom():
-            folders = _search_path(scope.module.path.parent)
-            base = absolute(node, scope.module, folders)
+            base = absolute(node, module.path, folders_above(module.path.parent))
             for alias in node.names:
-                add(alias.asname or alias.name, "import", imported=f"{base}.{alias.name}")
+                yield alias.asname or alias.name, "import", None, None, f"{base}.{alias.name}"
         case ast.Assign():
             for target in node.targets:
-                _bind(target, node.value, add)
-        case ast.AnnAssign() if node.value is not None:
-            _bind(node.target, node.value, add)
-        case ast.NamedExpr():
-            _bind(node.target, node.value, add)
+                yield from _bind(target, node.value)
+        case ast.AnnAssign(target, _, ast.expr() as value) | ast.NamedExpr(target, value):
+            yield from _bind(target, value)
         case ast.AugAssign():
-            value = ast.BinOp(node.target, node.op, node.value)
-            ast.copy_location(value, node)
+            value = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
             key = dotted_key(node.target)
             if key:
-                add(key, "augmented", value=value)
-        case ast.For() | ast.AsyncFor():
-            _bind_items(node.target, node.iter, add)
-        case ast.comprehension():
-            _bind_items(node.target, node.iter, add)
+                yield key, "augmented", value, None, ""
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            yield from _bind_items(node.target, node.iter)
         case ast.With() | ast.AsyncWith():
             for item in node.items:
                 if item.optional_vars is not None:
-                    _bind(item.optional_vars, item.context_expr, add)
-    if isinstance(node, FUNCTIONS):
-        everything = [*inner.parameters, node.args.vararg, node.args.kwarg]
-        for argument in everything:
-            if argument is not None:
-                inner.definitions[argument.arg].append(
-                    Definition(argument.arg, "parameter", argument, inner)
-                )
+                    yield from _bind(item.optional_vars, item.context_expr)
 
 
-def _bind(target: ast.expr, value: ast.expr, add: object) -> None:
-    """Record the names that an assignment binds: `a = v`, `self.a = v`, `a, b = v, w`."""
-    assert callable(add)
+def _bind(target: ast.expr, value: ast.expr) -> Iterator[Binding]:
+    """Yield the names that an assignment binds: `a = v`, `self.a = v`, `a, b = v, w`."""
     key = dotted_key(target)
     if key:
-        add(key, "assign", value=value)
+        yield key, "assign", value, None, ""
     elif isinstance(target, (ast.Tuple, ast.List)):
-        pairs = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+        values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
         for index, part in enumerate(target.elts):
-            if pairs:
-                assert isinstance(value, (ast.Tuple, ast.List))
-                _bind(part, value.elts[index], add)
+            if len(values) == len(target.elts):
+                yield from _bind(part, values[index])
             else:
-                _bind_items(part, value, add, index)
+                yield from _bind_items(part, value, index)
 
 
-def _bind_items(target: ast.expr, value: ast.expr, add: object, index: int | None = None) -> None:
-    assert callable(add)
-    if isinstance(target, ast.Starred):
-        target = target.value
+def _bind_items(target: ast.expr, value: ast.expr, index: int | None = None) -> Iterator[Binding]:
+    target = target.value if isinstance(target, ast.Starred) else target
     key = dotted_key(target)
     if key:
-        add(key, "item", value=value, index=index)
+        yield key, "item", value, index, ""
     elif isinstance(target, (ast.Tuple, ast.List)):
         for number, part in enumerate(target.elts):
-            _bind_items(part, value, add, number)
+            yield from _bind_items(part, value, number)
 
 
 def dotted_key(node: ast.AST) -> str | None:
@@ -450,6 +373,3 @@ def position(node: ast.AST) -> tuple[int, int]:
 
 def end(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "end_lineno", 0) or 0, getattr(node, "end_col_offset", 0) or 0
-
-
-__all__ = ["Definition", "Module", "Project", "Scope", "canonical"]

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.registry import entries
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import Script
@@ -23,6 +24,7 @@ class Place:
 
 
 At = Place | Call
+TESTS = ("test_", "_test_")
 
 
 def at(node: ast.AST, scope: Scope) -> Place:
@@ -35,19 +37,26 @@ def found(
     severity: Severity,
     where: At,
     why: str,
-    fix: str,
+    fix: str = "",
     *,
+    doubt: str = "",
     also: tuple[At, ...] = (),
     edits: tuple[Edit, ...] = (),
 ) -> Finding:
-    """Return a finding at a call or node; `also` adds other lines to the evidence."""
+    """Return a finding at a call or node. `fix` replaces the entry's fix. `doubt`: what would make
+    the finding certain ("if …"); it is then a suspect. `also` adds other lines to the evidence."""
+    if doubt:
+        severity, why = "suspect", f"{why} This is certain {doubt}."
     evidence = tuple(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
     if severity == "error" and (_in_test(where) or not _is_reached(script, where)):
         severity = "suspect"  # a project's tests cause failures on purpose
+    if severity == "error" and script.is_exhausted:
+        severity = "suspect"
     file = shown(script, where.module)
+    fix = fix or entries[id].fix
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
 
 
@@ -66,15 +75,13 @@ def _is_reached(script: Script, where: At) -> bool:
 
 def _in_test(where: At) -> bool:
     scope: Scope | None = where.module.scope_of(where.node)
-    while scope is not None:
-        if scope.is_function and scope.name.startswith(("test_", "_test_")):
-            return True
+    while scope is not None and not (scope.is_function and scope.name.startswith(TESTS)):
         scope = scope.parent
-    return False
+    return scope is not None
 
 
 def shown(script: Script, module: Module) -> str:
-    """Return a file's path for the user: the script as given, others relative to its folder."""
+    """Return the path to show to the user: the script's as given, others relative to its folder."""
     if module is script.modules[0]:
         return str(script.path)
     relative = os.path.relpath(module.path, script.path.resolve().parent)
@@ -114,26 +121,25 @@ def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
     return replace(script, call.module, call.node, new)
 
 
-def insert(script: Script, module: Module, before: ast.stmt, text: str) -> tuple[Edit, ...]:
-    """Return an edit that inserts a line before a statement, unless another one shares its line."""
-    indent = module.lines[before.lineno - 1][: before.col_offset]
-    if indent.strip():
-        return ()
-    return (Edit(shown(script, module), before.lineno, before.lineno - 1, (indent + text,)),)
+def insert(
+    script: Script, module: Module, at: ast.stmt, text: str, after: bool = False
+) -> tuple[Edit, ...]:
+    """Return an edit that adds a line before or after a statement, if it is alone on its line."""
+    indent = module.lines[at.lineno - 1][: at.col_offset]
+    line = (at.end_lineno or at.lineno) + 1 if after else at.lineno
+    return (
+        () if indent.strip() else (Edit(shown(script, module), line, line - 1, (indent + text,)),)
+    )
 
 
 def insert_line(script: Script, where: Call, text: str, after: bool = False) -> tuple[Edit, ...]:
-    """Return an edit that adds a line before or after a call's statement, if it is alone there."""
+    """Return an edit that adds a line before or after a call's statement."""
     statement: ast.AST | None = where.node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = where.module.parents.get(statement)
     if not isinstance(statement, (ast.Expr, ast.Assign)):
         return ()
-    indent = where.module.lines[statement.lineno - 1][: statement.col_offset]
-    if indent.strip() or statement.end_lineno is None:
-        return ()
-    line = statement.end_lineno + 1 if after else statement.lineno
-    return (Edit(shown(script, where.module), line, line - 1, (indent + text,)),)
+    return insert(script, where.module, statement, text, after)
 
 
 def out_of_branch(script: Script, call: Call, branch: ast.AST) -> tuple[Edit, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import LOADER
@@ -27,7 +26,8 @@ def rows(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) ->
         return batches(script, node.generators[0].iter, scope)
     makers = script.makers(node, scope)
     if not makers:
-        values = list(_values(script, node, scope))
+        definitions = script.reaching(node, scope)
+        values = [value for one in definitions for value in script.sources(one)]
         return rows(script, *values[0], depth + 1) if len(values) == 1 else None
     call = makers[0]
     last = call.target.rpartition(".")[2]
@@ -38,14 +38,6 @@ def rows(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) ->
     if call.target == "torch.utils.data.TensorDataset":
         return rows(script, call.node.args[0], call.scope, depth + 1)
     return None
-
-
-def _values(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
-    for definition in script.reaching(node, scope):
-        if definition.how == "parameter":
-            yield from script.arguments_for(definition)
-        elif definition.value is not None:
-            yield definition.value, definition.scope
 
 
 def loader_of(script: Script, node: ast.expr, scope: Scope) -> Call | None:

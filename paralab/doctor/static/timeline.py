@@ -1,4 +1,5 @@
-"""The calls that matter to a check, in the order they run, through project functions.
+"""The calls that matter to a check, in the order in which they run, including those inside project
+functions.
 
 def update(loss):                 for x in loader:
     loss.backward()                   update(f(x))       backward, inside the loop
@@ -8,10 +9,11 @@ def update(loss):                 for x in loader:
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from paralab.doctor.static.collective_tree import called_object
 from paralab.doctor.static.facts import Call, Context, If, Loop, With
 from paralab.doctor.static.project import Scope, end
 from paralab.doctor.static.script import Env, Script
@@ -85,8 +87,19 @@ def extra_tests(one: Event, other: Event) -> list[tuple[Chain, If]]:
     ]
 
 
+def occurrences(
+    timelines: Iterable[list[Event]], *roles: str
+) -> Iterator[tuple[list[Event], int, Event]]:
+    """Yield each event with one of these roles, with its timeline and its position in it."""
+    for events in timelines:
+        for place, event in enumerate(events):
+            if event.role in roles:
+                yield events, place, event
+
+
 class Timelines:
-    """One list of events per module, and per function that no walked code calls."""
+    """One list of events for each module, and for each function that none of the visited code
+    calls."""
 
     def __init__(self, script: Script, role: Callable[[Call], str], methods: tuple[str, ...]):
         self.script, self.role = script, role
@@ -137,8 +150,7 @@ class Timelines:
         for call in sorted(self.script.calls_in(scope), key=lambda call: end(call.node)):
             if len(self.events) > MOST_EVENTS:
                 return
-            is_named = call.last_name in self.names
-            function = self._function(call, is_named)
+            function = self._function(call)
             role = self.role(call) if call.last_name in self.methods and not function else ""
             if not role and function is None:
                 continue
@@ -153,12 +165,10 @@ class Timelines:
                 if all(function is not one.function for one in chain):
                     self._walk(function, (*chain, call), here, inner)
 
-    def _function(self, call: Call, is_named: bool) -> Scope | None:
+    def _function(self, call: Call) -> Scope | None:
         """Return the project function that a call runs, if it is relevant."""
-        if is_named:
+        if call.last_name in self.names:
             return call.function
         if "__call__" in self.names and not call.target and isinstance(call.node.func, ast.Name):
-            for maker in self.script.makers(call.node.func, call.scope):
-                if maker.made is not None:
-                    return self.script.method(maker.made, "__call__")
+            return called_object(self.script, call)
         return None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.origins import decorators_of
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import UNKNOWN, Env, Script
 
 MOST_WAYS = 24
@@ -55,7 +56,7 @@ def _follow(script: Script, calls: tuple[Call, ...], found: list[Way]) -> None:
     if scope is None or not scope.is_function:
         found.append(Way(calls, True))
         return
-    if script.is_spawned(scope) or _is_started(script, scope):
+    if script.is_spawned(scope) or is_started(script, scope):
         found.append(Way(calls, True))
     before = [call for call in script.callers(scope) if call not in calls]
     sure = bool(before)
@@ -76,13 +77,13 @@ def _follow(script: Script, calls: tuple[Call, ...], found: list[Way]) -> None:
             found[start:] = [Way(way.calls, False) for way in found[start:]]
 
 
-def _is_started(script: Script, function: Scope) -> bool:
+def is_started(script: Script, function: Scope) -> bool:
     """Return whether another call starts the function: `launch(main, args)`, `fire.Fire(main)`."""
     name = function.name
     return any(
         isinstance(one, ast.Name) and one.id == name and script.resolve(one, call.scope) is function
         for call in script.calls_matching(_STARTS)
-        for one in [*call.node.args, *(each.value for each in call.node.keywords)]
+        for one in call.arguments
     )
 
 
@@ -112,9 +113,7 @@ def arrives(script: Script, way: Way, rank: int) -> Arrival:
 
 
 def _is_for_one_rank(scope: Scope) -> bool:
-    decorators = getattr(scope.node, "decorator_list", [])
-    names = (dotted_key(one.func if isinstance(one, ast.Call) else one) or "" for one in decorators)
-    return any(_ONE_RANK.search(name.rpartition(".")[2]) for name in names)
+    return any(map(_ONE_RANK.search, decorators_of(scope)))
 
 
 def starts_of_job(script: Script) -> list[Way]:
@@ -128,7 +127,7 @@ def starts_of_job(script: Script) -> list[Way]:
 
 
 def excludes(one: Way, other: Way) -> bool:
-    """Return whether two paths need different outcomes of one test."""
+    """Return whether two paths need different outcomes of the same test."""
     taken = {ast.unparse(test.test): test.taken for test, _ in other.tests()}
     return any(
         taken.get(ast.unparse(test.test), test.taken) != test.taken for test, _ in one.tests()

@@ -1,9 +1,10 @@
-"""How watching enters the processes of a command: Python imports a module of this name before it
+"""Start watching in the processes of a command: Python imports a module with this name before it
 starts a program.
 
-This folder comes first on the PYTHONPATH of the command that `paralab doctor` starts. It waits until
-the program imports torch, and then starts watching. It removes itself from the path and runs the
-`sitecustomize` that it hides. Launchers, and processes that never import torch, are not affected.
+This folder comes first on the PYTHONPATH of the command that `paralab doctor` starts. This module
+waits until the program imports torch, and then starts watching. It removes itself from the path and
+runs the `sitecustomize` that it hides. Launchers, and processes that never import torch, are not
+affected.
 """
 
 import contextlib

@@ -11,6 +11,7 @@ gather       collect the outputs on device 0, which computes the loss
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -47,20 +48,16 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
 
     def __init__(self, context: RankContext, module: nn.Module, ids: list[int]) -> None:
         super().__init__(module, device_ids=ids)
-        self.context, self.span = context, context.probe.span
-        self.device = context.rank.devices[0].name
+        self.context = context
+        for phase in ("scatter", "replicate", "gather"):
+            setattr(self, phase, self._timed(phase, getattr(self, phase)))
 
-    def scatter(self, *args: Any, **kwargs: Any) -> Any:
-        with self.span("scatter", device=self.device):
-            return super().scatter(*args, **kwargs)
+    def _timed(self, phase: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.context.probe.span(phase, device=self.context.rank.devices[0].name):
+                return run(*args, **kwargs)
 
-    def replicate(self, *args: Any, **kwargs: Any) -> Any:
-        with self.span("replicate", device=self.device):
-            return super().replicate(*args, **kwargs)
-
-    def gather(self, *args: Any, **kwargs: Any) -> Any:
-        with self.span("gather", device=self.device):
-            return super().gather(*args, **kwargs)
+        return call
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
         if self.context.streams:
@@ -152,12 +149,10 @@ class VirtualDataParallel(nn.Module):
         with self.context.probe.span("reduce", bytes=sum(p.nbytes for p in first) * (used - 1)):
             for replica in self.replicas[1:used]:
                 for to, origin in zip(first, replica.parameters(), strict=True):
-                    if origin.grad is None:
-                        continue
-                    if to.grad is None:
-                        to.grad = origin.grad.clone()
-                    else:
+                    if origin.grad is not None and to.grad is not None:
                         to.grad.add_(origin.grad)
+                    elif origin.grad is not None:
+                        to.grad = origin.grad
                     origin.grad = None
 
 

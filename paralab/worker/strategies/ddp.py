@@ -53,8 +53,8 @@ class Reduction:
     """One DDP module's all-reduces, and the parameters that were reduced in this step.
 
     DDP waits for the gradients of all parameters in a bucket. If a gradient is missing, DDP never
-    reduces the bucket, and torch raises an error only in the next forward. By then, the optimizer
-    has already stepped with gradients that differ between ranks.
+    reduces the bucket, and torch raises an error only in the next forward pass. By then, the
+    optimizer has already stepped with gradients that differ between ranks.
     """
 
     probe: Probe

@@ -94,10 +94,9 @@ class Fsdp(Strategy):
             if plan.precision not in LOW or not mixes_types:
                 raise
             raise ParalabError(
-                f"fsdp in {plan.precision}: the forward mixes dtypes ({error}). FSDP casts the "
-                "parameters and inputs of units, but not buffers, nor tensors that the forward "
-                "creates.",
-                fix="cast such tensors to x.dtype in the forward, or use --precision fp32, "
+                f"fsdp in {plan.precision}: the model mixes dtypes ({error}). FSDP casts the "
+                "parameters and inputs of units, but not buffers or tensors that forward() creates.",
+                fix="cast such tensors to x.dtype in forward(), or use --precision fp32, "
                 "or ddp (autocast)",
             ) from error
 

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointError
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
-from paralab.worker.groups import group_of, mesh
+from paralab.worker.groups import group_of
 from paralab.worker.memory import addresses
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
 from paralab.worker.stage_module import StageModule, free_other_stages
@@ -56,7 +56,9 @@ class PipelineProcesses(Strategy):
         self.device = torch.device(rank.devices[0].torch)
         # gloo can send only from host memory.
         self.wire = self.device if "nccl" in (plan.backend or "") else torch.device("cpu")
-        self.mesh = mesh(plan, rank.replica, rank.stage)
+        # Micro-batches move along one group, and gradients are summed over the other.
+        self.pipeline = group_of(plan, "pipeline", rank.replica)
+        self.replicas = group_of(plan, "replicas", rank.stage)
 
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
         free_other_stages(model, plan.stage_parts, set(owned))
@@ -108,7 +110,7 @@ class PipelineProcesses(Strategy):
         own = {n: value.cpu() for n, value in self.model.state_dict().items() if not value.is_meta}
         gathered: list[Any] = [None] * context.plan.stages
         first = context.rank.rank == 0
-        dist.gather_object(own, gathered if first else None, 0, self.mesh.get_group("stage"))
+        dist.gather_object(own, gathered if first else None, 0, self.pipeline)
         if not first:
             return None
         together = {name: value for stage in gathered for name, value in stage.items()}
@@ -125,19 +127,16 @@ class PipelineProcesses(Strategy):
                 del self.schedules[oldest]
                 for module in self.modules:
                     module.forget(oldest)
-            self.schedules[key] = self._make_schedule()
+            plan, places = self.context.plan, (self.wire, self.pipeline)
+            stages = [_TimedStage(self.context, module, *places) for module in self.modules]
+            schedule = SCHEDULES[plan.schedule or ""](
+                stages if plan.chunks > 1 else stages[0],
+                plan.micro_batches,
+                loss_fn=lambda output, target: output,  # the last stage returns its loss
+                scale_grads=False,
+            )
+            self.schedules[key] = schedule, stages
         return self.schedules[key]
-
-    def _make_schedule(self) -> tuple[Any, list[_TimedStage]]:
-        plan, group = self.context.plan, self.mesh.get_group("stage")
-        stages = [_TimedStage(self.context, module, self.wire, group) for module in self.modules]
-        schedule = SCHEDULES[plan.schedule or ""](
-            stages if plan.chunks > 1 else stages[0],
-            plan.micro_batches,
-            loss_fn=lambda output, target: output,  # the last stage returns its loss
-            scale_grads=False,
-        )
-        return schedule, stages
 
     def _finish(self, output: Any, micro_number: int, live: bool) -> torch.Tensor:
         """Finish the last stage: compute the loss over the micro-batch's real samples."""
@@ -158,7 +157,7 @@ class PipelineProcesses(Strategy):
         plan = self.context.plan
         if plan.rank_replicas < 2:
             return
-        group, limit = self.mesh.get_group("replica"), (plan.bucket_mb or BUCKET_MB) * 2**20
+        group, limit = self.replicas, (plan.bucket_mb or BUCKET_MB) * 2**20
         for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
             # A parameter may have a gradient on only some replicas, but all replicas must send the
             # same number of bytes. So append one flag per parameter. A parameter that no replica
@@ -246,7 +245,7 @@ def _explain_checkpointing() -> Iterator[None]:
 
 
 def _mixes_stages(error: BaseException) -> bool:
-    """Return whether recomputing a block met a meta tensor, which belongs to another stage."""
+    """Return whether recomputing a block failed on a meta tensor, which belongs to another stage."""
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
     return checkpoint.__file__ in files and "meta" in str(error)
 

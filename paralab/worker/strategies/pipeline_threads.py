@@ -1,5 +1,5 @@
-"""`mp` and `pipeline`: one model on several devices in one process, with the user's forward
-unchanged.
+"""`mp` and `pipeline`: one model on several devices in one process, without changing the user's
+forward().
 
 A stage begins when a certain submodule is called. A hook on that submodule moves the tensors to the
 stage's device, through an autograd node (`_Crossing`) that also runs in the backward pass. With one
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from torch import nn
 
 from paralab.worker.clock import Mark
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
-from paralab.worker.stage_order import Aborted, StageOrder
 from paralab.workload.batch import call_model, map_tensors, tensors
 
 
@@ -52,33 +52,32 @@ class PipelineThreads(Strategy):
                     tensor.data = tensor.data.to(device)
                 if len(set(self.devices)) > 1:
                     # Tensors outside the main path (a mask, for example) must move too.
-                    module.register_forward_pre_hook(_move_to(device), with_kwargs=True)
+                    hook = partial(_move_arguments, device)
+                    module.register_forward_pre_hook(hook, with_kwargs=True)
             if stage:
                 modules[part.start].register_forward_pre_hook(
-                    self._cross_to(stage), with_kwargs=True, prepend=True
+                    partial(self._cross_to, stage), with_kwargs=True, prepend=True
                 )
 
-    def _cross_to(self, stage: int) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            passage: Passage | None = getattr(self.current, "passage", None)
-            device = self.devices[stage]
-            # The micro-batch does not advance if activation checkpointing calls the module again
-            # during backward, or if the forward calls it twice or out of order.
-            if passage is None or passage.returning or stage <= passage.stage:
-                return move((args, kwargs), device)
+    def _cross_to(self, stage: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Move the arguments of a stage's first module to the stage's device."""
+        passage: Passage | None = getattr(self.current, "passage", None)
+        device = self.devices[stage]
+        # The micro-batch does not advance if activation checkpointing calls the module again during
+        # backward, or if the forward pass calls it twice or out of order.
+        if passage is None or passage.returning or stage <= passage.stage:
+            return move((args, kwargs), device)
 
-            crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
-            came_from = passage.stage
-            passage.forward_to(stage)
-            cross: Any = _Crossing.apply
-            arrived = iter(cross(passage, came_from, device, *crossing) if crossing else ())
-            inputs = map_tensors(
-                lambda t: next(arrived) if t.requires_grad else move(t, device), (args, kwargs)
-            )
-            self.context.note_split(self.names[stage], inputs)
-            return inputs
-
-        return hook
+        crossing = [t for t in tensors((args, kwargs)) if t.requires_grad]
+        came_from = passage.stage
+        passage.forward_to(stage)
+        cross: Any = _Crossing.apply
+        arrived = iter(cross(passage, came_from, device, *crossing) if crossing else ())
+        inputs = map_tensors(
+            lambda t: next(arrived) if t.requires_grad else move(t, device), (args, kwargs)
+        )
+        self.context.note_split(self.names[stage], inputs)
+        return inputs
 
     def before_last_backward(self, stage: int) -> None:
         """Called before a stage's last backward pass in a step. Subclasses may override this."""
@@ -134,15 +133,12 @@ def move(tree: Any, device: torch.device, copy: bool = False) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=to_gpu, copy=copy), tree)
 
 
-def _move_to(device: torch.device) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return move((args, kwargs), device)
-
-    return hook
+def _move_arguments(device: torch.device, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return move((args, kwargs), device)
 
 
 class Passage:
-    """One micro-batch's way through the stages, forward and backward."""
+    """One micro-batch's path through the stages, forward and backward."""
 
     def __init__(
         self, pipeline: PipelineThreads, micro: MicroBatch, number: int, accumulation: int
@@ -239,7 +235,7 @@ class _Crossing(torch.autograd.Function):
         """Move values from `stage` to `device`."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
         # Always copy. An input that is returned unchanged would not get a graph node, and the model
-        # may not change a view in place.
+        # must not change a view in place.
         return tuple(move(value, device, copy=True) for value in values)
 
     @staticmethod
@@ -247,3 +243,40 @@ class _Crossing(torch.autograd.Function):
         ctx.passage.backward_to(ctx.stage)
         moved = (move(grad, device) for grad, device in zip(grads, ctx.came_from, strict=True))
         return None, None, None, *moved
+
+
+class Aborted(Exception):
+    """Another micro-batch failed, so this one stops waiting."""
+
+
+class StageOrder:
+    """The order of micro-batches at each stage, for one forward or backward sweep: micro-batch j
+    enters a stage when j-1 has left it.
+
+        forward, 2 stages, 3 micro-batches            backward
+            stage 0   0 1 2                               stage 1   0 1 2
+            stage 1     0 1 2                             stage 0     0 1 2
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._next = [0] * stages
+        self._changed = threading.Condition()
+        self._aborted = False
+
+    def enter(self, stage: int, micro: int) -> None:
+        """Wait until all earlier micro-batches have left this stage."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._aborted or self._next[stage] == micro)
+            if self._aborted:
+                raise Aborted
+
+    def leave(self, stage: int, micro: int) -> None:
+        with self._changed:
+            self._next[stage] = micro + 1
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """Wake all waiting micro-batches after a failure."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()

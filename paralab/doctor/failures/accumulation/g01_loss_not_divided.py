@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.events import Step
 from paralab.doctor.failures.accumulation.windows import Window, windows
-from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import SAME_VALUE, Call
 from paralab.doctor.static.hints import accumulations, divides_by_accumulation
 from paralab.doctor.static.names import kind_of_made
@@ -34,7 +33,7 @@ ENTRY = Entry(
       optimizer.step()
       optimizer.zero_grad()
 """,
-    sources=("verl-project/verl#3332",),
+    sources=reports("verl-project/verl#3332"),
     silent=True,
 )
 
@@ -43,11 +42,12 @@ _SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")
 
 
 @check("G01", source="script")
-def undivided_loss(script: Script) -> Iterator[Finding]:
+def undivided_loss(script: Script) -> Findings:
     """Report a step that adds up several mean losses without dividing them or the gradients."""
     if _changes_gradients(script):
         return
     judged: set[Call] = set()
+    is_mean = "if each loss is a mean over its micro-batch"
     for window in windows(script):
         call = window.backward.call
         loss = _loss_of(script, call)
@@ -57,30 +57,24 @@ def undivided_loss(script: Script) -> Iterator[Finding]:
         reductions, factors = _trace(script, loss, call.scope)
         if "sum" in reductions or not reductions or _is_divided(window, factors, call):
             continue
-        many = str(window.number or f"`{window.size_text}`") if window.size else "all"
-        why = (
-            f"`{code(window.step.call.node)}` ({line_of(window.step.call, call)}) adds up the gradients of "
-            f"{many} backward passes, but the loss is not divided by that number."
-        )
-        sure = reductions == {"mean"} and not window.is_optional
-        if not sure:
-            why += " Certain if each loss is a mean over its micro-batch."
+        many = window.many if window.size else "all"
+        why = f"{window.stepping} adds up the gradients of {many} backward passes, but nothing divides the loss by that number."
         fix = f"Divide the loss: `({code(loss)} / {window.size_text}).backward()`."
-        severity: Severity = "error" if sure else "suspect"
-        edits = _division(script, window, loss)
-        also = (window.step.call,)
-        yield found(script, "G01", severity, call, why, fix, also=also, edits=edits)
+        doubt = "" if reductions == {"mean"} and not window.is_optional else is_mean
+        also, edits = (window.step.call,), _division(script, window, loss)
+        yield found(script, "G01", "error", call, why, fix, doubt=doubt, also=also, edits=edits)
     for call, step in () if divides_by_accumulation(script) else accumulations(script):
-        if call not in judged and not script.imports("accelerate", "deepspeed"):
-            why = (
-                f"`{code(step.node)}` ({line_of(step, call)}) waits for several backward passes, and nothing divides the "
-                "loss by their number. Certain if each loss is a mean over its micro-batch."
-            )
-            yield found(script, "G01", "suspect", call, why, ENTRY.fix, also=(step,))
+        is_fabric = call.target.endswith("Fabric.backward")  # it divides nothing
+        if call not in judged and (is_fabric or not script.imports("accelerate", "deepspeed")):
+            why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after several backward passes, and nothing divides the loss."
+            yield found(script, "G01", "suspect", call, why, doubt=is_mean, also=(step,))
 
 
 def _loss_of(script: Script, backward: Call) -> ast.expr | None:
-    """Return the loss in `loss.backward()` or `scaler.scale(loss).backward()`."""
+    """Return the loss in `loss.backward()`, `scaler.scale(loss).backward()`, or
+    `fabric.backward(loss)`."""
+    if backward.node.args and code(backward.receiver).endswith("fabric"):
+        return backward.node.args[0]
     call = script.call_at.get(backward.receiver) if backward.receiver is not None else None
     return call.argument(0, "outputs") if call and call.method == "scale" else backward.receiver
 
@@ -150,7 +144,7 @@ def _follow(
 
 
 def _has_call(script: Script, node: ast.expr, scope: Scope) -> bool:
-    """Return whether a factor is part of the loss and not a number."""
+    """Return whether a factor is part of the loss rather than a number."""
     if isinstance(node, ast.Call) and script.call_at[node].target.startswith("builtins."):
         return False
     calls = script.contributors(node, scope)
@@ -162,7 +156,7 @@ def _is_divided(window: Window, factors: list[tuple[ast.expr, Scope]], backward:
     for node, scope in factors:
         value = script.evaluate(node, scope, 0)
         if not isinstance(value, (int, float)):
-            return True  # divided by a computed value, which may well be right
+            return True  # divided by a computed value, which may be correct
         if value not in (0, 1) and (
             number is None or is_close(value, number) or is_close(value, 1 / number)
         ):
@@ -207,21 +201,16 @@ def undivided(rank: WatchedRank) -> Finding | None:
         return None
     passes = plain[0].micro_steps
     count = len(passes)
-    certain = all(one.batches for one in passes) and False in checked
     why = (
-        f"One optimizer step adds up {count} backward passes, each from a mean loss that is not "
-        f"divided by {count}. The gradient is {count} times as large as that of one batch."
+        f"One optimizer step adds up {count} backward passes, each from a mean loss that nothing divides "
+        f"by {count}. The gradient is {count} times too large."
     )
-    doubt = f"if the {count} losses are parts of one batch and nothing divides the gradients later"
-    losses = "; ".join(
-        f"{p.loss_value:.4g} -> backward of {p.backward.loss:.4g}" for p in passes[:4]
-    )
-    evidence = (f"{len(plain)} of {len(every)} windows of rank {rank.rank}", f"losses: {losses}")
-    fix = (
-        f"Write `(loss / {count}).backward()`, with the number of micro-batches instead of {count}."
-    )
+    losses = "; ".join(f"{p.loss_value:.4g} -> {p.backward.loss:.4g}" for p in passes[:4])
+    evidence = f"rank {rank.rank}, {len(plain)} of {len(every)} steps: loss -> backward: {losses}"
+    certain = all(one.batches for one in passes) and False in checked
+    doubt = "if the losses are parts of one batch and nothing divides the gradients later"
     doubt = "" if certain else doubt
-    return make_finding("G01", "error", why, passes[0].backward, evidence, fix=fix, doubt=doubt)
+    return make_finding("G01", "error", why, passes[0].backward, evidence, doubt=doubt)
 
 
 def _is_plain_sum(window: Observed) -> bool:

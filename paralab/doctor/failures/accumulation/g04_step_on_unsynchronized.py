@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import product
 
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of
 from paralab.doctor.failures.accumulation.windows import (
@@ -14,20 +15,19 @@ from paralab.doctor.failures.accumulation.windows import (
     timelines,
     windows,
 )
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import Module, Scope, dotted_key
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import Event
+from paralab.doctor.static.timeline import Event, occurrences
 
 ENTRY = Entry(
     id="G04",
-    title="An optimizer step on gradients that were not synchronized",
-    symptom="No message. The parameters of the ranks drift apart and never become equal again.",
+    title="The optimizer steps on gradients that are not averaged",
+    symptom="No message. The ranks' parameters drift apart and stay different.",
     cause="The last pass before the step also runs under `no_sync()`, or the data ends in the middle of a window.",
-    fix="Synchronize in the last pass before every step, and in the last batch of the epoch.",
+    fix="Run the last micro-batch before every step outside `no_sync`, including the last one of an epoch.",
     example="""\
 - with model.no_sync():
 -     loss = criterion(model(x), y)
@@ -38,40 +38,38 @@ ENTRY = Entry(
 """,
     silent=True,
 )
+ONE_TEST = "Use one condition for both: use `no_sync` exactly when no step follows."
 
 
 @check("G04", "G05", source="script")
-def never_synchronized(script: Script) -> Iterator[Finding]:
+def never_synchronized(script: Script) -> Findings:
     """Report DDP models that only run forward under `no_sync` (G05: backward is outside)."""
     passes = [
         (event, forwards, next((one for one in events[place:] if one.role == "step"), None))
-        for events in timelines(script)
-        for place, event in enumerate(events)
-        if event.role == "backward" and (forwards := forwards_of(script, event))
+        for events, place, event in occurrences(timelines(script), "backward")
+        if (forwards := forwards_of(script, event))
     ]
     if not passes or not all(_is_quiet(script, one) for _, many, _ in passes for one in many):
         return
-    for event, forwards, step in passes[:1]:
-        by = averaged_by(script, step) if step is not None else ""
-        if step is None or by == "":
-            continue
-        severity: Severity = "suspect" if by else "error"
-        more = f" Certain if {by} does not average the parameters." if by else ""
-        forward, call = forwards[0].call, event.call
-        if _is_quiet(script, event):
-            why = (
-                f"`{code(step.call.node)}` uses gradients that were never synchronized: every forward and backward pass, "
-                f"such as {line_of(call, step.call)}, runs under `no_sync`. The ranks drift apart.{more}"
-            )
-            fix = "Run the last micro-batch before the step outside `no_sync`."
-            yield found(script, "G04", severity, step.call, why, fix, also=(call,))
-        else:
-            why = (
-                f"The forward pass `{code(forward.node.func)}(…)` ({line_of(forward, call)}) runs under `no_sync`, backward does "
-                f"not. DDP decides in forward, so these gradients are never synchronized and the ranks drift apart.{more}"
-            )
-            fix = "Keep both together: inside `no_sync`, or, for the last micro-batch before a step, outside."
-            yield found(script, "G05", severity, call, why, fix, also=(forward,))
+    event, forwards, step = passes[0]
+    by = averaged_by(script, step) if step is not None else ""
+    if step is None or by == "":
+        return
+    doubt = f"if {by} does not average the parameters" if by else ""
+    forward, call = forwards[0].call, event.call
+    if _is_quiet(script, event):
+        why = (
+            f"Every forward and backward pass, such as {line_of(call, step.call)}, runs under `no_sync`, so "
+            f"`{code(step.call.node)}` uses gradients that were never averaged. The ranks drift apart."
+        )
+        yield found(script, "G04", "error", step.call, why, doubt=doubt, also=(call,))
+    else:
+        why = (
+            f"The forward pass `{code(forward.node.func)}(…)` ({line_of(forward, call)}) runs under `no_sync`, and DDP "
+            "decides there. So this backward pass does not synchronize gradients, and the ranks "
+            "drift apart."
+        )
+        yield found(script, "G05", "error", call, why, doubt=doubt, also=(forward,))
 
 
 def _is_quiet(script: Script, event: Event) -> bool:
@@ -79,16 +77,21 @@ def _is_quiet(script: Script, event: Event) -> bool:
 
 
 @check("G04", source="script")
-def unsynchronized_boundary(script: Script) -> Iterator[Finding]:
+def unsynchronized_boundary(script: Script) -> Findings:
     """Report an iteration that steps although its passes ran under `no_sync`."""
     sure = list(_unsynchronized_boundary(script))
     yield from sure or _another_remainder(script)
 
 
-def _unsynchronized_boundary(script: Script) -> Iterator[Finding]:
+def _unsynchronized_boundary(script: Script) -> Findings:
     for window in windows(script):
         forwards = forwards_of(script, window.backward)
-        if not forwards or window.guard is None or window.is_apart:
+        if (
+            not forwards
+            or window.guard is None
+            or window.is_apart
+            or averaged_by(script, window.step) == ""
+        ):
             continue
         if any(one.is_apart and one.loop == window.loop for one in windows(script)):
             continue
@@ -96,24 +99,21 @@ def _unsynchronized_boundary(script: Script) -> Iterator[Finding]:
         known = window.length is not None and window.length >= size  # else it spans epochs
         for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
-            if turn is None or averaged_by(script, window.step) == "":
+            if turn is None:
                 continue
             partial = turn == length - 1 and length % size != 0
             which = (
-                "after the last batch, before its window is full"
+                "the last batch, before its window is full"
                 if partial
-                else f"after micro-batch {turn + 1}"
+                else f"micro-batch {turn + 1}"
             )
-            step = window.step.call
+            step, forward = window.step.call, forwards[0].call
             why = (
-                f"`{code(step.node)}` runs {which}, but the forward pass of that micro-batch "
-                f"({line_of(forwards[0].call, step)}) is still under `no_sync`: its gradients are not synchronized."
+                f"`{code(step.node)}` runs after {which}, but the forward pass of that micro-batch "
+                f"({line_of(forward, step)}) is under `no_sync`, so its gradients are not averaged."
             )
-            if partial:
-                why += " Certain if the number of batches is not a multiple of the window."
-            fix = "Use one condition for both: `no_sync` exactly when no step follows."
-            severity: Severity = "suspect" if partial else "error"
-            yield found(script, "G04", severity, step, why, fix, also=(forwards[0].call,))
+            doubt = "if the number of batches is not a multiple of the window" if partial else ""
+            yield found(script, "G04", "error", step, why, ONE_TEST, doubt=doubt, also=(forward,))
             break
 
 
@@ -126,49 +126,41 @@ def _unsynchronized_turn(window: Window, forward: Event, length: int) -> int | N
     return None
 
 
-@check("G04", source="script")
-def always_quiet(script: Script) -> Iterator[Finding]:
-    """Report `no_sync` under `i != n` in a loop over `range(n)`, where it is always true."""
-    for module in script.modules:
-        for node in module.nodes:
-            if not isinstance(node, ast.Attribute) or node.attr != "no_sync":
-                continue
-            scope = module.scope_of(node)
-            for item in script.context(node, module):
-                test = (
-                    _always_true(script, item.test, scope)
-                    if isinstance(item, If) and item.taken
-                    else None
-                )
-                if test is not None:
-                    why = (
-                        f"`{code(test)}` is always true, so the last micro-batch before the step runs under `no_sync` too: "
-                        "its gradients are never synchronized."
-                    )
-                    fix = f"Compare with the last iteration: `{code(test)} - 1`."
-                    yield found(script, "G04", "error", at(test, scope), why, fix)
-
-
-def _another_remainder(script: Script) -> Iterator[Finding]:
-    """Suspect `no_sync` while `i % n != 0` before a step when `(i + 1) % n == 0`."""
+def _no_syncs(script: Script) -> Iterator[tuple[ast.Attribute, Scope]]:
     for module in script.modules:
         for node in module.nodes if "no_sync" in module.text else ():
-            if not isinstance(node, ast.Attribute) or node.attr != "no_sync":
-                continue
-            quiet_when = _remainders(script, node, module)
-            for step in [call for call in script.methods("step") if call.module is module]:
-                others = _remainders(script, step.node, module)
-                for one, two in ((one, two) for one in quiet_when for two in others):
-                    if _counters(one) == _counters(two) and code(one.left) != code(two.left):
-                        why = (
-                            f"`no_sync` depends on `{code(one)}`, but the step ({line_of(step, at(node, module.scope))}) on "
-                            f"`{code(two)}`. Certain if both count the same backward passes."
-                        )
-                        fix = "Use one condition for both: `no_sync` exactly when no step follows."
-                        yield found(
-                            script, "G04", "suspect", at(node, module.scope), why, fix, also=(step,)
-                        )
-                        return
+            if isinstance(node, ast.Attribute) and node.attr == "no_sync":
+                yield node, module.scope_of(node)
+
+
+@check("G04", source="script")
+def always_quiet(script: Script) -> Findings:
+    """Report `no_sync` under `i != n` in a loop over `range(n)`, where it is always true."""
+    for node, scope in _no_syncs(script):
+        for item in script.context(node, scope.module):
+            taken = isinstance(item, If) and item.taken
+            test = (
+                _always_true(script, item.test, scope) if isinstance(item, If) and taken else None
+            )
+            if test is not None:
+                why = f"`{code(test)}` is always true, so the last micro-batch before the step runs under `no_sync` too."
+                fix = f"Compare with the last iteration: `{code(test)} - 1`."
+                yield found(script, "G04", "error", at(test, scope), why, fix)
+
+
+def _another_remainder(script: Script) -> Findings:
+    """Suspect `no_sync` while `i % n != 0` before a step when `(i + 1) % n == 0`."""
+    for node, scope in _no_syncs(script):
+        quiet_when, where = _remainders(script, node, scope.module), at(node, scope)
+        for step in [call for call in script.methods("step") if call.module is scope.module]:
+            for one, two in product(quiet_when, _remainders(script, step.node, scope.module)):
+                if _counters(one) == _counters(two) and code(one.left) != code(two.left):
+                    why = f"`no_sync` depends on `{code(one)}`, but the step ({line_of(step, where)}) depends on `{code(two)}`."
+                    doubt = "if both count the same backward passes"
+                    yield found(
+                        script, "G04", "suspect", where, why, ONE_TEST, doubt=doubt, also=(step,)
+                    )
+                    return
 
 
 def _remainders(script: Script, node: ast.AST, module: Module) -> list[ast.BinOp]:
@@ -189,10 +181,7 @@ def _always_true(script: Script, test: ast.expr, scope: Scope) -> ast.expr | Non
     for part in ast.walk(test):
         match part:
             case ast.Compare(ast.Name() as counter, [ast.NotEq() | ast.Lt()], [limit]):
-                for one in script.reaching(counter, scope):
-                    match one.value:
-                        case ast.Call(ast.Name("range"), [stop]) if ast.dump(stop) == ast.dump(
-                            limit
-                        ):
-                            return part
+                ranges = {f"range({code(limit, 200)})", f"range(0, {code(limit, 200)})"}
+                if any(code(one.value, 200) in ranges for one in script.reaching(counter, scope)):
+                    return part
     return None

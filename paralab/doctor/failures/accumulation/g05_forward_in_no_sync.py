@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, reports
 
 ENTRY = Entry(
     id="G05",
-    title="Forward inside no_sync, backward outside",
-    symptom="No message. This backward does not synchronize, although it runs outside the block.",
-    cause="DDP decides in forward, and forward ran under `no_sync()`.",
-    fix="Keep both inside or both outside.",
+    title="no_sync covers forward but not backward",
+    symptom="No message. The backward pass does not average gradients, although it runs outside the block.",
+    cause="DDP decides in forward whether backward synchronizes, and forward ran under `no_sync()`.",
+    fix="Put both inside the block, or both outside for the last micro-batch before a step.",
     example="""\
 - with model.no_sync():
 -     loss = criterion(model(x), y)
@@ -17,6 +17,6 @@ ENTRY = Entry(
   loss.backward()
   optimizer.step()
 """,
-    sources=("NVlabs/stylegan2-ada-pytorch#233",),
+    sources=reports("NVlabs/stylegan2-ada-pytorch#233"),
     silent=True,
 )

@@ -10,113 +10,100 @@ from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timeli
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import Loop
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.facts import Loop, names_in
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.timeline import Event
 from paralab.doctor.windows import accumulated
 
 ENTRY = Entry(
     id="G06",
     title="Leftover micro-batches are dropped, or leak into the next epoch",
-    symptom=(
-        "No message. With 10 batches and N = 4, two batches per epoch are left over, and their gradients are "
-        "added to the next epoch."
-    ),
-    cause="The step runs only at multiples of N, and the number of batches is not a multiple of N.",
-    fix="Step after the last batch too, and divide by the number of passes that were accumulated.",
+    symptom="No message. With 10 batches and N = 4, the gradients of the last two batches go into the next epoch.",
+    cause="The step runs after every N batches, and the number of batches is not a multiple of N.",
+    fix="Step after the last batch too, and divide the loss by the size of that window.",
     example="""\
 - if (i + 1) % N == 0:
 + if (i + 1) % N == 0 or i + 1 == len(loader):
       optimizer.step()
       optimizer.zero_grad()
 """,
-    sources=(
-        "timoschick/pet#36",
-        "meta-pytorch/torchtune#2745",
-        "Lightning-AI/pytorch-lightning#19987",
-        "tomhosking/torchseq#8",
-        "huggingface/transformers#2533",
+    sources=reports(
+        "timoschick/pet#36 meta-pytorch/torchtune#2745 Lightning-AI/pytorch-lightning#19987 "
+        "tomhosking/torchseq#8 huggingface/transformers#2533"
     ),
     silent=True,
 )
 
 
 @check("G06", source="script")
-def leftover_batches(script: Script) -> Iterator[Finding]:
+def leftover_batches(script: Script) -> Findings:
     """Report a loop that ends in the middle of a window and has no step after it."""
     for window in windows(script):
-        node = window.loop[1].node
+        node, length = window.loop[1].node, window.length
         if window.guard is None or window.number == 1 or not isinstance(node, ast.For):
             continue
-        size, length = window.number or ASSUMED, window.length
-        is_known = window.number is not None and length is not None
-        iterations = length if is_known and length is not None else 2 * size + 1
-        if iterations % size == 0 or _counts_on(script, window) or _steps_later(script, window):
+        if window.backward.call.target.endswith("Fabric.backward"):
+            continue  # Fabric divides the batches between the ranks
+        size = window.number or ASSUMED
+        known = window.number is not None and length is not None
+        turns = length if known and length is not None else 2 * size + 1
+        if turns % size == 0 or _counts_on(script, window):
             continue
-        last = window.env(iterations - 1, iterations)
-        steps = [
-            window.happens(window.step, window.env(turn, iterations)) for turn in range(iterations)
-        ]
-        if True not in steps or steps[-1] is not False:
+        if _outside_loop(script, window, "step", later=True):
             continue
-        if window.happens(window.backward, last) is not True and not window.is_apart:
+        steps = [window.happens(window.step, window.env(turn, turns)) for turn in range(turns)]
+        last = window.happens(window.backward, window.env(turns - 1, turns)) is True
+        if True not in steps or steps[-1] is not False or not (last or window.is_apart):
             continue
         fate, leaks = _fate(script, window)
-        rest = f"There are {length} batches: the gradients of the last {iterations % size} {fate}."
-        if not is_known:
-            rest = f"The gradients of the batches after the last full window {fate}."
-            rest += f" Certain if the number of batches is not a multiple of `{window.size_text}`."
-        why = f"`{code(window.step.call.node)}` runs only after every {window.number or window.size_text} batches. {rest}"
-        fix = "Step after the last batch too (`or i + 1 == len(loader)`), and divide the loss by the size of that window."
-        severity: Severity = "suspect" if not is_known else "error" if leaks else "warning"
-        also = (window.backward.call,)
-        yield found(script, "G06", severity, window.step.call, why, fix, also=also)
+        why = f"`{code(window.step.call.node)}` runs only after every {window.number or window.size_text} batches. "
+        if known:
+            why += f"There are {length} batches: the gradients of the last {turns % size} {fate}."
+        else:
+            why += f"The gradients of the batches after the last full window {fate}."
+        doubt = (
+            "" if known else f"if the number of batches is not a multiple of `{window.size_text}`"
+        )
+        severity: Severity = "error" if leaks else "warning"
+        step, also = window.step.call, (window.backward.call,)
+        yield found(script, "G06", severity, step, why, doubt=doubt, also=also)
 
 
 def _counts_on(script: Script, window: Window) -> bool:
     """Return whether the counter continues in the next epoch, so that the window fills up there."""
     node, scope = window.loop[1].node, window.step.scope_at(window.loop[0])
-    names = {one.id for one in ast.walk(getattr(node, "target", node)) if isinstance(one, ast.Name)}
-    if window.counter in names:
+    if window.counter in names_in(getattr(node, "target", node)):
         return False
-    around = [one for one in script.context(node, scope.module) if isinstance(one, Loop)]
     resets = [one for one in scope.definitions.get(window.counter, []) if one.how == "assign"]
-    return not any(
-        [part for part in script.context(one.node, scope.module) if isinstance(part, Loop)]
-        == around
-        for one in resets
-    )
+    around = _loops(script, node, scope)
+    return not any(_loops(script, one.node, scope) == around for one in resets)
 
 
-def _steps_later(script: Script, window: Window) -> bool:
-    """Return whether there is a step after the loop."""
+def _loops(script: Script, node: ast.AST, scope: Scope) -> list[Loop]:
+    return [part for part in script.context(node, scope.module) if isinstance(part, Loop)]
+
+
+def _outside_loop(script: Script, window: Window, role: str, later: bool = False) -> Event | None:
+    """Return a call with this role just outside the loop: on either side, or only after it."""
+    events = next((events for events in timelines(script) if window.step in events), [])
+    after = events[events.index(window.step) + 1 :] if later else events
     outer = window.step.loops[:-1]
-    for events in timelines(script):
-        if window.step in events:
-            later = events[events.index(window.step) + 1 :]
-            return any(one.role == "step" and one.loops == outer for one in later)
-    return False
+    return next((one for one in after if one.role == role and one.loops == outer), None)
 
 
 def _fate(script: Script, window: Window) -> tuple[str, bool]:
-    """Return what happens to the leftover gradients and whether they leak into another epoch."""
-    outer = window.step.loops[:-1]
-    if not outer:
+    """Describe what happens to the leftover gradients, and return whether they leak into another
+    epoch."""
+    if not window.step.loops[:-1]:
         return "are never used", False
-    for events in timelines(script):
-        if window.step in events:
-            for event in events:
-                if event.role == "zero_grad" and event.loops == outer:
-                    where = line_of(event.call, window.step.call)
-                    return (
-                        f"are never used: `{code(event.call.node)}` in {where} clears them",
-                        False,
-                    )
-    return (
-        "are added to the first step of the next epoch; those of the last epoch are never used",
-        True,
-    )
+    if zero := _outside_loop(script, window, "zero_grad"):
+        where = line_of(zero.call, window.step.call)
+        return f"are never used: `{code(zero.call.node)}` in {where} clears them", False
+    leaks = "are added to the first step of the next epoch; those of the last epoch are never used"
+    return leaks, True
 
 
 @check_each_rank("G06")
@@ -128,15 +115,13 @@ def left_over(rank: WatchedRank) -> Finding | None:
         step = next((step for step in reversed(rank.steps) if step.t < epoch.t), None)
         if step is None or not fate:
             continue
-        then = "never reach a step"
-        if fate == "leak":
-            then = f"are added to the first step of the next epoch, which gets {count} too many"
+        leaks = fate == "leak"
         why = (
-            f"{usual} micro-batches make one step, and the loader has {epoch.batches}. After the last "
-            f"step {count} backward passes are left over, and their gradients {then}."
+            f"{usual} micro-batches make one step, and the loader has {epoch.batches}. The gradients of "
+            f"the last {count} "
+            + ("leak into the first step of the next epoch." if leaks else "never reach a step.")
         )
-        evidence = f"rank {rank.rank}: {epoch.batches} batches, {count} passes after the last step of epoch {epoch.epoch}"
-        return make_finding("G06", "error" if fate == "leak" else "warning", why, step, evidence)
+        return make_finding("G06", "error" if leaks else "warning", why, step)
     return None
 
 
@@ -161,7 +146,8 @@ def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str 
 
 
 def _observed_fate(rank: WatchedRank, place: int, pending: int, usual: int) -> str | None:
-    """Return `leak`, `dropped`, or None if the passes filled a usual window or it is unknown."""
+    """Return `leak`, `dropped`, or None if the passes filled a usual window or the fate is
+    unknown."""
     more = 0
     for event in rank.events[place:]:
         if isinstance(event, Backward):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, reports
 from paralab.doctor.windows import accumulated, are_weighted_by
 
 ENTRY = Entry(
     id="G07",
-    title="Micro-batches of different sizes count the same",
-    symptom="No message. The gradient differs from that of the whole batch (19 % off for micro-batches of 3, 3, and 2 samples).",
-    cause="A mean of means gives more weight to the samples of a small micro-batch.",
-    fix="Weight each micro-batch by its number of samples, or drop the smaller one.",
+    title="Micro-batches of different sizes get the same weight",
+    symptom="No message. The gradient is not that of the whole batch (19 % off for micro-batches of 3, 3, and 2 samples).",
+    cause="The mean of the micro-batches' means gives more weight to samples in small micro-batches.",
+    fix="Weight each loss by its micro-batch, `loss * len(x) / samples`, or use drop_last=True.",
     example="""\
 + samples = sum(len(x) for x, _ in micro_batches)
   for x, y in micro_batches:
@@ -21,7 +21,7 @@ ENTRY = Entry(
 +     loss = criterion(model(x), y) * len(x) / samples
       loss.backward()
 """,
-    sources=("Lightning-AI/pytorch-lightning#19987",),
+    sources=reports("Lightning-AI/pytorch-lightning#19987"),
     silent=True,
 )
 
@@ -37,14 +37,8 @@ def unequal_sizes(rank: WatchedRank) -> Finding | None:
             continue
         small, mean = min(known), sum(known) / len(known)
         why = (
-            f"One step adds up micro-batches of {', '.join(map(str, known))} samples, each as a mean "
-            f"over its own samples. A sample in the batch of {small} counts {mean / small:.2f} times as "
-            "much as it should."
+            f"One step adds up the mean losses of {', '.join(map(str, known))} samples. A sample in the "
+            f"micro-batch of {small} counts {mean / small:.2f} times as much as it should."
         )
-        fix = (
-            "Use `drop_last=True`, or weight each loss: `loss * len(batch) / samples_of_the_step`."
-        )
-        number = window.step.number if window.step else "?"
-        evidence = f"rank {rank.rank}, step {number}: sizes {known}"
-        return make_finding("G07", "warning", why, passes[0].backward, evidence, fix=fix)
+        return make_finding("G07", "warning", why, passes[0].backward)
     return None

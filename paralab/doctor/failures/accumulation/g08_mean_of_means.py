@@ -1,23 +1,21 @@
-"""G08: a mean of means over sequences of different length."""
+"""G08: tokens in short sequences count more than tokens in long ones."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding, watched
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
 ENTRY = Entry(
     id="G08",
-    title="Sequences of different length: a mean of means over tokens",
-    symptom="No message. Tokens of short sequences count more, and the gradient may point in a different direction.",
-    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither uses the token counts.",
-    fix="Sum the loss, then divide by the number of tokens of the whole step on all ranks, times the world size.",
+    title="Tokens in short sequences count more than tokens in long ones",
+    symptom="No message. The gradient is not that of the whole batch, and may even point in another direction.",
+    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.",
+    fix="Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.",
     example="""\
 + count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
 + dist.all_reduce(count)
@@ -27,13 +25,9 @@ ENTRY = Entry(
 +     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
 +     (loss * dist.get_world_size() / count).backward()
 """,
-    sources=(
-        "huggingface/transformers#34191",
-        "huggingface/transformers#34242",
-        "huggingface/transformers#34373",
-        "meta-pytorch/torchtune#1917",
-        "allenai/open-instruct#1736",
-        "modelscope/ms-swift#10165",
+    sources=reports(
+        "huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917 "
+        "allenai/open-instruct#1736 modelscope/ms-swift#10165"
     ),
     silent=True,
 )
@@ -43,7 +37,7 @@ SPREAD = 1.5  # report if the ratio of most to fewest tokens is at least this
 
 
 @check("G08", source="ranks")
-def unequal_tokens(seen: Observation) -> Iterator[Finding]:
+def unequal_tokens(seen: Observation) -> Findings:
     """Report means over different numbers of targets that are averaged with equal weights."""
     steps: dict[int, list[tuple[int, MicroStep]]] = defaultdict(list)
     for rank in seen.ranks if watched(seen) else ():
@@ -62,16 +56,11 @@ def unequal_tokens(seen: Observation) -> Iterator[Finding]:
         if are_weighted_by(passes, counts):
             continue
         why = (
-            f"Step {number} averages {len(ones)} mean losses over {fewest} to {most} targets (without "
-            "ignore_index) as if they had equal sizes. A token in the smallest counts "
-            f"{most / fewest:.0f} times as much as one in the largest."
+            f"Step {number} averages {len(ones)} mean losses with equal weights, although they cover "
+            f"{fewest} to {most} targets (without ignore_index). A target in the smallest micro-batch "
+            f"counts {most / fewest:.0f} times as much as one in the largest."
         )
-        by_rank: dict[int, list[int]] = defaultdict(list)
-        for (rank_number, _), count in zip(ones, counts, strict=True):
-            by_rank[rank_number].append(count)
-        shown = "; ".join(f"rank {rank}: {many}" for rank, many in by_rank.items())
-        evidence = f"targets in step {number}: {shown}"
-        yield make_finding("G08", "warning", why, passes[0].backward, evidence)
+        yield make_finding("G08", "warning", why, passes[0].backward)
         return
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import Event, extra_tests
+from paralab.doctor.static.timeline import Event, extra_tests, occurrences
 from paralab.doctor.windows import accumulated
 
 ENTRY = Entry(
@@ -20,7 +18,7 @@ ENTRY = Entry(
     title="The scheduler steps for every micro-batch",
     symptom="No message. The learning rate falls N times too fast.",
     cause="`scheduler.step()` is outside the branch in which the optimizer steps.",
-    fix="Step the scheduler where the optimizer steps.",
+    fix="Step the scheduler right after the optimizer.",
     example="""\
   if (i + 1) % N == 0:
       optimizer.step()
@@ -28,36 +26,25 @@ ENTRY = Entry(
 - scheduler.step()
 +     scheduler.step()
 """,
-    sources=("tracel-ai/burn#5695",),
+    sources=reports("tracel-ai/burn#5695"),
     silent=True,
 )
 
 
 @check("G09", source="script")
-def schedule_runs_ahead(script: Script) -> Iterator[Finding]:
+def schedule_runs_ahead(script: Script) -> Findings:
     """Report a scheduler that also steps in iterations without an optimizer step."""
-    reported = set()
     for window in windows(script):
-        for events in timelines(script):
-            for event in events if window.step in events else []:
-                call = event.call
-                if (
-                    event.role != "schedule"
-                    or window.number == 1
-                    or call in reported
-                    or not _is_ahead(window, event)
-                ):
-                    continue
-                reported.add(call)
-                many = window.number or f"`{window.size_text}`"
+        for events, _, event in occurrences(timelines(script), "schedule"):
+            if window.step in events and window.number != 1 and _is_ahead(window, event):
+                call, step = event.call, window.step.call
                 why = (
-                    f"`{code(call.node)}` runs for every micro-batch, `{code(window.step.call.node)}` "
-                    f"({line_of(window.step.call, call)}) once in {many}. The learning rate changes too fast, unless the "
-                    "schedule is meant to count micro-batches."
+                    f"`{code(call.node)}` runs for every micro-batch, but `{code(step.node)}` "
+                    f"({line_of(step, call)}) only once in {window.many}. Unless the schedule counts "
+                    "micro-batches, the learning rate changes too fast."
                 )
-                fix = "Step the scheduler right after the optimizer."
-                severity: Severity = "suspect" if window.is_optional else "warning"
-                yield found(script, "G09", severity, call, why, fix, also=(window.step.call,))
+                doubt = f"if `{window.size_text}` is more than 1" if window.is_optional else ""
+                yield found(script, "G09", "warning", call, why, doubt=doubt, also=(step,))
 
 
 def _is_ahead(window: Window, event: Event) -> bool:
@@ -85,8 +72,6 @@ def scheduled_too_often(rank: WatchedRank) -> Finding | None:
     window, events = often[-1]
     why = (
         f"The scheduler steps {len(events)} times per optimizer step ({len(window.micro_steps)} "
-        "micro-batches). Unless its length counts micro-batches, the learning rate changes "
-        f"{len(events)} times too fast."
+        "micro-batches). Unless it counts micro-batches, the learning rate changes too fast."
     )
-    evidence = f"rank {rank.rank}: {len(rank.of(Scheduled))} scheduler steps, {len(rank.steps)} optimizer steps"
-    return make_finding("G09", "warning", why, events[-1], evidence)
+    return make_finding("G09", "warning", why, events[-1])

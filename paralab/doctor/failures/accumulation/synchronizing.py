@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from paralab.doctor.failures.accumulation.windows import timelines
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps
+from paralab.doctor.static.collective_tree import passes_ddp
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import passes_ddp
 from paralab.doctor.static.timeline import Event, excludes
 from paralab.doctor.windows import MicroStep, Window, accumulated
 

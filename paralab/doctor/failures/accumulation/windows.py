@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paralab.doctor.static.facts import Call, If, Loop, With
 from paralab.doctor.static.names import COLLECTIVES
 from paralab.doctor.static.project import Scope, dotted_key, position
-from paralab.doctor.static.report import code
+from paralab.doctor.static.report import code, line_of
 from paralab.doctor.static.script import Env, Script, once_per_script
 from paralab.doctor.static.sizes import batches
 from paralab.doctor.static.timeline import Chain, Event, Timelines, condition, excludes, extra_tests
@@ -42,8 +42,9 @@ def role(script: Script, call: Call) -> str:
     name = call.last_name
     if name in ("backward", "step", "zero_grad") and call.receiver is not None:
         kinds = script.kinds(call.receiver, call.scope)
-        if call.node.args and name == "backward":
-            return ""  # accelerator.backward(loss), engine.backward(loss): have their own rules
+        is_fabric = call.target.endswith("Fabric.backward")
+        if call.node.args and name == "backward" and not is_fabric:
+            return ""  # accelerator.backward(loss) and engine.backward(loss) follow different rules
         if name == "step":
             return "schedule" if "scheduler" in kinds else "step" if kinds & _STEPPERS else ""
         return name
@@ -67,7 +68,8 @@ def _sends_parameters(script: Script, call: Call) -> bool:
 
 
 def averaged_by(script: Script, step: Event) -> str | None:
-    """Return what may average gradients besides DDP: "" if certain, None if nothing does."""
+    """Describe what else may average gradients besides DDP: "" if it is certain, None if nothing
+    does."""
     packages = ("torch.distributed.algorithms.model_averaging", "torch.distributed.optim")
     if script.imports(*packages):
         return ""
@@ -154,6 +156,16 @@ class Window:
         return code(self.size[0]) if self.size is not None else "n"
 
     @property
+    def many(self) -> str:
+        """The number of backward passes, in words."""
+        return str(self.number or f"`{self.size_text}`")
+
+    @property
+    def stepping(self) -> str:
+        """The step and its line, in words: "`optimizer.step()` (line 7)"."""
+        return f"`{code(self.step.call.node)}` ({line_of(self.step.call, self.backward.call)})"
+
+    @property
     def length(self) -> int | None:
         """The number of iterations of the loop."""
         items = getattr(self.loop[1].node, "iter", None)
@@ -185,7 +197,8 @@ class Window:
         return False if False in truths else None if None in truths else True
 
     def env_at(self, event: Event, chain: Chain, env: Env, node: ast.AST) -> Env:
-        """Adjust `env` for a node above the line that counts, or in a function the loop calls."""
+        """Adjust `env` for a node above the line that counts, or in a function that the loop
+        calls."""
         if chain == self.loop[0] and self.start == 1 and self._is_above_the_count(node):
             env = {**env, self.counter: env[self.counter] - 1}
         for call in chain[len(self.loop[0]) :]:
@@ -231,6 +244,9 @@ def quiet(
             return found.pop() if len(found) == 1 else None
         case ast.Attribute(attr="no_sync") | ast.Call(ast.Attribute(attr="no_sync")):
             return True
+        case ast.Call(ast.Attribute(attr="no_backward_sync")):  # Lightning Fabric
+            enabled = script.call_at[node].argument(1, "enabled")
+            return True if enabled is None else script.truth(enabled, scope, 0, env)
         case ast.Call():
             call = script.call_at[node]
             function = call.function

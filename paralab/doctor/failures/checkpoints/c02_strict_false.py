@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.events import LoadState
 from paralab.doctor.failures.checkpoints.c01_module_prefix import only_prefix_differs
@@ -16,55 +15,52 @@ from paralab.doctor.failures.checkpoints.files import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, listed, make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="C02",
-    title="strict=False, and nothing was loaded",
+    title="strict=False loads nothing",
     symptom="No message. Training continues from random weights.",
-    cause="No name matches (they differ by 'module.'), strict=False ignores that, and nothing checks the result.",
-    fix="Remove the prefix and load strictly, or check the names that load_state_dict returns.",
+    cause="No name matches, because they differ by 'module.'. strict=False ignores that, and nothing checks the result.",
+    fix="Save `model.module.state_dict()` or remove the prefix, and load strictly or check what load_state_dict returns.",
     example="""\
   state = torch.load("net.pt", map_location="cpu")
 - net.load_state_dict(state, strict=False)
 + net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
 """,
-    sources=("pytorch/examples#1029",),
+    sources=reports("pytorch/examples#1029"),
     silent=True,
 )
 
 
 @check("C02", source="script")
-def mismatch_ignored(script: Script) -> Iterator[Finding]:
+def mismatch_ignored(script: Script) -> Findings:
     """Report a lenient load whose result is ignored; error if the file has a wrapper's state."""
     if not script.calls_of(DDP) or strips_prefix(script):
         return
     saves = wrapper_saves(script)
     for call, load in loads_of_files(script):
-        strict = call.argument(1, "strict")
         kinds = script.kinds(call.receiver, call.scope)
-        if not isinstance(strict, ast.Constant) or strict.value is not False or "ddp" in kinds:
+        if not is_constant(call.argument(1, "strict"), False) or "ddp" in kinds:
             continue
         if not isinstance(call.module.parents.get(call.node), ast.Expr):
             continue  # something checks the result
         save = next((one for one, _ in saves if same_file(one, load)), None)
         if save is not None and kinds == {"module"}:
             why = (
-                f"The file holds the state of the DDP wrapper ({line_of(save, call)}), whose names all begin "
-                "with `module.`. With strict=False nothing is loaded, and the weights stay random."
+                f"The file contains the state of the DDP wrapper ({line_of(save, call)}), whose "
+                "names all begin "
+                "with `module.`. strict=False accepts that and loads nothing, so the weights stay random."
             )
-            fix = "Save `model.module.state_dict()`, and check what `load_state_dict` returns."
-            yield found(script, "C02", "error", call, why, fix, also=(save,))
+            yield found(script, "C02", "error", call, why, also=(save,))
         else:
-            why = (
-                "strict=False skips names that do not match, and nothing checks the result. If the file was "
-                "saved from a DDP model, nothing is loaded. Certain if `missing_keys` lists every name."
-            )
-            fix = "`missing, unexpected = model.load_state_dict(…, strict=False)`, and check both."
-            yield found(script, "C02", "suspect", call, why, fix)
+            why = "strict=False skips names that do not match, and nothing checks the result."
+            doubt = "if the file was saved from a DDP model: then no name matches"
+            yield found(script, "C02", "suspect", call, why, doubt=doubt)
 
 
 @check_each_rank("C02")
@@ -76,7 +72,7 @@ def nothing_loaded(rank: WatchedRank) -> Finding | None:
         cause = " (only DDP's prefix 'module.' differs)" if only_prefix_differs(load) else ""
         why = (
             f"strict=False accepted a state with none of the {load.total} names of "
-            f"{load.model_class}{cause}: nothing was loaded, and the parameters stay random."
+            f"{load.model_class}{cause}. Nothing was loaded, and the weights stay random."
         )
         names = f"missing {listed(load.missing, 3)}; unexpected {listed(load.unexpected, 3)}"
         return make_finding("C02", "error", why, load, f"rank {rank.rank}: {names}")

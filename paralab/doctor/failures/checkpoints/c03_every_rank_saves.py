@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.events import Save
 from paralab.doctor.failures.checkpoints.files import is_own_path
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call, If, With
-from paralab.doctor.static.hints import guards, is_for_one_rank, is_in_training
+from paralab.doctor.static.hints import guards, is_for_one_rank, is_in_training, trains
+from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
+from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
@@ -22,9 +22,9 @@ from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 ENTRY = Entry(
     id="C03",
     title="Every rank saves to the same file",
-    symptom="Once in a while a checkpoint cannot be read: 'PytorchStreamReader failed reading file'.",
+    symptom="Occasionally a checkpoint is unreadable: 'PytorchStreamReader failed reading file'.",
     cause="All ranks truncate and write the same file at the same time.",
-    fix="Save on rank 0 only, rename the finished file into place, and make the other ranks wait.",
+    fix="Save on rank 0 only, rename the finished file into place, and call `dist.barrier()` before others read it.",
     example="""\
 - torch.save(model.module.state_dict(), "net.pt")
 + if dist.get_rank() == 0:
@@ -32,18 +32,18 @@ ENTRY = Entry(
 +     os.replace("net.pt.new", "net.pt")
 + dist.barrier()
 """,
-    sources=("DLLXW/baby-llama2-chinese#56", "MLI-lab/DeepDeWedge#41", "pytorch/pytorch#73168"),
+    sources=reports("DLLXW/baby-llama2-chinese#56 MLI-lab/DeepDeWedge#41 pytorch/pytorch#73168"),
     silent=True,
     messages=(
         Message(
             r"PytorchStreamReader failed (?:reading|locating|finding)",
-            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once, the writer was "
-            "killed, or a download was incomplete. Certain if torch.save runs on every rank.",
+            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once, its writer was killed, "
+            "or a download was incomplete. This is certain if torch.save runs on every rank.",
             severity="suspect",
         ),
     ),
 )
-# Undecided tests with such a name may well check the rank.
+# An undecided test that uses such a name may check the rank.
 _ABOUT_RANKS = re.compile(
     r"rank|main|master|primary|chief|leader|gpu|local|zero|node|dist|world|multi|device", re.I
 )
@@ -64,18 +64,19 @@ _FOR_ONE = re.compile(
     r"rank|main_?proc|is_main|if_main|master|primary|chief|leader|zero|root|coordinator|writer|should_save",
     re.I,
 )
+_ON_FOLDERS = ("shutil.rmtree", "shutil.copytree")
+_MACHINE = re.compile(r"(^|[._])(current_)?hosts?(_?name|_?rank)?$|(^|[._])node_(rank|id)$", re.I)
 _GLOBAL = re.compile(r"global_rank|get_rank\(|[\"']RANK[\"']")
 
 
 @check("C03", source="script")
-def every_rank_saves(script: Script) -> Iterator[Finding]:
-    """Report a save that all ranks reach with one path."""
+def every_rank_saves(script: Script) -> Findings:
+    """Report a save that all ranks reach with the same path."""
     saves = script.calls_of("torch.save")
     starts = starts_of_job(script) if saves else []
-    judged: set[Call] = set()
+    apart = bool(starts) and _has_one_rank_per_machine(script)
     for call in saves if starts else []:
         path = call.argument(1, "f")
-        judged.add(call)
         if path is None or is_own_path(script, path, call.scope) or _takes_turns(script, call):
             continue
         ways = [
@@ -88,83 +89,102 @@ def every_rank_saves(script: Script) -> Iterator[Finding]:
         doubts = [one.doubt for _, *both in arrivals for one in both if one.doubt]
         if any(_ABOUT_RANKS.search(ast.unparse(doubt.test)) for doubt in doubts):
             continue
+        twins = [one for one in script.calls_in(call.scope) if one is not call]
+        twin = any(
+            one.target == call.target and code(one.argument(1, "f")) == code(path) for one in twins
+        )
         reached = [
             way
             for way, first, second in arrivals
-            if second.taken is not False and (first.taken is not False or _has_twin(script, call))
+            if second.taken is not False and (first.taken is not False or twin)
         ]
-        if not reached:
-            continue
-        certain = not doubts and any(way.known for way in reached)
-        why = f"All ranks save to `{code(path)}`: they write one file at the same time and can corrupt it."
-        if doubts:
-            why += f" Certain if `{code(doubts[0].test)}` is true on more than one rank."
-        elif not certain:
-            why += " Certain if more than one rank calls this function."
-        fix = "Save on rank 0 only (`if rank == 0:`); call `dist.barrier()` before another rank reads the file."
-        yield found(script, "C03", "error" if certain else "suspect", call, why, fix)
-    yield from _by_name(script, judged)
+        if reached:
+            known = any(way.known for way in reached)
+            doubt = "" if known else "if several ranks call this function"
+            doubt = "if the machines share a file system: each has such a rank" if apart else doubt
+            doubt = f"if `{code(doubts[0].test)}` is true on several ranks" if doubts else doubt
+            why = f"All ranks save to `{code(path)}` at the same time, which can corrupt the file."
+            yield found(script, "C03", "error", call, why, doubt=doubt)
+    yield from _by_name(script, saves if starts else [])
     yield from _on_every_machine(script, saves)
+    yield from _folders_by_name(script)
 
 
-def _by_name(script: Script, judged: set[Call]) -> Iterator[Finding]:
+def _folders_by_name(script: Script) -> Findings:
+    """Suspect `save_pretrained`, `rmtree`, or `copytree` if every rank of a training script calls
+    it."""
+    here = script.modules[0]
+    is_job = trains(script) or script.calls_of(DDP, ACCELERATOR)
+    if not is_job or not _RANKS_HERE.search(here.text) or script.methods("Trainer"):
+        return
+    for call in (*script.methods("save_pretrained"), *script.calls_of(*_ON_FOLDERS)):
+        given, named = call.arguments, call.argument(99, "is_main_process")
+        words = [call.scope.name, *(code(one, 200) for one in (*guards(script, call), *given))]
+        if call.module is not here or not given or named or any(map(_FOR_ONE.search, words)):
+            continue
+        if not any(is_own_path(script, one, call.scope) for one in given):
+            why = f"No test before `{code(call.node.func)}` mentions the rank."
+            doubt = "if every rank gets here, and they share a file system"
+            yield found(script, "C03", "suspect", call, why, doubt=doubt)
+
+
+def _by_name(script: Script, judged: list[Call]) -> Findings:
     """Suspect a save in a file that mentions ranks, if no test before the save does."""
     here = script.modules[0]
     if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
         return
     for call in script.calls_matching(_SAVES):
         own = call.function is not None and call.made is None and call.module is here
-        given = (*call.node.args, *(one.value for one in call.node.keywords))
-        if call in judged or call.module is not here or own or not given:
+        if call in judged or call.module is not here or own or not call.arguments:
             continue
         if call.target != "torch.save" and not is_in_training(script, call.scope):
             continue
         inside = list(script.parts(call.function.node)) if call.function is not None else []
         tests = [*guards(script, call), *(one.test for one in inside if isinstance(one, ast.If))]
-        if any(_FOR_ONE.search(code(one, 200)) for one in (*tests, *given)):
+        if any(_FOR_ONE.search(code(one, 200)) for one in (*tests, *call.arguments)):
             continue
-        if any(is_own_path(script, one, call.scope) for one in given):
-            continue
-        why = (
-            f"No test before `{code(call.node.func)}` mentions the rank. Certain if every rank gets here "
-            "and the function writes one file."
-        )
-        yield found(script, "C03", "suspect", call, why, ENTRY.fix)
-        return
+        if not any(is_own_path(script, one, call.scope) for one in call.arguments):
+            why = f"No test before `{code(call.node.func)}` mentions the rank."
+            doubt = "if every rank gets here and the function writes one file"
+            yield found(script, "C03", "suspect", call, why, doubt=doubt)
+            return
 
 
-def _on_every_machine(script: Script, saves: list[Call]) -> Iterator[Finding]:
+def _on_every_machine(script: Script, saves: list[Call]) -> Findings:
     """Suspect `if local_rank == 0: save()` if the script also has the global rank."""
     for call in saves if any(_GLOBAL.search(one.text) for one in script.modules) else ():
         for test in guards(script, call):
             text = code(test, 200)
             if is_for_one_rank(test) and "local_rank" in text and not _GLOBAL.search(text):
-                why = f"`{text}` is true once per machine. Certain if several machines write to one file system."
+                why = f"`{text}` is true once per machine."
                 fix = "Test the global rank: `dist.get_rank() == 0`."
-                yield found(script, "C03", "suspect", call, why, fix)
+                doubt = "if several machines write to one file system"
+                yield found(script, "C03", "suspect", call, why, fix, doubt=doubt)
                 return
 
 
+def _has_one_rank_per_machine(script: Script) -> bool:
+    """Return whether the rank is really a machine's number: `rank=hosts.index(current_host)`."""
+    ranks = [(call.argument(99, "rank"), call.scope) for call in script.calls_of(INIT)]
+    return any(
+        _MACHINE.search(dotted_key(part) or "")
+        for rank, scope in ranks
+        if rank is not None and "local" not in code(rank, 200)
+        for part, _ in script.ingredients(rank, scope, hops=2)
+    ) and not any("local_rank" in one.text for one in script.modules)
+
+
 def _takes_turns(script: Script, call: Call) -> bool:
-    """Return whether a barrier or a context manager makes the ranks save one after the other."""
+    """Return whether a barrier or a context manager makes the ranks save one after another."""
     if any("first" in ast.unparse(one.item) for one in call.inside(With)):
         return True
     waits = [one for one in script.calls_in(call.scope) if one.method == "barrier"]
     return any(script.differs(test.test, one.scope) for one in waits for test in one.inside(If))
 
 
-def _has_twin(script: Script, call: Call) -> bool:
-    """Return whether `if rank == 0:` and its `else:` both save: `torch.save(state, path)`."""
-    path = code(call.argument(1, "f"))
-    return any(
-        one is not call and one.target == call.target and code(one.argument(1, "f")) == path
-        for one in script.calls_in(call.scope)
-    )
-
-
 @check("C03", source="ranks")
-def several_writers(seen: Observation) -> Iterator[Finding]:
-    """Report a file that several ranks of one machine write in the same step."""
+def several_writers(seen: Observation) -> Findings:
+    """Report a file that several ranks on one machine write in the same step."""
     writers: dict[tuple[str, str, int], dict[int, Save]] = {}
     for rank in seen.ranks:
         for save in rank.of(Save):
@@ -174,8 +194,7 @@ def several_writers(seen: Observation) -> Iterator[Finding]:
         if len(saves) > 1:
             why = (
                 f"Ranks {listed(list(map(str, saves)))} all write {os.path.basename(path)} after step "
-                f"{step}: each truncates the file while another writes, which can corrupt it."
+                f"{step}. Each truncates the file while another writes, which can corrupt it."
             )
-            evidence = [f"rank {rank}: {path}" for rank in list(saves)[:4]]
-            yield make_finding("C03", "error", why, next(iter(saves.values())), evidence)
+            yield make_finding("C03", "error", why, next(iter(saves.values())), path)
             return

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.events import Load
 from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_files
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.hints import is_for_one_rank, is_parallel
 from paralab.doctor.static.report import add_keyword, code, found
@@ -35,20 +33,20 @@ _CHECKPOINT = re.compile(r"resum|checkpoint|ckpt|snapshot|last|latest|best|resta
 _PRETRAINED = re.compile(r"pretrain|init|vgg|lpips|inception|imagenet|teacher|weights", re.I)
 _LOADS = re.compile(r"^_?(load|restore)(_model|_state\w*|_weights|_network)?$", re.I)
 _ALONE = re.compile(r"test|eval|demo|infer|convert|export|sampl|predict|generat", re.I)
-_ON_NO_DEVICE = {"scaler", "scheduler", "sampler"}  # their state holds no tensors on a GPU
+_ON_NO_DEVICE = {"scaler", "scheduler", "sampler"}  # their state contains no GPU tensors
 
 
 @check("C04", source="script")
-def no_map_location(script: Script) -> Iterator[Finding]:
+def no_map_location(script: Script) -> Findings:
     """Report a load on every rank whose tensors return to the GPU they were saved from."""
     every = [call for call in script.calls_of("torch.load") if not _names_device(script, call)]
     starts = starts_of_job(script) if every and _uses_cuda(script) else []
-    reported = False
     states = [
         (state, load)
         for state, load in loads_of_files(script)
         if script.kinds(state.receiver, state.scope).isdisjoint(_ON_NO_DEVICE)
     ]
+    reported = False
     for call in every if starts else ():
         loaded = [state for state, load in states if load is call]
         ways = [
@@ -59,44 +57,29 @@ def no_map_location(script: Script) -> Iterator[Finding]:
         if not loaded or all(taken is False for _, taken in ways):
             continue
         text = f"{code(call.node, 200)} {call.scope.name} {' '.join(code(one.node, 200) for one in loaded)}"
-        own = "optimizer" in text.lower() or bool(_CHECKPOINT.search(text))
-        certain = (
-            own and not _PRETRAINED.search(text) and any(way.known and taken for way, taken in ways)
-        )
-        why = (
-            f"`{code(call.node)}` puts the tensors on the GPU they were saved from, usually GPU 0, so every "
-            "rank of the machine keeps a copy there."
-        )
-        if not certain:
-            why += " Certain if the file was saved from a GPU."
+        own = "optimizer" in text.lower() or _CHECKPOINT.search(text)
+        reached = any(way.known and taken for way, taken in ways)
+        certain = own and not _PRETRAINED.search(text) and reached
         reported = True
-        yield found(
-            script,
-            "C04",
-            "warning" if certain else "suspect",
-            call,
-            why,
-            ENTRY.fix,
-            edits=add_keyword(script, call, 'map_location="cpu"'),
-        )
-    if every and not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
-        yield from _by_name(script, every)
+        yield _finding(script, call, "" if certain else "if the file was saved from a GPU")
+    if not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
+        for call in every:  # the script may not show how the state reaches the model
+            tests = [(one.test, one.taken) for one in call.inside(If)]
+            text = f"{code(call.node, 200)} {call.scope.name}"
+            known = _CHECKPOINT.search(text) or _LOADS.search(call.scope.name)
+            if known and not any(is_for_one_rank(*one) for one in tests):
+                yield _finding(
+                    script, call, "if several ranks on one machine load a file saved from a GPU"
+                )
 
 
-def _by_name(script: Script, every: list[Call]) -> Iterator[Finding]:
-    """Suspect a checkpoint if the script does not show how its state gets into the model."""
-    for call in every:
-        tests = [(one.test, one.taken) for one in call.inside(If)]
-        text = f"{code(call.node, 200)} {call.scope.name}"
-        known = _CHECKPOINT.search(text) or _LOADS.search(call.scope.name)
-        if not known or any(is_for_one_rank(*one) for one in tests):
-            continue
-        why = (
-            f"`{code(call.node)}` puts the tensors on the GPU they were saved from, usually GPU 0. Certain if "
-            "several ranks of one machine load a file that was saved from a GPU."
-        )
-        edits = add_keyword(script, call, 'map_location="cpu"')
-        yield found(script, "C04", "suspect", call, why, ENTRY.fix, edits=edits)
+def _finding(script: Script, call: Call, doubt: str) -> Finding:
+    why = (
+        f"`{code(call.node)}` puts the tensors on the GPU they were saved from, usually GPU 0, so "
+        "every rank on the machine keeps a copy there."
+    )
+    edits = add_keyword(script, call, 'map_location="cpu"')
+    return found(script, "C04", "warning", call, why, doubt=doubt, edits=edits)
 
 
 def _names_device(script: Script, call: Call) -> bool:
@@ -108,20 +91,12 @@ def _names_device(script: Script, call: Call) -> bool:
 
 
 def _uses_cuda(script: Script) -> bool:
-    return bool(
-        script.methods("cuda", "set_device")
-        or any(
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.startswith(("cuda", "nccl"))
-            for module in script.modules
-            for node in module.nodes
-        )
-    )
+    named = any(text.startswith(("cuda", "nccl")) for text in script.strings)
+    return named or bool(script.methods("cuda", "set_device"))
 
 
 @check("C04", source="ranks")
-def loaded_on_one_gpu(seen: Observation) -> Iterator[Finding]:
+def loaded_on_one_gpu(seen: Observation) -> Findings:
     """Report ranks with GPUs that load without map_location."""
     with_gpus = [rank for rank in seen.ranks if rank.start.gpus]
     loads = [(r.rank, e) for r in with_gpus for e in r.of(Load) if e.map_location is None]
@@ -129,8 +104,7 @@ def loaded_on_one_gpu(seen: Observation) -> Iterator[Finding]:
     if len(ranks) > 1:
         name = os.path.basename(loads[0][1].path or "a file")
         why = (
-            f"{len(ranks)} ranks load {name} without map_location: the tensors return to the GPU they "
+            f"{len(ranks)} ranks load {name} without map_location. The tensors return to the GPU they "
             "were saved from, so that GPU holds a copy for every rank."
         )
-        evidence = [f"rank {rank}: {load.path}" for rank, load in loads[:4]]
-        yield make_finding("C04", "warning", why, loads[0][1], evidence)
+        yield make_finding("C04", "warning", why, loads[0][1])

@@ -10,7 +10,7 @@ from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import code
 from paralab.doctor.static.script import Script
 
-# Calls that give every process its own path, or no file at all.
+# Calls that give every process its own path, or that do not use a file at all.
 _OWN_PATH = re.compile(
     r"(tempfile\.(mk|T|N)|uuid\.|os\.getpid|io\.BytesIO|time\.|datetime\.|secrets\.|random\.(rand|choice)|socket\.)"
 )
@@ -18,7 +18,14 @@ _OWN_NAME = re.compile(r"(^|_)(l?rank\w*|pid|proc\w*|worker\w*|shard\w*|buffer|b
 
 
 def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
-    """Return whether each rank has its own path (with its rank, or temporary), or no file."""
+    """Return whether each rank writes to its own path (with its rank, or temporary) or folder, or
+    to no file."""
+    changes = script.calls_of("os.chdir", "contextlib.chdir")
+    folders = [(one, call.scope) for call in changes for one in call.node.args]
+    return any(_differs(script, one, where) for one, where in ((path, scope), *folders))
+
+
+def _differs(script: Script, path: ast.expr, scope: Scope) -> bool:
     for part, where in script.ingredients(path, scope):
         if isinstance(part, ast.Call):
             call = script.call_at[part]
@@ -33,8 +40,7 @@ def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
             return True
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and "rank" in part.value:
             return True
-    changes = script.calls_of("os.chdir", "contextlib.chdir")
-    return any(is_own_path(script, one, call.scope) for call in changes for one in call.node.args)
+    return False
 
 
 def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
@@ -42,9 +48,7 @@ def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
     return [
         (save, state)
         for save in script.calls_of("torch.save")
-        for given in [save.argument(0, "obj")]
-        if given is not None
-        for state in script.contributors(given, save.scope)
+        for state in script.contributors(save.argument(0, "obj"), save.scope)
         if state.method == "state_dict" and script.kinds(state.receiver, state.scope) == {"ddp"}
     ]
 
@@ -54,24 +58,17 @@ def loads_of_files(script: Script) -> list[tuple[Call, Call]]:
     return [
         (call, source)
         for call in script.methods("load_state_dict")
-        for given in [call.argument(0, "state_dict")]
-        if given is not None
-        for source in script.contributors(given, call.scope)
+        for source in script.contributors(call.argument(0, "state_dict"), call.scope)
         if source.target == "torch.load"
     ]
 
 
 def same_file(save: Call, load: Call) -> bool:
-    """Return whether a save and a load write the same path in the same way."""
+    """Return whether a save and a load spell the same path the same way."""
     return code(save.argument(1, "f"), 200) == code(load.argument(0, "f"), 200)
 
 
 def strips_prefix(script: Script) -> bool:
     """Return whether anything in the project changes names that begin with `module.`."""
-    return bool(script.methods("consume_prefix_in_state_dict_if_present")) or any(
-        isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and node.value.startswith("module.")
-        for module in script.modules
-        for node in module.nodes
-    )
+    consumed = script.methods("consume_prefix_in_state_dict_if_present")
+    return bool(consumed) or any(text.startswith("module.") for text in script.strings)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, Loop
 from paralab.doctor.static.names import LOADER, meaning
-from paralab.doctor.static.project import Scope
+from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import Way, arrives, excludes, starts_of_job, ways_to
 
@@ -41,7 +41,7 @@ class Training:
 
 
 def trainings(script: Script) -> Iterator[Training]:
-    """Yield every way to a backward pass."""
+    """Yield every path to a backward pass."""
     for call in script.methods("backward"):
         for way in ways_to(script, call):
             loops = tuple((one.node, each.scope) for each in way.calls for one in each.inside(Loop))
@@ -55,10 +55,7 @@ def read_by(script: Script, loop: ast.AST, scope: Scope) -> list[Call]:
         items += [
             node.args[0]
             for node in ast.walk(loop)
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "next"
-            and node.args
+            if isinstance(node, ast.Call) and dotted_key(node.func) == "next" and node.args
         ]
     return [
         call
@@ -70,7 +67,7 @@ def read_by(script: Script, loop: ast.AST, scope: Scope) -> list[Call]:
 
 
 def _is_counted(script: Script, item: ast.expr, scope: Scope) -> bool:
-    """Return whether an item is `data[i]`, an element of a list that was filled before."""
+    """Return whether an item is `data[i]`, an element of a list that was filled earlier."""
     while isinstance(item, ast.Call) and item.args:
         item = item.args[0]
     return isinstance(item, ast.Subscript) and script.is_kind(item.slice, scope, "counter")
@@ -90,18 +87,12 @@ def trained_loaders(script: Script) -> dict[Call, list[Call]]:
         if arrives(script, training.way, 1).taken is False:
             continue
         for loop, scope in training.loops:
+            slices = [node.slice for node in ast.walk(loop) if isinstance(node, ast.Subscript)]
+            if any(meaning(name) for one in slices for name in _names(one)):
+                continue  # each rank takes its share of every batch: `x[rank::world]`
             for loader in read_by(script, loop, scope):
-                if not _splits_batch(loop):
-                    found.setdefault(loader, []).append(training.backward)
+                found.setdefault(loader, []).append(training.backward)
     return found
-
-
-def _splits_batch(loop: ast.AST) -> bool:
-    """Return whether each rank takes its part of every batch: `x[rank::world]`."""
-    return any(
-        isinstance(node, ast.Subscript) and any(meaning(name) for name in _names(node.slice))
-        for node in ast.walk(loop)
-    )
 
 
 def is_missing(script: Script, call: Call, place: int, name: str) -> bool:
@@ -110,27 +101,43 @@ def is_missing(script: Script, call: Call, place: int, name: str) -> bool:
     return given is None or script.evaluate(given, call.scope, 1) is None
 
 
-def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
-    """Return whether a dataset depends on the rank or on chance, or is a stream (T04)."""
-    if knows_rank(script, data, loader.scope):
+def hides_sampler(script: Script, loader: Call) -> bool:
+    """Return whether `*args` or `**options` may contain a sampler. Known options are a literal:
+    `options = {"pin_memory": True} if cuda else {}`."""
+    if any(isinstance(one, ast.Starred) for one in loader.node.args):
         return True
-    for call in script.contributors(data, loader.scope):
-        owner = call.made
-        if call.target.startswith("torch.rand") and not _is_seeded(script, call):
+    for keyword in loader.node.keywords if loader.unpacks else ():
+        if keyword.arg is not None:
+            continue
+        values = [one.value for one in script.reaching(keyword.value, loader.scope)]
+        ways = [way for one in values for way in _ways(one)]
+        keys = [key for way in ways if isinstance(way, ast.Dict) for key in way.keys]
+        is_known = ways and all(isinstance(way, ast.Dict) for way in ways)
+        if not is_known or not all(isinstance(key, ast.Constant) for key in keys):
             return True
-        if owner is not None and script.is_a(owner, "IterableDataset"):
-            return True
-        if (owner is not None and asks_for_rank(script, owner)) or _DIVIDES.search(call.method):
+        if any("sampler" in str(getattr(key, "value", "")) for key in keys):
             return True
     return False
 
 
-def _is_seeded(script: Script, call: Call) -> bool:
-    """Return whether every rank draws the same random numbers."""
+def _ways(node: ast.expr | None) -> list[ast.expr | None]:
+    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+
+
+def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
+    """Return whether a dataset depends on the rank or on random numbers, or is a stream (T04)."""
+    if knows_rank(script, data, loader.scope):
+        return True
     seeds = [one.argument(0, "seed") for one in script.calls_of("torch.manual_seed")]
-    return call.argument(99, "generator") is not None or (
-        bool(seeds) and all(isinstance(seed, ast.Constant) for seed in seeds)
-    )
+    seeded = bool(seeds) and all(isinstance(seed, ast.Constant) for seed in seeds)
+    for call in script.contributors(data, loader.scope):
+        owner = call.made
+        drawn = call.target.startswith("torch.rand") and call.argument(99, "generator") is None
+        if (drawn and not seeded) or _DIVIDES.search(call.method):
+            return True
+        if owner and (script.is_a(owner, "IterableDataset") or asks_for_rank(script, owner)):
+            return True
+    return False
 
 
 def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:
@@ -144,42 +151,35 @@ def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:
 
 
 def asks_for_rank(script: Script, owner: Scope) -> bool:
-    """Return whether a class, or one it inherits from, mentions ranks."""
+    """Return whether a class or one of its base classes mentions ranks."""
     family = [one for one in script.ancestors(owner) if isinstance(one, Scope)]
     return any(_DIVIDES.search(ast.unparse(one.node)) for one in family)
 
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
-    """Return whether the result of a call is named like something for validation or testing."""
+    """Return whether the name given to a call's result suggests validation or testing."""
     parent: ast.AST | None = call.node
     while parent is not None and not isinstance(parent, ast.stmt):
         parent = call.module.parents.get(parent)
     targets = getattr(parent, "targets", None) or [getattr(parent, "target", None)]
     names = [name for one in targets if one is not None for name in _names(one)]
-    data = call.argument(0, "dataset")
-    names += _names(data) if data is not None else []
+    names += _names(call.argument(0, "dataset"))
     return any(_EVALUATION.search(name) for name in [*names, call.scope.name])
 
 
-def _names(node: ast.AST) -> list[str]:
-    found = []
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            found.append(part.id)
-        elif isinstance(part, ast.Attribute):
-            found.append(part.attr)
-        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-            found.append(part.value)
-    return found
+def _names(node: ast.AST | None) -> list[str]:
+    """Return the names, attributes, and strings in an expression."""
+    parts = list(ast.walk(node)) if node is not None else []
+    found = [getattr(one, "id", getattr(one, "attr", getattr(one, "value", None))) for one in parts]
+    return [name for name in found if isinstance(name, str)]
 
 
 def samples_in(script: Script, data: ast.expr | None, scope: Scope) -> int | None:
     """Return the length of a TensorDataset whose tensors are created in the same place."""
-    for dataset in script.makers(data, scope) if data is not None else []:
-        tensor = dataset.argument(0, "tensors")
-        if dataset.target != "torch.utils.data.TensorDataset" or tensor is None:
+    for dataset in script.makers(data, scope):
+        if dataset.target != "torch.utils.data.TensorDataset":
             continue
-        for made in script.makers(tensor, dataset.scope):
+        for made in script.makers(dataset.argument(0, "tensors"), dataset.scope):
             size = made.argument(0, "size")
             if made.target in _TENSORS and size is not None:
                 value = script.evaluate(size, made.scope, 0)

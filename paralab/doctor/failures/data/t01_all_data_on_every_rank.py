@@ -1,13 +1,13 @@
-"""T01: every rank sees all the data. T04 shares the check on ranks."""
+"""T01: every rank sees all the data. T04 shares the check of watched ranks."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.events import Group, Pipeline
 from paralab.doctor.failures.data.loaders import (
     FRAMEWORKS,
+    hides_sampler,
     is_divided,
     is_for_evaluation,
     is_missing,
@@ -17,8 +17,8 @@ from paralab.doctor.failures.data.uses import Use, common_uses
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
-from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import Call, If
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.facts import If, is_constant
 from paralab.doctor.static.hints import words_of_project
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
 from paralab.doctor.static.report import code, found, line_of
@@ -27,105 +27,92 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="T01",
     title="Every rank sees all the data",
-    symptom="No message. An epoch takes as long as on one device, and every sample is used once per rank.",
+    symptom="No message. An epoch takes as long as on one device, and every rank uses every sample.",
     cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
-    fix="Pass `sampler=DistributedSampler(data)`.",
+    fix="Pass `sampler=DistributedSampler(data)` instead of `shuffle=True`, and call `set_epoch` in every epoch.",
     example="""\
 - loader = DataLoader(data, batch_size=32, shuffle=True)
 + sampler = DistributedSampler(data, shuffle=True)
 + loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
-    sources=(
-        "Lightning-AI/pytorch-lightning#91",
-        "Lightning-AI/pytorch-lightning#81",
-        "huggingface/datasets#5360",
-    ),
+    sources=reports("Lightning-AI/pytorch-lightning#91 #81 huggingface/datasets#5360"),
 )
-FIX = "pass sampler=DistributedSampler(dataset) instead of shuffle=True; call sampler.set_epoch(epoch) in every epoch"
+IF_UNDIVIDED = "if nothing else divides the data between the ranks"
 
 
 @check("T01", source="script")
-def no_sampler(script: Script) -> Iterator[Finding]:
+def no_sampler(script: Script) -> Findings:
     """Report a training loader in a DDP job if nothing divides its data between the ranks."""
     if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
         return
     linked = trained_loaders(script)
     reported = False
     for loader in script.calls_of(LOADER):
-        data = loader.argument(0, "dataset")
-        if data is None or loader.unpacks or is_divided(script, loader, data):
+        data, scope = loader.argument(0, "dataset"), loader.scope
+        if data is None or hides_sampler(script, loader) or is_divided(script, loader, data):
             continue
-        if not all(
-            is_missing(script, loader, place, name)
-            for place, name in ((3, "sampler"), (4, "batch_sampler"))
-        ):
+        places = ((3, "sampler"), (4, "batch_sampler"))
+        if not all(is_missing(script, loader, *place) for place in places):
             continue
-        if any(script.differs(way.test, loader.scope) for way in loader.inside(If)):
+        if any(script.differs(way.test, scope) for way in loader.inside(If)):
             continue  # only one rank has this loader
-        if loader not in linked and (
-            is_for_evaluation(script, loader) or "train" not in code(data)
-        ):
+        evaluates = is_for_evaluation(script, loader) or "train" not in code(data)
+        if loader not in linked and evaluates:
             continue
-        shuffled = script.truth(
-            loader.argument(2, "shuffle") or ast.Constant(False), loader.scope, 0
-        )
-        known = loader in linked and script.kinds(data, loader.scope) == {"dataset"}
+        shuffle = loader.argument(2, "shuffle") or ast.Constant(False)
         why = f"No sampler: every rank goes through all of `{code(data)}`"
-        if shuffled is False:
+        severity: Severity = "warning"
+        if script.truth(shuffle, scope, 0) is False:
             why += (
                 " in the same order. All ranks compute the same gradients, like a single process."
             )
+            severity = "error"
         else:
             why += " in its own random order. One epoch is one pass per rank."
-        if not known:
-            why += " Certain if nothing else divides the data between the ranks."
-        fix = f"Use `sampler=DistributedSampler({code(data)})` without `shuffle`, and `sampler.set_epoch(epoch)` in every epoch."
-        severity: Severity = "suspect" if not known else "error" if shuffled is False else "warning"
-        also = tuple(linked[loader][:1]) if loader in linked else ()
+        known = loader in linked and script.kinds(data, scope) == {"dataset"}
+        doubt, also = "" if known else IF_UNDIVIDED, tuple(linked.get(loader, [])[:1])
         reported = True
-        yield found(script, "T01", severity, loader, why, fix, also=also)
+        yield found(script, "T01", severity, loader, why, doubt=doubt, also=also)
     if not reported and "DistributedSampler" not in words_of_project(script):
         yield from _by_name(script)
 
 
-def _by_name(script: Script) -> Iterator[Finding]:
-    """Suspect a shuffled loader for training in a project that has no DistributedSampler."""
+def _by_name(script: Script) -> Findings:
+    """Suspect a shuffled training loader in a project without a DistributedSampler."""
     for loader in script.calls_of(LOADER):
         data, shuffle = loader.argument(0, "dataset"), loader.argument(2, "shuffle")
         samplers = (loader.argument(3, "sampler"), loader.argument(4, "batch_sampler"))
-        if data is None or samplers != (None, None) or loader.unpacks:
+        if data is None or samplers != (None, None) or hides_sampler(script, loader):
             continue
-        if isinstance(shuffle, ast.Constant) and shuffle.value and "train" in code(data).lower():
-            why = f"No sampler: every rank goes through all of `{code(data)}`. Certain if nothing divides the data before."
-            yield found(script, "T01", "suspect", loader, why, ENTRY.fix)
+        if is_constant(shuffle, True) and "train" in code(data).lower():
+            why = f"No sampler: every rank goes through all of `{code(data)}`."
+            yield found(script, "T01", "suspect", loader, why, doubt=IF_UNDIVIDED)
             return
 
 
 @check("T01", source="script")
-def sampler_left_out(script: Script) -> Iterator[Finding]:
-    """Suspect a DistributedSampler that is passed to no loader."""
+def sampler_left_out(script: Script) -> Findings:
+    """Suspect a DistributedSampler that is never passed to a loader."""
     for sampler in script.calls_of(SAMPLER):
         targets = getattr(sampler.module.parents.get(sampler.node), "targets", [])
         if len(targets) != 1 or not isinstance(targets[0], ast.Name):
             continue
         name, nodes = targets[0].id, sampler.module.nodes_in(sampler.scope.node)
         uses = [one for one in nodes if isinstance(one, ast.Name) and one.id == name]
-        handed_on = [
-            one for one in uses if isinstance(one.ctx, ast.Load) and _is_handed_on(sampler, one)
-        ]
+        # uses other than `sampler.set_epoch(epoch)` and `sampler is None`
+        handed_on = any(
+            isinstance(one.ctx, ast.Load)
+            and not isinstance(sampler.module.parents.get(one), (ast.Attribute, ast.Compare))
+            for one in uses
+        )
         loaders = [one for one in script.calls_in(sampler.scope) if one.target == LOADER]
         if loaders and sampler.scope.is_function and not handed_on:
             why = f"No loader gets `{name}` ({line_of(sampler, loaders[0])}), so every rank reads all samples."
-            yield found(script, "T01", "suspect", loaders[0], why, ENTRY.fix, also=(sampler,))
-
-
-def _is_handed_on(sampler: Call, use: ast.Name) -> bool:
-    """Return whether a use is more than `sampler.set_epoch(epoch)` or `sampler is None`."""
-    return not isinstance(sampler.module.parents.get(use), (ast.Attribute, ast.Compare))
+            yield found(script, "T01", "suspect", loaders[0], why, also=(sampler,))
 
 
 @check("T01", source="script")
-def seed_with_rank(script: Script) -> Iterator[Finding]:
+def seed_with_rank(script: Script) -> Findings:
     """Report a DistributedSampler whose ranks shuffle differently, so that their shares overlap."""
     for sampler in script.calls_of(SAMPLER):
         seed, shuffle = sampler.argument(4, "seed"), sampler.argument(3, "shuffle")
@@ -135,15 +122,15 @@ def seed_with_rank(script: Script) -> Iterator[Finding]:
         if len(values) < 2 or not all(isinstance(value, int) for value in values):
             continue
         why = (
-            f"The seed `{code(seed)}` contains the rank, so every rank shuffles differently before it takes its "
-            "share: some samples are on several ranks, others on none."
+            f"The seed `{code(seed)}` depends on the rank, so each rank shuffles differently before it takes its "
+            "share. Several ranks get the same samples, and no rank gets some of the others."
         )
         fix = "Use the same seed on all ranks; `set_epoch` changes the order."
         yield found(script, "T01", "error", sampler, why, fix)
 
 
 @check("T01", "T04", source="ranks")
-def same_data(seen: Observation) -> Iterator[Finding]:
+def same_data(seen: Observation) -> Findings:
     """Report loaders that give all ranks the same samples."""
     pipelines = any(rank.of(Pipeline) for rank in seen.ranks)
     if not is_data_parallel(seen) or not watched(seen) or pipelines:
@@ -170,16 +157,13 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
     loader, doubt = use.loader, _doubt(seen, use)
     evidence = f"{count} inspected batches have the same rows on all {len(others)} ranks"
     if loader.iterable:
-        why = (
-            f"Every rank reads all of {loader.dataset}: its __iter__ does not use the rank, so all "
-            f"{seen.world} ranks train on the same samples."
-        )
+        why = f"All {seen.world} ranks read the same samples of {loader.dataset}: its __iter__ ignores the rank."
         return make_finding("T04", "error", why, use.place, evidence, doubt=doubt)
     why = (
-        f"{loader.sampler} does not divide samples between ranks: all {seen.world} ranks train on the "
-        f"same batches of {loader.batch_size}, and averaging equal gradients changes nothing."
+        f"All {seen.world} ranks train on the same batches of {loader.batch_size}, because "
+        f"{loader.sampler} does not divide the samples. Averaging equal gradients changes nothing."
     )
-    return make_finding("T01", "error", why, use.place, evidence, fix=FIX, doubt=doubt)
+    return make_finding("T01", "error", why, use.place, evidence, doubt=doubt)
 
 
 def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
@@ -194,18 +178,14 @@ def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | 
         return None
     why = (
         f"Each of the {seen.world} ranks goes through all {loader.samples} samples with its own "
-        f"{loader.sampler}: one epoch is {seen.world} passes over the data."
+        f"{loader.sampler}, so one epoch is {seen.world} passes over the data."
     )
-    evidence = (
-        f"len(sampler) = len(dataset) = {loader.samples} on every rank",
-        f"{len(common[0])} inspected rows are on two ranks",
-    )
-    doubt = _doubt(seen, use)
-    return make_finding("T01", "warning", why, use.place, evidence, fix=FIX, doubt=doubt)
+    evidence = f"{len(common[0])} of the inspected rows are on two ranks"
+    return make_finding("T01", "warning", why, use.place, evidence, doubt=_doubt(seen, use))
 
 
 def _doubt(seen: Observation, use: Use) -> str:
-    """Return what the finding depends on: ranks that share one model may share its data."""
+    """Return the condition for the finding: ranks that share one model may share its data."""
     groups = any(rank.of(Group) for rank in seen.ranks)
     if groups or any(0 < len(wrap.ranks) < seen.world for wrap in ddp_wraps(seen.ranks[0])):
         return "if every rank holds a whole model"

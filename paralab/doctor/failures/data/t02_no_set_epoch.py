@@ -1,10 +1,9 @@
-"""T02: the same order in every epoch."""
+"""T02: every epoch has the same order."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.events import SetEpoch
 from paralab.doctor.failures.data.loaders import (
@@ -15,12 +14,12 @@ from paralab.doctor.failures.data.loaders import (
     trainings,
 )
 from paralab.doctor.failures.data.uses import uses
-from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call
-from paralab.doctor.static.hints import trains, words_of_project
+from paralab.doctor.static.hints import is_parallel, trains, words_of_project
 from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found, insert, line_of
@@ -28,7 +27,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="T02",
-    title="The same order in every epoch",
+    title="Every epoch has the same order",
     symptom="No message. Every epoch has the same batches in the same order.",
     cause="DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.",
     fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
@@ -38,12 +37,9 @@ ENTRY = Entry(
 +     sampler.set_epoch(epoch)
       train(loader)
 """,
-    sources=(
-        "pytorch/pytorch#31771",
-        "kan-bayashi/ParallelWaveGAN#177",
-        "cszn/KAIR#106",
-        "Spijkervet/SimCLR#26",
-        "facebookresearch/ClassyVision#118",
+    sources=reports(
+        "pytorch/pytorch#31771 kan-bayashi/ParallelWaveGAN#177 cszn/KAIR#106 "
+        "Spijkervet/SimCLR#26 facebookresearch/ClassyVision#118"
     ),
     silent=True,
 )
@@ -53,14 +49,22 @@ _SAMPLER_NAME = re.compile("Sampler")
 
 
 @check("T02", source="script")
-def no_set_epoch(script: Script) -> Iterator[Finding]:
-    """Report a shuffling DistributedSampler whose epoch nothing sets."""
-    samplers = [call for call in _samplers(script) if _shuffles(script, call)]
+def no_set_epoch(script: Script) -> Findings:
+    """Report a shuffling DistributedSampler whose epoch is never set."""
+    own = [one for one in script.calls_matching(_SAMPLER_NAME) if one.made is not None]
+    made = [one for one in own if one.made and script.is_a(one.made, "DistributedSampler")]
+    samplers = [
+        call
+        for call in (*script.calls_of(SAMPLER), *made)
+        if script.truth(call.argument(3, "shuffle") or ast.Constant(True), call.scope, 0)
+        is not False
+    ]
     samplers = _without_epoch(script, samplers)
     if not samplers or script.imports(*FRAMEWORKS):
         return
     every = list(trainings(script))
     reported: set[ast.AST] = set()
+    sets = script.methods("set_epoch")
     for sampler in samplers:
         place = _loop_of(script, sampler, every)
         if place is None or place[0] in reported:
@@ -69,60 +73,35 @@ def no_set_epoch(script: Script) -> Iterator[Finding]:
         reported.add(loop)
         where = at(loop, scope)
         why = (
-            f"The sampler (`{code(sampler.node)}`, {line_of(sampler, where)}) shuffles with seed + epoch, but "
-            "nothing calls its `set_epoch`. Every epoch has the same order, and each rank always gets the same samples."
+            f"Nothing calls `set_epoch` on the sampler (`{code(sampler.node)}`, "
+            f"{line_of(sampler, where)}), so every "
+            "epoch has the same order, and each rank always gets the same samples."
         )
-        fix = "Call `sampler.set_epoch(epoch)` at the start of every epoch."
-        if script.methods("set_epoch"):
-            why += " Certain if the calls of `set_epoch` do not reach this sampler."
-        severity: Severity = "suspect" if script.methods("set_epoch") or not linked else "warning"
+        doubt = "" if linked else "if this loop reads the sampler's loader more than once"
+        doubt = "if the calls to `set_epoch` do not reach this sampler" if sets else doubt
         edits = _edits(script, loop, scope)
-        yield found(script, "T02", severity, where, why, fix, also=(sampler,), edits=edits)
-    if script.methods("set_epoch"):
+        yield found(script, "T02", "warning", where, why, doubt=doubt, also=(sampler,), edits=edits)
+    if reported or sets or not (trains(script) or "set_epoch" not in words_of_project(script)):
         return
-    if not reported and (trains(script) or "set_epoch" not in words_of_project(script)):
-        yield from _by_name(script, samplers, every)
-
-
-def _samplers(script: Script) -> list[Call]:
-    """Return the calls that create a DistributedSampler or a project subclass of it."""
-    own = [one for one in script.calls_matching(_SAMPLER_NAME) if one.made is not None]
-    made = [one for one in own if one.made and script.is_a(one.made, "DistributedSampler")]
-    return [*script.calls_of(SAMPLER), *made]
-
-
-def _by_name(script: Script, samplers: list[Call], every: list[Training]) -> Iterator[Finding]:
-    """Suspect a training sampler if the script does not show which loop reads it."""
     for sampler in samplers:
         loaders = _loaders_of(script, sampler)
         hidden = not loaders or not every  # which loop reads it
         if hidden and not any(is_for_evaluation(script, one) for one in (sampler, *loaders)):
-            why = (
-                f"`{code(sampler.node)}` shuffles with seed + epoch, and nothing in the project calls `set_epoch`. "
-                "Certain if a loop reads it more than once."
-            )
-            yield found(script, "T02", "suspect", sampler, why, ENTRY.fix)
+            why = f"`{code(sampler.node)}` shuffles with seed + epoch, and nothing in the project calls `set_epoch`."
+            doubt = "if a loop reads it more than once"
+            yield found(script, "T02", "suspect", sampler, why, doubt=doubt)
             return
 
 
-def _shuffles(script: Script, sampler: Call) -> bool:
-    """Return whether the sampler shuffles: `shuffle` is True by default."""
-    given = sampler.argument(3, "shuffle")
-    return given is None or script.truth(given, sampler.scope, 0) is not False
-
-
 def _without_epoch(script: Script, samplers: list[Call]) -> list[Call]:
-    """Return samplers that no `set_epoch` reaches; none if an unknown sampler's epoch is set."""
-    in_strings = any(
-        isinstance(node, ast.Constant) and node.value == "set_epoch"
-        for module in script.modules
-        for node in module.nodes
-    )
-    if in_strings or any("sampler" in one.name for one in script.attributes.get("epoch", [])):
+    """Return samplers that no `set_epoch` call reaches; none if the epoch of an unknown sampler is
+    set."""
+    stored = any("sampler" in one.name for one in script.attributes.get("epoch", []))
+    if stored or "set_epoch" in script.strings:
         return []
     covered: set[Call] = set()
     for call in script.methods("set_epoch"):
-        contributors = script.contributors(call.receiver, call.scope) if call.receiver else []
+        contributors = script.contributors(call.receiver, call.scope)
         reached = [sampler for sampler in samplers if sampler in contributors]
         if not reached:
             return []
@@ -156,7 +135,7 @@ def _loaders_of(script: Script, sampler: Call) -> list[Call]:
         for call in script.calls
         if is_loader(script, call)
         for given in [call.argument(3, "sampler") or call.argument(4, "batch_sampler")]
-        if given is not None and sampler in script.contributors(given, call.scope)
+        if sampler in script.contributors(given, call.scope)
     ]
 
 
@@ -169,7 +148,7 @@ def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
 
 
 def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
-    """Put `loader.sampler.set_epoch(epoch)` first in the epoch loop around this loop."""
+    """Insert `loader.sampler.set_epoch(epoch)` at the start of the epoch loop around this loop."""
     outer = scope.module.parents.get(loop)
     items = getattr(loop, "iter", None)
     while isinstance(items, ast.Call) and items.args:
@@ -183,6 +162,30 @@ def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
         return ()
     line = f"{code(items)}.sampler.set_epoch({outer.target.id})"
     return insert(script, scope.module, outer.body[0], line)
+
+
+_ORDERS = ("shuffle", "randperm", "permutation", "sample")
+
+
+@check("T02", source="script")
+def shuffled_once(script: Script) -> Findings:
+    """Suspect a sampler that shuffles when it is created, and never again."""
+    classes = [scope for scope in script.scopes if scope.is_class]
+    for owner in classes if is_parallel(script) else ():
+        if not script.is_a(owner, "Sampler", "BatchSampler") or script.method(owner, "set_epoch"):
+            continue
+        first, later = script.method(owner, "__init__"), script.method(owner, "__iter__")
+        if first is None or later is None or _orders(script, later):
+            continue
+        for call in _orders(script, first)[:1]:
+            why = f"`{owner.name}` shuffles only here, so every epoch has the same batches in the same order."
+            doubt = "if one object is used for several epochs"
+            fix = "Shuffle in `__iter__` with seed + epoch, and let `set_epoch` change the epoch."
+            yield found(script, "T02", "suspect", call, why, fix, doubt=doubt)
+
+
+def _orders(script: Script, function: Scope) -> list[Call]:
+    return [call for call in script.reached(function) if call.method in _ORDERS]
 
 
 @check_each_rank("T02")
@@ -199,11 +202,10 @@ def same_order(rank: WatchedRank) -> Finding | None:
         if not use.rows or use.rows[0] != before.rows[0]:
             continue
         if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
-            continue  # reads only the first batch, or makes two passes per epoch on purpose
+            continue  # it reads only the first batch, or makes two passes per epoch on purpose
         why = (
-            f"Passes {number - 1} and {number} over this loader have the same order: the sampler "
-            f"shuffles with seed + epoch, and nothing calls set_epoch, so the epoch stays {epoch}."
+            f"Passes {number - 1} and {number} over this loader begin with the same {len(use.rows[0])} "
+            f"rows: nothing calls set_epoch, so the sampler shuffles both times with epoch {epoch}."
         )
-        evidence = f"rank {rank.rank}: both first batches have the same {len(use.rows[0])} rows"
-        return make_finding("T02", "warning", why, use.loader, evidence)
+        return make_finding("T02", "warning", why, use.loader)
     return None

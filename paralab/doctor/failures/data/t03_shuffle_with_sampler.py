@@ -1,21 +1,18 @@
-"""T03: shuffle and sampler together."""
+"""T03: a DataLoader gets both shuffle and sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.report import found, replace
 from paralab.doctor.static.script import OBJECT, Script
 
 ENTRY = Entry(
     id="T03",
-    title="shuffle and sampler together",
+    title="A DataLoader gets both shuffle and sampler",
     symptom="'sampler option is mutually exclusive with shuffle'.",
     cause="The sampler decides the order, so the DataLoader must not shuffle.",
-    fix="Let the sampler shuffle.",
+    fix="Let the sampler shuffle. If there may be no sampler: `shuffle=(sampler is None)`.",
     example="""\
 - sampler = DistributedSampler(data)
 - loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
@@ -32,7 +29,7 @@ ENTRY = Entry(
 
 
 @check("T03", source="script")
-def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
+def shuffle_with_sampler(script: Script) -> Findings:
     """Report a DataLoader that gets both."""
     for loader in script.calls_of(LOADER):
         sampler, shuffle = loader.argument(3, "sampler"), loader.argument(2, "shuffle")
@@ -40,7 +37,6 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
             continue
         if script.evaluate(sampler, loader.scope, 0) is not OBJECT:
             continue  # perhaps None
-        why = "The sampler decides the order, so `shuffle=True` is not allowed: DataLoader raises a ValueError."
-        fix = "Remove `shuffle`. If there may be no sampler: `shuffle=(sampler is None)`."
+        why = "This DataLoader gets a sampler and `shuffle=True`, and raises a ValueError."
         edits = replace(script, loader.module, shuffle, "False")
-        yield found(script, "T03", "error", loader, why, fix, edits=edits)
+        yield found(script, "T03", "error", loader, why, edits=edits)

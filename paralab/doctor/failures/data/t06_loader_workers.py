@@ -1,8 +1,6 @@
-"""T06: too few loader workers, or more than cores."""
+"""T06: too few loader workers, or more workers than cores."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from paralab.doctor.events import Loader
 from paralab.doctor.failures.data.uses import Use, uses
@@ -11,12 +9,12 @@ from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.units import plural, seconds
 
 ENTRY = Entry(
     id="T06",
-    title="Too few loader workers, or more than cores",
+    title="Too few loader workers, or more workers than cores",
     symptom="Steps wait for data, or all cores are busy and everything is slow.",
     cause="num_workers is per rank, and ranks × workers compete for the same cores.",
     fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure.",
@@ -25,18 +23,22 @@ ENTRY = Entry(
 + cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
 + loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=sampler)
 """,
-    sources=("Lightning-AI/pytorch-lightning#18149", "pytorch/pytorch#105841"),
+    sources=reports("Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841"),
 )
 
 
-ENOUGH_BATCHES = 20  # needed before the check judges waiting
+ENOUGH_BATCHES = 20  # needed before this check judges waiting times
 LONG_WAIT = 0.3  # share of the time between two batches
 DATA_SHARE = 0.10  # share of a recorded run's time
-JITTER_SECONDS = 0.002  # caused by the operating system
+JITTER_SECONDS = 0.002  # a delay that the operating system may cause
+LOAD_AHEAD = (
+    "Load while the device computes: num_workers=2 or more, with at most as many workers × ranks as "
+    "cores, and pin_memory=True on GPUs. Then use cheaper transforms, or prepare the data once."
+)
 
 
 @check("T06", source="ranks")
-def workers_and_cores(seen: Observation) -> Iterator[Finding]:
+def workers_and_cores(seen: Observation) -> Findings:
     """Report more workers than cores, or else a loop that waits for its batches."""
     for host, ranks in ranks_by_host(seen).items():
         cores = max(rank.start.cores for rank in ranks)
@@ -46,17 +48,15 @@ def workers_and_cores(seen: Observation) -> Iterator[Finding]:
         loader = max(ranks[0].of(Loader), key=lambda loader: loader.workers)
         why = (
             f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} loading "
-            f"processes on {cores} cores of {host}: they compete with each other and with training."
+            f"processes on the {cores} cores of {host}, where they compete with training."
         )
         fix = f"Use num_workers={max(0, cores // len(ranks) - 1)}: cores per rank, minus one."
-        counts = zip(ranks, workers, strict=True)
-        evidence = [f"rank {rank.rank}: {count} workers" for rank, count in counts]
-        yield make_finding("T06", "warning", why, loader.made_at or loader, evidence, fix=fix)
+        yield make_finding("T06", "warning", why, loader.made_at or loader, fix=fix)
         return
     yield from _waiting(seen)
 
 
-def _waiting(seen: Observation) -> Iterator[Finding]:
+def _waiting(seen: Observation) -> Findings:
     """Report the rank that waits longest for its batches."""
     training = (use for rank in seen.ranks for use in uses(rank).values() if use.trains)
     shares = [(share, use) for use in training if (share := _share(use))]
@@ -69,37 +69,34 @@ def _waiting(seen: Observation) -> Iterator[Finding]:
         if workers
         else "num_workers is 0, so the rank itself loads"
     )
-    why = f"{share:.0%} of this loop's time is spent waiting for the next batch ({how})."
-    fix = "Use num_workers=2 or more (at most cores / ranks - 1), pin_memory=True on GPUs, or lighter transforms."
-    waited = sum(batch.wait for batch in use.batches)
-    evidence = f"{len(use.batches)} batches, {waited:.2f} s of waiting"
-    yield make_finding("T06", "warning", why, use.place, evidence, fix=fix, gain=share)
+    why = f"This loop waits {share:.0%} of its time for the next batch ({how})."
+    yield make_finding("T06", "warning", why, use.place, fix=LOAD_AHEAD, gain=share)
 
 
 def _share(use: Use) -> float | None:
-    batches = use.batches[1:]  # the first one starts the workers
-    if len(batches) < ENOUGH_BATCHES:
-        return None
-    seconds = batches[-1].t - use.batches[0].t
-    return sum(batch.wait for batch in batches) / seconds if seconds > 0 else None
+    batches = use.batches[1:]  # the first batch starts the workers
+    took = batches[-1].t - use.batches[0].t if len(batches) >= ENOUGH_BATCHES else 0.0
+    return sum(batch.wait for batch in batches) / took if took > 0 else None
 
 
 @check("T06", source="machine")
-def few_cores(facts: Facts) -> Iterator[Finding]:
-    """Report GPUs that will probably wait for data because no core is left to load it."""
+def few_cores(facts: Facts) -> Findings:
+    """Report GPUs that will probably wait for data because no core is free to load it."""
     ranks = facts.ranks_here
     if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
         return
     why = (
-        f"{plural(facts.cores, 'core')} (of {facts.machine_cores} in this machine) for {ranks} ranks with a GPU: none "
-        "is left for loader workers, so the GPUs will wait for data. Certain if a run waits for data."
+        f"{plural(facts.cores, 'core')} (of {facts.machine_cores} in this machine) for {ranks} ranks with a GPU leave "
+        "none for loader workers."
     )
     fix = "Ask for more cores (srun --cpus-per-task=8, docker run --cpus=…), then set num_workers to cores per rank - 1."
-    yield Finding("T06", "suspect", why, fix, evidence=facts.evidence("cores"))
+    doubt, cores = "if a run waits for data", facts.evidence("cores")
+    yield make_finding("T06", "suspect", why, None, cores, fix=fix, doubt=doubt)
 
 
 def judge_data_wait(waited: float, step: float) -> Finding | None:
-    """Report steps that wait for data. `waited`: seconds per step; `step`: the step without it."""
+    """Report steps that wait for data. `waited`: seconds per step; `step`: the step time without
+    the wait."""
     whole = waited + step
     if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None
@@ -108,17 +105,12 @@ def judge_data_wait(waited: float, step: float) -> Finding | None:
         f"Between two steps every rank waits {seconds(waited)} for its next batch, {share:.0%} of the "
         f"time (a step takes {seconds(step)})."
     )
-    fix = (
-        "Load while the device computes: DataLoader(num_workers=…, persistent_workers=True), with at "
-        "most as many workers × ranks as cores. Then use cheaper transforms, or prepare the data once."
-    )
-    evidence = (f"waits {seconds(waited)} per step",)
-    return Finding("T06", "warning", why, fix, evidence=evidence, gain=share)
+    return make_finding("T06", "warning", why, None, fix=LOAD_AHEAD, gain=share)
 
 
 @check("T06", source="run")
-def data_wait_in_run(recorded: Recorded) -> Iterator[Finding]:
+def data_wait_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
-        # Checkpoints and status updates also run between steps: blame the data only for loading.
+        # Checkpoints and status updates also run between steps, so count only the loading time.
         waited = min(run.metrics.data_wait_seconds or 0.0, run.metrics.data_seconds or 0.0)
         yield from run.report(judge_data_wait(waited, run.step_seconds))

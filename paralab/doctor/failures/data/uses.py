@@ -1,4 +1,4 @@
-"""How each rank used each pass over a loader."""
+"""Find how each rank used each pass over a loader."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
 
 
 def common_uses(seen: Observation) -> Iterator[tuple[int, list[Use]]]:
-    """Yield the number of a loader and one pass over it on every rank."""
+    """Yield a loader's number and one pass over it on every rank."""
     tables = [uses(rank) for rank in seen.ranks]
     for key in tables[0] if len(tables) > 1 else ():
         others = [table[key] for table in tables if key in table]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.dataparallel.replicas import classes_in, gpus_of, wrapper_of
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
@@ -19,31 +17,28 @@ ENTRY = Entry(
         "'Was asked to gather along dimension 0, but all input tensors were scalars', then 'grad can be "
         "implicitly created only …'."
     ),
-    cause="The model computes the loss, DataParallel returns one per GPU, and backward needs a single number.",
-    fix="Call `loss.mean().backward()`.",
+    cause="The model computes the loss itself, so DataParallel returns one per GPU. backward needs a single number.",
+    fix="Average over the GPUs first: `loss.mean().backward()`.",
     example="""\
   model = nn.DataParallel(net_that_returns_its_loss)
 - loss = model(x, y)
 + loss = model(x, y).mean()
   loss.backward()
 """,
-    sources=(
-        "Lightning-AI/pytorch-lightning#249",
-        "pytorch/pytorch#9811",
-        "pytorch/pytorch#7956",
-        "airsplay/lxmert#17",
+    sources=reports(
+        "Lightning-AI/pytorch-lightning#249 pytorch/pytorch#9811 #7956 airsplay/lxmert#17"
     ),
     messages=(
         Message(
             r"grad can be implicitly created only for scalar outputs",
-            "The loss is computed inside the DataParallel model. Every GPU returns one number, and "
-            "backward(){at} gets a vector of them.",
+            "The DataParallel model computes the loss itself, so every GPU returns one, and "
+            "backward(){at} gets a vector.",
             beside=r"Was asked to gather along dimension 0, but all input tensors were scalars",
         ),
         Message(
             r"Was asked to gather along dimension 0, but all input tensors were scalars",
-            "The loss is computed inside the DataParallel model. Every GPU returns one number, and "
-            "the script gets a vector of them.",
+            "The DataParallel model computes the loss itself, so every GPU returns one, and the "
+            "script gets a vector.",
             severity="warning",
             kind="note",
         ),
@@ -52,29 +47,25 @@ ENTRY = Entry(
 
 
 @check("D01", source="script")
-def vector_loss(script: Script) -> Iterator[Finding]:
-    """Report a backward on what a DataParallel model returns."""
+def vector_loss(script: Script) -> Findings:
+    """Report a backward pass that starts from a DataParallel model's output."""
     for call in script.methods("backward"):
         if not isinstance(call.receiver, ast.Name):
             continue
         for definition in script.reaching(call.receiver, call.scope):
             forward = script.call_at.get(definition.value) if definition.value else None
-            if forward is None:
+            wrap = wrapper_of(script, forward.node.func, forward.scope) if forward else None
+            if forward is None or wrap is None or gpus_of(script, wrap) == 1:
                 continue
-            wrap = wrapper_of(script, forward.node.func, forward.scope)
-            if wrap is None or gpus_of(script, wrap) == 1:
-                continue
-            certain = _returns_loss(script, wrap, definition.index)
             why = (
-                f"`{code(forward.node)}` ({line_of(forward, call)}) computes the loss inside the model. DataParallel "
-                "returns one loss per GPU, and `backward` needs a single number."
+                f"`{code(forward.node)}` ({line_of(forward, call)}) computes the loss inside the model, so "
+                "DataParallel returns one loss per GPU, and `backward` needs a single number."
             )
-            if not certain:
-                why += " Certain if the model returns a loss and there are several GPUs."
-            severity: Severity = "error" if certain else "suspect"
+            sure = _returns_loss(script, wrap, definition.index)
+            doubt = "" if sure else "if the model returns a loss and there are several GPUs"
             edits = replace(script, call.module, call.receiver, f"{call.receiver.id}.mean()")
-            fix = "Average over the GPUs first: `loss.mean().backward()`."
-            yield found(script, "D01", severity, call, why, fix, also=(forward, wrap), edits=edits)
+            also = (forward, wrap)
+            yield found(script, "D01", "error", call, why, doubt=doubt, also=also, edits=edits)
             break
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import seconds, size
 
 ENTRY = Entry(
@@ -21,13 +21,13 @@ ENTRY = Entry(
 + model = nn.DataParallel(WithLoss(net, criterion))
 + loss = model(x, y).mean()
 """,
-    limits="Needs GPUs whose memory can be read.",
+    limits="Needs GPUs that report their memory use.",
 )
 IMBALANCE = 1.3  # ratio of device 0 to the mean of the others
 
 
 @check("D02", source="run")
-def unequal_replicas(recorded: Recorded) -> Iterator[Finding]:
+def unequal_replicas(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         if run.plan.strategy == "dp":
             devices = run.metrics.busy if run.metrics.balance else ()
@@ -46,18 +46,10 @@ def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> 
         parts.append(f"uses {size(peaks[0])}, {memory:.2f}× as much as the others")
     if not parts:
         return None
-    why = (
-        f"DataParallel: device 0 {' and '.join(parts)}. It holds the outputs, the gradients, and the "
-        "optimizer."
-    )
-    fix = (
-        "Use DistributedDataParallel (paralab: ddp), where every rank has its own. With DataParallel, "
-        "compute the loss inside forward."
-    )
+    why = f"DataParallel: device 0 {' and '.join(parts)}, because it holds the outputs and the optimizer."
     mean = sum(busy[1:]) / len(busy[1:]) if busy[1:] else 0.0
     gain = (busy[0] - mean) / step if time >= IMBALANCE and step else None
-    evidence = (f"busy {time:.2f}×, memory {memory:.2f}×",)
-    return Finding("D02", "warning", why, fix, evidence=evidence, gain=gain)
+    return Finding("D02", "warning", why, ENTRY.fix, gain=gain)
 
 
 def _against_others(values: Sequence[float]) -> float:

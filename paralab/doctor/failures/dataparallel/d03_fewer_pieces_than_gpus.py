@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.failures.data.loaders import samples_in
@@ -11,44 +10,40 @@ from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import DDP, DP, LOADER
 from paralab.doctor.static.report import add_keyword, found, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.sizes import drops_last
 
 ENTRY = Entry(
     id="D03",
     title="A batch has fewer pieces than there are GPUs",
     symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
-    cause="Pieces are rounded up: 9 samples over 4 GPUs make 3 + 3 + 3, and the fourth GPU gets none.",
+    cause="DataParallel rounds the pieces up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.",
     fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
     example="""\
   model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
 - loader = DataLoader(data, batch_size=9)
 + loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
-    sources=(
-        "pytorch/pytorch#15161",
-        "pytorch/pytorch#52260",
-        "pytorch/pytorch#16432",
-        "MIC-DKFZ/nnUNet#677",
-    ),
+    sources=reports("pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677"),
     silent=True,
     messages=(
         Message(
             r"Caught TypeError in replica (?P<replica>\d+) on device (?P<device>\d+).*missing \d+ required "
             r"positional argument",
             "Replica {replica} on device {device} got no input{at}: the batch had too few rows for "
-            "all GPUs (9 rows on 4 GPUs are chunks of 3, 3, 3, and nothing).",
+            "all GPUs (9 rows on 4 GPUs become chunks of 3, 3, 3, and nothing).",
         ),
     ),
 )
 
 
 @check("D03", source="script")
-def idle_gpus(script: Script) -> Iterator[Finding]:
-    """Report a batch size that leaves GPUs of the only DataParallel model idle."""
+def idle_gpus(script: Script) -> Findings:
+    """Report a batch size that leaves some of the only DataParallel model's GPUs idle."""
     wraps = script.calls_of(DP)
     gpus = gpus_of(script, wraps[0]) if len(wraps) == 1 else None
     if gpus is None or gpus < 2 or script.calls_of(DDP):
@@ -67,20 +62,14 @@ def idle_gpus(script: Script) -> Iterator[Finding]:
             f"{which} makes only {pieces(batch, gpus)} pieces of {math.ceil(batch / gpus)} for {gpus} GPUs "
             f"({line_of(wraps[0], loader)}). The other GPUs are idle, or fail with a missing argument."
         )
-        fix = f"Use a batch size that is a multiple of {gpus}, and `drop_last=True`."
         edits = add_keyword(script, loader, "drop_last=True") if batch != size else ()
-        yield found(script, "D03", "warning", loader, why, fix, also=(wraps[0],), edits=edits)
+        yield found(script, "D03", "warning", loader, why, also=(wraps[0],), edits=edits)
 
 
 def _last_batch(script: Script, loader: Call, size: int) -> int | None:
     """Return the size of a smaller last batch, if known."""
     samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
-    dropped = loader.argument(8, "drop_last")
-    if samples is None or (
-        dropped is not None and script.truth(dropped, loader.scope, 0) is not False
-    ):
-        return None
-    return samples % size or None
+    return None if samples is None or drops_last(script, loader) else samples % size or None
 
 
 @check_each_rank("D03")
@@ -97,9 +86,8 @@ def idle_devices(rank: WatchedRank) -> Finding | None:
             count = pieces(size, devices)
             why = (
                 f"A batch of {size} over {devices} GPUs makes {count} pieces of "
-                f"{math.ceil(size / devices)}: {devices - count} GPUs get nothing in {len(short)} "
-                "passes, and a forward with only keyword arguments fails on them."
+                f"{math.ceil(size / devices)}, so {devices - count} GPUs get nothing in {len(short)} "
+                "passes. A forward with only keyword arguments fails on them."
             )
-            evidence = f"batch sizes: {sorted({one.size for one in short if one.size})[:5]}"
-            return make_finding("D03", "warning", why, short[0], evidence)
+            return make_finding("D03", "warning", why, short[0])
     return None

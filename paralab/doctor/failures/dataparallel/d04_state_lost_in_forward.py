@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.dataparallel.replicas import classes_in
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.names import DP
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="D04",
     title="State that forward sets is lost",
-    symptom="No message. Counters and statistics that forward updates on self never change.",
-    cause="forward runs on replicas that are discarded. Only in-place changes of buffers on the first GPU survive.",
-    fix="Use DistributedDataParallel, or return the value and update it outside.",
+    symptom="No message. Counters and statistics that forward stores on self never change.",
+    cause="forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.",
+    fix="Use DistributedDataParallel, or return the value and update it outside of forward.",
     example="""\
   class Net(nn.Module):
       def forward(self, x):
@@ -29,39 +27,33 @@ ENTRY = Entry(
 - model = nn.DataParallel(Net())
 + model = DistributedDataParallel(Net())
 """,
-    sources=("pytorch/pytorch#1051",),
+    sources=reports("pytorch/pytorch#1051"),
     silent=True,
-    limits="Needs two GPUs, so only the script is checked.",
+    limits="Needs two GPUs, so the doctor checks only the script.",
 )
 
 
 @check("D04", source="script")
-def state_in_forward(script: Script) -> Iterator[Finding]:
-    """Report a counter or running value on self that the forward of a replica updates."""
+def state_in_forward(script: Script) -> Findings:
+    """Report a counter or running value on self that a replica's forward updates."""
     for wrap in script.calls_of(DP):
         for owner in classes_in(script, wrap):
-            for method in _run_by_forward(script, owner):
+            forward = script.method(owner, "forward")
+            calls = script.calls_in(forward) if forward else []
+            own = [
+                c.function
+                for c in calls
+                if c.function and forward and c.function.owner is forward.owner
+            ]
+            for method in dict.fromkeys([forward, *own] if forward else []):
                 for key, definitions in method.definitions.items():
                     for one in definitions if key.startswith("self.") else []:
-                        if one.value is None or not _uses(one.value, key):
+                        parts = ast.walk(one.value) if one.value is not None else ()
+                        if not any(dotted_key(part) == key for part in parts):
                             continue
                         where = at(one.node, method)
                         why = (
-                            f"`{key}` is updated in the forward of a model in DataParallel ({line_of(wrap, where)}). Each "
-                            "GPU runs a replica that is discarded after forward, together with the update."
+                            f"forward updates `{key}`, and DataParallel ({line_of(wrap, where)}) runs it on replicas "
+                            "that are discarded after each forward, together with the update."
                         )
-                        fix = "Return the value and update it outside, or use DistributedDataParallel."
-                        yield found(script, "D04", "error", where, why, fix, also=(wrap,))
-
-
-def _run_by_forward(script: Script, owner: Scope) -> list[Scope]:
-    """Return `forward` and the methods of the class that it calls."""
-    forward = script.method(owner, "forward")
-    if forward is None:
-        return []
-    called = [call.function for call in script.calls_in(forward) if call.function is not None]
-    return list(dict.fromkeys([forward, *(one for one in called if one.owner is forward.owner)]))
-
-
-def _uses(value: ast.expr, key: str) -> bool:
-    return any(dotted_key(node) == key for node in ast.walk(value))
+                        yield found(script, "D04", "error", where, why, also=(wrap,))

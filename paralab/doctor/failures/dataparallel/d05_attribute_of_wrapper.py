@@ -1,12 +1,10 @@
-"""D05: an attribute of the model, read from the wrapper."""
+"""D05: the script looks for a model attribute on the wrapper."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import DDP, DP
 from paralab.doctor.static.project import Module
@@ -15,7 +13,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="D05",
-    title="An attribute of the model, read from the wrapper",
+    title="The script looks for a model attribute on the wrapper",
     symptom="\"'DataParallel' object has no attribute 'weight'\".",
     cause="The wrapper is a separate module, and the model is its `.module`.",
     fix="Read `model.module.weight`.",
@@ -57,11 +55,9 @@ _OWN = frozenset((*_MODULE.split(), *_WRAPPERS.split()))
 
 
 @check("D05", source="script")
-def attribute_of_wrapper(script: Script) -> Iterator[Finding]:
-    """Report a name of the inner model that is read from the wrapper."""
-    if not script.calls_of(DDP, DP):
-        return
-    for module in script.modules:
+def attribute_of_wrapper(script: Script) -> Findings:
+    """Report an attribute of the inner model that the script reads from the wrapper."""
+    for module in script.modules if script.calls_of(DDP, DP) else ():
         for node in module.nodes:
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
                 continue
@@ -70,21 +66,26 @@ def attribute_of_wrapper(script: Script) -> Iterator[Finding]:
             wrap = _wrapper(script, module, node)
             if wrap is None:
                 continue
-            has = _has(script, wrap, node.attr)
-            kind = wrap.target.rpartition(".")[2]
+            makers = script.makers(wrap.argument(0, "module"), wrap.scope)
+            owners = [made.made for made in makers if made.made is not None]
+            has = any(script.method(o, node.attr) or script.stored(o, node.attr) for o in owners)
             where = at(node, module.scope)
-            why = f"`{node.attr}` belongs to the inner model, not to the wrapper ({line_of(wrap, where)}): "
-            why += f"`AttributeError: '{kind}' object has no attribute '{node.attr}'`."
-            if not has:
-                why += " Certain if it is an attribute of the model."
-            severity: Severity = "error" if has else "suspect"
+            why = (
+                f"`{node.attr}` belongs to the inner model, not to the wrapper ({line_of(wrap, where)}), so this "
+                "raises an AttributeError."
+            )
+            doubt = "" if has else "if it is an attribute of the model"
             edits = replace(script, module, node.value, f"{code(node.value)}.module")
             fix = f"Go through the wrapper: `.module.{node.attr}`."
-            yield found(script, "D05", severity, where, why, fix, also=(wrap,), edits=edits)
+            also = (wrap,)
+            yield found(
+                script, "D05", "error", where, why, fix, doubt=doubt, also=also, edits=edits
+            )
 
 
 def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None:
-    """Return the call that wraps the object of the attribute, if it is certainly wrapped there."""
+    """Return the call that wraps the attribute's object, if the object is certainly wrapped
+    there."""
     scope = module.scope_of(node)
     if script.kinds(node.value, scope) not in ({"ddp"}, {"dp"}):
         return None
@@ -92,14 +93,4 @@ def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None
     if any(script.decide(one, scope, 1) is not True for one in tests if "model" in code(one.test)):
         return None
     makers = script.makers(node.value, scope)
-    if len(makers) != 1 or makers[0].target not in (DDP, DP):
-        return None
-    return makers[0]
-
-
-def _has(script: Script, wrap: Call, name: str) -> bool:
-    """Return whether the script shows that the inner model has an attribute of this name."""
-    model = wrap.argument(0, "module")
-    makers = script.makers(model, wrap.scope) if model is not None else []
-    owners = [made.made for made in makers if made.made is not None]
-    return any(script.method(one, name) or script.stored(one, name) for one in owners)
+    return makers[0] if len(makers) == 1 and makers[0].target in (DDP, DP) else None

@@ -13,7 +13,7 @@ ENTRY = Entry(
     title="DataParallel without GPUs does nothing",
     symptom="No message. The model runs as if it were not wrapped.",
     cause="Without CUDA the list of devices is empty, and forward calls the model directly.",
-    fix="Check torch.cuda.device_count(); for several CPU processes use DistributedDataParallel with gloo.",
+    fix="Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.",
     example="""\
 + if torch.cuda.device_count() < 2:
 +     raise SystemExit("DataParallel needs two GPUs or more")
@@ -27,15 +27,10 @@ ENTRY = Entry(
 def no_gpus(rank: WatchedRank) -> Finding | None:
     """Report a DataParallel without devices."""
     for wrap in rank.of(Wrap):
-        if (
-            wrap.kind == "data_parallel"
-            and wrap.model is not None
-            and not wrap.options.get("device_ids")
-        ):
+        empty = wrap.model is not None and not wrap.options.get("device_ids")
+        if wrap.kind == "data_parallel" and empty:
             why = (
-                f"DataParallel found no GPU: it passes every batch to {wrap.model_class} unchanged, on "
-                "one CPU process."
+                f"DataParallel found no GPU and passes every batch to {wrap.model_class} unchanged."
             )
-            evidence = ("device_ids: []", f"GPUs that torch sees: {rank.start.gpus}")
-            return make_finding("D06", "warning", why, wrap, evidence)
+            return make_finding("D06", "warning", why, wrap)
     return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.units import size
 
 ENTRY = Entry(
@@ -36,7 +34,7 @@ UNEQUAL = 0.75  # the threshold of nn.DataParallel
 
 
 @check("D07", source="machine")
-def unequal_gpus(facts: Facts) -> Iterator[Finding]:
+def unequal_gpus(facts: Facts) -> Findings:
     """Report a GPU with much less memory or fewer processors than another."""
     if len(facts.gpus) < 2:
         return

@@ -18,11 +18,9 @@ def pieces(batch: int, devices: int) -> int:
 
 
 def classes_in(script: Script, wrap: Call) -> Iterator[Scope]:
-    """Yield the project classes of the model that is wrapped."""
-    model = wrap.argument(0, "module")
-    for made in script.makers(model, wrap.scope) if model is not None else []:
-        if made.made is not None:
-            yield made.made
+    """Yield the project classes of the wrapped model."""
+    made = script.makers(wrap.argument(0, "module"), wrap.scope)
+    yield from (call.made for call in made if call.made is not None)
 
 
 def wrapper_of(script: Script, node: ast.expr | None, scope: Scope) -> Call | None:

@@ -1,14 +1,13 @@
-"""Logs of ranks that a signal killed. SIGKILL comes from outside (H12), others from native code."""
+"""Logs of ranks that a signal killed. SIGKILL comes from another process (H12), other signals from
+native code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
-from paralab.doctor.registry import check
+from paralab.doctor.registry import Findings, check
 
 CRASHES: dict[str, tuple[str, Severity, str]] = {
     "SIGSEGV": (
@@ -16,29 +15,33 @@ CRASHES: dict[str, tuple[str, Severity, str]] = {
         "error",
         "It accessed invalid memory: a bug in compiled code, or mixed library versions.",
     ),
-    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines before show which."),
+    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines above it show which."),
     "SIGFPE": ("H11", "error", "Compiled code divided an integer by zero."),
     "SIGILL": (
         "L10",
         "error",
-        "This CPU does not support an instruction. With bfloat16 or float16 on a virtual machine, it is AMX.",
+        "This CPU does not support an instruction: with bf16 or fp16 on a virtual machine, usually AMX.",
     ),
-    "SIGBUS": ("L11", "suspect", "Usually /dev/shm is full; `df` makes it certain."),
+    "SIGBUS": ("L11", "suspect", "Usually /dev/shm is full; `df` shows whether it is."),
 }
 FAULTHANDLER = "Run with python -X faulthandler to see the line."
 
 
 @check("H11", "H19", "L10", "L11", source="log")
-def died_of_a_signal(logs: Logs) -> Iterator[Finding]:
+def died_of_a_signal(logs: Logs) -> Findings:
     root = blame(logs).crash
     if root is None or root.signal is None or root.signal == "SIGKILL":
         return
     crashed = {event.rank for event in blame(logs).roots if event.signal}
     everywhere = root.at is None and len(crashed) > 1 and crashed.issuperset(logs.ranks)
     if root.signal == "SIGSEGV" and (_is_in_ddp_constructor(root) or everywhere):
-        why = f"The constructor of DDP crashed{root.where}"
-        why = f"All {len(crashed)} ranks died of SIGSEGV without a traceback" if everywhere else why
-        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. Certain if that is set."
+        why = f"DDP's constructor crashed{root.where}"
+        why = (
+            f"All {len(crashed)} ranks died with SIGSEGV and without a traceback"
+            if everywhere
+            else why
+        )
+        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. This is certain if that is set."
         yield root.finding("H19", "suspect", why)
     if _is_in_ddp_constructor(root):
         return

@@ -25,7 +25,7 @@ from paralab.doctor.source_context import opposite, site_conditions
 
 def made_different_calls(seen: Observation) -> Finding | None:
     if not seen.settled and _one_may_have_left(seen):
-        return None  # this is the cause, and it is certain once the other ranks have continued
+        return None  # this is the cause; it is certain once the other ranks have moved on
     for mismatch in mismatches(seen):
         if mismatch.kind == "behind":
             continue
@@ -43,8 +43,8 @@ def made_different_calls(seen: Observation) -> Finding | None:
 
 
 def different_sizes(seen: Observation) -> Finding | None:
-    """Report a first mismatch that is one of sizes. A rank that returned from such a call has
-    meaningless numbers and may raise anywhere."""
+    """Report the first mismatch if the sizes differ. A rank that returned from such a call has
+    meaningless numbers and may fail anywhere."""
     first = next(iter(mismatches(seen)), None)
     if first is None or first.kind != "size":
         return None
@@ -75,7 +75,7 @@ def _judge(
     one_side: tuple[WatchedRank, CollectiveCall],
     other_side: tuple[WatchedRank, CollectiveCall],
 ) -> Finding | None:
-    """Report which rank's call is the wrong one: the call that the other rank never makes."""
+    """Report the rank whose call is wrong: the call that the other rank never makes."""
     (one, my_call), (other, its_call) = one_side, other_side
     mine, its = my_call.record, its_call.record
     clashes = not fits(my_call, its_call)
@@ -108,7 +108,8 @@ def is_for_some_ranks(operation: Numbered) -> bool:
 
 
 def _evaluates(operation: Numbered) -> bool:
-    """Return whether no backward follows a forward, which one rank may run alone on purpose."""
+    """Return whether no backward follows a forward: one rank may run such a forward alone on
+    purpose."""
     return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 
@@ -120,30 +121,21 @@ def only_here(
     its: Numbered | None,
     certain: bool = True,
 ) -> Finding:
-    """Report a call that one rank makes and the other does not."""
+    """Report a call that only one of two ranks makes."""
     meanwhile = "never calls it" if its is None else f"is in {named(its)}"
     if isinstance(own, Forward):
+        wraps = [wrap for one in seen.ranks for wrap in one.of(Wrap) if wrap.model == own.model]
+        names = next((wrap.buffers for wrap in wraps if wrap.buffers), [])
+        buffers = f"its {len(names)} buffers ({', '.join(names[:2])} …)" if names else "its buffers"
         why = (
-            f"Only rank {rank.rank} calls the DDP model here. Its forward broadcasts "
-            f"{_buffers(seen, own)} from rank 0 to all ranks; rank {other.rank} {meanwhile}, and gets "
-            "that message instead of its own."
+            f"Only rank {rank.rank} calls the DDP model here. Its forward broadcasts {buffers} from rank 0 "
+            f"to all ranks, but rank {other.rank} {meanwhile}."
         )
     else:
-        why = (
-            f"Only rank {rank.rank} calls {named(own)}, which needs all ranks; rank {other.rank} "
-            f"{meanwhile}."
-        )
-    doubt = "" if certain else "if a rank fails or hangs afterwards"
+        why = f"Only rank {rank.rank} calls {named(own)}, which needs all ranks. Rank {other.rank} {meanwhile}."
+    doubt = "" if certain else "if a rank fails or hangs afterward"
     id, evidence = "H07" if isinstance(own, Forward) else "H03", _evidence(rank, own, other, its)
     return make_finding(id, "error", why, own, evidence, rank.rank, doubt=doubt)
-
-
-def _buffers(seen: Observation, own: Forward) -> str:
-    for rank in seen.ranks:
-        for wrap in rank.of(Wrap):
-            if wrap.model == own.model and wrap.buffers:
-                return f"its {len(wrap.buffers)} buffers ({', '.join(wrap.buffers[:2])} …)"
-    return "its buffers"
 
 
 def _order(
@@ -151,8 +143,7 @@ def _order(
 ) -> Finding:
     why = (
         f"Collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
-        f"{other.rank}. Collectives match by their order, so these two wait for each other or mix "
-        "their data."
+        f"{other.rank}. Ranks match collectives by their order, so these two hang or mix their data."
     )
     return make_finding("H04", "error", why, mine, _evidence(one, mine, other, its))
 
@@ -175,10 +166,10 @@ def _sizes(
     failed = has_failed(mine) or has_failed(its)
     why = (
         f"{a.op} gets {a.shape} {a.dtype} on rank {one.rank} and {b.shape} {b.dtype} on rank "
-        f"{other.rank}, but needs the same size on all ranks."
+        f"{other.rank}, but it needs the same size on all ranks."
     )
     if not failed:
-        why += " It worked this time; another backend or size would fail or give wrong numbers."
+        why += " It worked this time, but another backend or size may fail or give wrong numbers."
     severity: Severity = "error" if failed else "suspect"
     return make_finding("H06", severity, why, a, _evidence(one, a, other, b))
 

@@ -1,4 +1,4 @@
-"""H11, H14: one rank fails alone, or its backward pass skips parameters."""
+"""H11, H14: one rank fails on its own, or its backward pass skips parameters."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ def _other_parameters(
     evidence = [f"rank {one.rank}: without gradient: {names}"]
     evidence += [f"rank {one.rank}: {one.raised.message[:160]}"] if one.raised else []
     why = (
-        f"In this backward pass rank {one.rank} computes no gradient for {names}, and rank "
-        f"{other.rank} does. DDP reduces all gradients together, so rank {other.rank} waits for "
-        f"values that rank {one.rank} never sends."
+        f"In this backward pass, rank {one.rank} computes no gradient for {names}, but rank "
+        f"{other.rank} does, and waits for values that rank {one.rank} never sends."
     )
     return make_finding("H14", "error", why, mine, evidence, one.rank)
 
@@ -67,8 +66,8 @@ def raised_alone(seen: Observation) -> Finding | None:
     assert raised is not None
     message = raised.message.splitlines()[0][:200] if raised.message else ""
     why = (
-        f"Rank {rank.rank} raised {raised.type}: {message}. The other ranks did not; their errors "
-        f"only mean that rank {rank.rank} is gone."
+        f"Rank {rank.rank} raised {raised.type}: {message}. The errors of the other ranks only mean "
+        f"that rank {rank.rank} is gone."
     )
     fix = (
         "Fix this exception, and ignore the errors of the other ranks (connection closed, timeout)."
@@ -84,7 +83,8 @@ def was_stopped(rank: WatchedRank) -> bool:
 
 
 def is_uneven(event: Pipeline) -> bool:
-    """Return whether the batch does not divide into micro-batches; stages then fail differently."""
+    """Return whether the batch does not divide evenly into micro-batches, which makes stages fail
+    with different errors."""
     return bool(event.size and event.microbatches and event.size % event.microbatches)
 
 

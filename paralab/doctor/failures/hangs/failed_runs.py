@@ -4,7 +4,6 @@ find the catalog entry."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from paralab.analyse.failure import last_lines
 from paralab.analyse.hang import find_hang
@@ -12,7 +11,7 @@ from paralab.analyse.stack_dumps import StackDump
 from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message, named
 from paralab.doctor.recorded import Recorded, Run
-from paralab.doctor.registry import check, entries
+from paralab.doctor.registry import Findings, check, entries
 from paralab.record.folder import RunFolder
 
 RANK = re.compile(r"Rank (\d+) ")
@@ -20,8 +19,8 @@ HUNG = re.compile(r"longer than its deadline")
 
 
 @check(*("H02 H04 H11 H12 H15 H18 L01 L10 L11 S01 S02 W07".split()), source="run")
-def failed_run(recorded: Recorded) -> Iterator[Finding]:
-    """Report the attempt that ended the run, and those after which it was restarted."""
+def failed_run(recorded: Recorded) -> Findings:
+    """Report the attempt that ended the run, and earlier attempts after which it was restarted."""
     for run in recorded.runs:
         for failure in run.failures:
             if HUNG.search(failure.problem):
@@ -54,7 +53,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     evidence = tuple(line for line in (at, hang.waiting) if line)
     where = str(run.folder)
     if hang.kind == "network":
-        why = f"{problem} Certain if it runs with NCCL_P2P_DISABLE=1."
+        why = f"{problem} This is certain if it runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, where, evidence=evidence)
     waits = hang.kind == "behind" and StackDump.read(dumps, hang.rank).waits_in
     id = "H04" if hang.mismatch or waits else "W07"  # H04: the rank is in a different collective
@@ -67,8 +66,8 @@ def _killed(run: Run) -> Finding:
     silent = [rank for rank in ranks if not run.recording.named("end", rank)]
     why = (
         f"The run stops after {run.result.reached_step} of {run.plan.num_steps} steps, and neither "
-        f"{named(silent).lower()} nor the launcher recorded why: they were killed together, or still "
-        "run. The scheduler's log or `dmesg` makes it certain."
+        f"{named(silent).lower()} nor the launcher recorded why. They were killed together, or are "
+        "still running. The scheduler's log or `dmesg` shows which."
     )
     fix = "Look for a time or memory limit. `paralab run --resume` continues from the last checkpoint."
     return Finding("H12", "suspect", why, fix, str(run.folder))

@@ -13,7 +13,8 @@ from paralab.doctor.static.script import Script
 
 
 def backends(script: Script) -> set[str]:
-    """Return the backends that init_process_group may get: nccl, gloo, "default", or "unknown"."""
+    """Return the backends that may be passed to init_process_group: nccl, gloo, "default", or
+    "unknown"."""
     return {_backend(script, call) for call in script.calls_of(INIT)}
 
 
@@ -32,7 +33,7 @@ def _backend(script: Script, call: Call) -> str:
 def environment(script: Script) -> Iterator[tuple[str, object, Place]]:
     """Yield every environment variable that the script sets to a constant."""
     for module in script.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Call) and dotted_key(node.func) == "os.environ.update":
                 for one in node.keywords:
                     if one.arg and isinstance(one.value, ast.Constant):

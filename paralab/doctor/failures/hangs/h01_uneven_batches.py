@@ -1,13 +1,11 @@
-"""H01: Uneven number of batches per rank."""
+"""H01: Ranks have different numbers of batches."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import With
 from paralab.doctor.static.names import COLLECTIVES, DDP
 from paralab.doctor.static.project import Scope, dotted_key
@@ -16,31 +14,19 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H01",
-    title="Uneven number of batches per rank",
-    symptom=(
-        "Training hangs near the end of an epoch. gloo: 'Timed out waiting … for recv "
-        "operation'; NCCL: a watchdog timeout."
-    ),
-    cause=(
-        "One rank runs out of batches and stops calling backward. The other ranks wait for it "
-        "in the all-reduce."
-    ),
-    fix=(
-        "Give every rank the same number of batches (DistributedSampler, drop_last), or train "
-        "inside `with model.join():`."
-    ),
+    title="Ranks have different numbers of batches",
+    symptom="Training hangs near the end of an epoch, until a timeout ('Timed out waiting … for recv operation').",
+    cause="One rank runs out of batches and stops calling backward. The other ranks wait for it in the all-reduce.",
+    fix="Give every rank the same number of batches (DistributedSampler, drop_last), or use `with model.join():`.",
     example="""\
 - mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
 - loader = DataLoader(mine, batch_size=32)
 + mine = DistributedSampler(data, drop_last=True)
 + loader = DataLoader(data, batch_size=32, sampler=mine)
 """,
-    sources=(
-        "pytorch/pytorch#33148",
-        "pytorch/pytorch#38174",
-        "microsoft/PyMarlin#80",
-        "Lightning-AI/pytorch-lightning#20404",
-        "Lightning-AI/pytorch-lightning#9851",
+    sources=reports(
+        "pytorch/pytorch#33148 #38174 microsoft/PyMarlin#80 "
+        "Lightning-AI/pytorch-lightning#20404 #9851"
     ),
 )
 
@@ -48,38 +34,32 @@ EVALUATION = re.compile(r"eval|valid|test|infer|predict", re.IGNORECASE)
 
 
 @check("H01", source="script")
-def every_nth_item(script: Script) -> Iterator[Finding]:
+def every_nth_item(script: Script) -> Findings:
     """Report `files[rank::world_size]` in a script that trains with DDP."""
     if not script.calls_of(DDP) or not script.methods("backward") or _agrees_on_length(script):
         return
     for module in script.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             scope = module.scope_of(node)
             data = _strided(script, node, scope)
             if data is None or _is_divisible(script, data, scope):
                 continue
             why = (
-                f"`{code(node)}` gives each rank every n-th item. If the number of ranks does not divide "
-                "the number of items, some ranks get one more, and wait for the others in the last "
-                "`backward()`. Certain if the numbers of batches differ."
+                f"`{code(node)}` gives each rank every n-th item. If the items do not divide evenly, some "
+                "ranks get one more and wait for the others in the last `backward()`."
             )
-            yield found(script, "H01", "suspect", at(node, scope), why, ENTRY.fix)
+            doubt = "if the numbers of batches differ"
+            yield found(script, "H01", "suspect", at(node, scope), why, doubt=doubt)
 
 
 def _agrees_on_length(script: Script) -> bool:
     """Return whether ranks use `with model.join():` or exchange the length of their data."""
-    joins = any(
-        isinstance(item.item, ast.Call)
-        and (dotted_key(item.item.func) or "").endswith(("Join", ".join"))
-        for call in script.methods("backward")
-        for item in call.inside(With)
-    )
-    given = [one for call in script.methods(*COLLECTIVES) for one in call.node.args]
-    return joins or any(
-        isinstance(one, ast.Call) and dotted_key(one.func) == "len"
-        for x in given
-        for one in ast.walk(x)
-    )
+    blocks = [one.item for call in script.methods("backward") for one in call.inside(With)]
+    names = [dotted_key(one.func) or "" for one in blocks if isinstance(one, ast.Call)]
+    if any(name.endswith(("Join", ".join")) for name in names):
+        return True
+    given = [part for call in script.methods(*COLLECTIVES) for part in ast.walk(call.node)]
+    return any(isinstance(one, ast.Call) and dotted_key(one.func) == "len" for one in given)
 
 
 def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
@@ -95,7 +75,7 @@ def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
             return None
     if step is None or EVALUATION.search(code(data)):
         return None
-    # A stride that starts at the rank has the world size as its step, whatever its name.
+    # If a slice starts at the rank, its step is the world size, whatever it is called.
     return data if script.nature(first, scope) == "rank" else None
 
 

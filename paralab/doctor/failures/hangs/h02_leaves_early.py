@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from paralab.doctor.registry import Entry, Message, reports
 
 ENTRY = Entry(
     id="H02",
     title="One rank leaves early, with exit code 0",
-    symptom=(
-        "The other ranks die with 'Connection closed by peer', and torchrun reports one of them; the rank that "
-        "left prints nothing."
-    ),
+    symptom="The other ranks die with 'Connection closed by peer'. The rank that left prints nothing.",
     cause="Only one rank reaches a `return` or `sys.exit(0)`, while the others still call collectives.",
-    fix="Let all ranks exit at the same place. Work that only one rank does must not end its process.",
+    fix="Make all ranks exit at the same place. If one rank decides, broadcast its decision.",
     example="""\
 - if dist.get_rank() == 0 and os.path.exists("done"):
 + done = torch.tensor(os.path.exists("done"), dtype=torch.int)
@@ -21,7 +18,7 @@ ENTRY = Entry(
       sys.exit(0)
   train(model, loader)
 """,
-    sources=("pytorch/pytorch#122358",),
+    sources=reports("pytorch/pytorch#122358"),
     messages=(
         Message(r"with code 0 (?:before|without)"),  # paralab's launcher
     ),

@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import Call, If, Loop
-from paralab.doctor.static.hints import is_for_one_rank
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.collective_tree import Guard, Leave, Meet
+from paralab.doctor.static.facts import Call, If, Loop, is_constant, names_in
+from paralab.doctor.static.hints import is_for_one_rank, is_for_others
 from paralab.doctor.static.models import buffers_of, wrapped_by
-from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, GROUP_POSITION
+from paralab.doctor.static.names import (
+    COLLECTIVES,
+    FRAMEWORK_COLLECTIVES,
+    GROUP_POSITION,
+    sounds_like,
+)
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import Difference, Guard, Leave, Meet, differences_of
+from paralab.doctor.static.sequences import Difference, differences_of
 
 ENTRY = Entry(
     id="H03",
     title="A collective that only some ranks call",
-    symptom=(
-        "Rank 0 waits in all_reduce, barrier, or gather until the timeout; the other ranks wait in their next "
-        "collective or have exited."
-    ),
-    cause=(
-        "The collective is inside a branch that only one rank enters (`if rank == 0:`), but it needs every "
-        "rank of the group."
-    ),
-    fix="Call the collective on all ranks, and keep only the local work (printing, writing) in the branch.",
+    symptom="Rank 0 waits in a collective until the timeout. The other ranks wait in their next collective, or have exited.",
+    cause="The collective is in a branch that only one rank enters (`if rank == 0:`), but it needs every rank.",
+    fix="Call the collective on all ranks, and keep only the local work (printing, saving) in the branch.",
     example="""\
 + dist.all_reduce(loss)
   if dist.get_rank() == 0:
 -     dist.all_reduce(loss)
       print(loss.item())
 """,
-    sources=("alan-turing-institute/autocast#386",),
+    sources=reports("alan-turing-institute/autocast#386"),
 )
+IF_REACHED = "if the conditions on the path to this line are true on that rank"
 
 
 @check("H02", "H03", "H04", "H05", "H07", source="script")
-def ranks_part(script: Script) -> Iterator[Finding]:
+def ranks_part(script: Script) -> Findings:
     """Report where rank 0 and rank 1 stop calling the same collectives."""
     differences = differences_of(script)
     waits = {
@@ -72,75 +72,63 @@ def _leaves_early(script: Script, found_: Difference, leave: Leave) -> Finding:
         f"Rank {found_.rank} leaves here (`{code(leave.guard.test)}`). The other ranks continue to "
         f"`{code(other.call.node.func)}` ({line_of(other.call, where)}) and wait for it there."
     )
-    fix = "Let all ranks leave at the same place; broadcast the decision if one rank makes it."
-    severity: Severity = "error" if found_.sure else "suspect"
-    return found(script, "H02", severity, where, why, fix, also=(other.call,))
+    doubt = "" if found_.sure else IF_REACHED
+    return found(script, "H02", "error", where, why, doubt=doubt, also=(other.call,))
 
 
 def _extra(script: Script, found_: Difference, meet: Meet, guard: Guard) -> Finding:
-    name = (
-        "The all-reduce in `backward()`"
-        if meet.op == "backward"
-        else f"`{code(meet.call.node.func)}`"
-    )
+    name = f"`{code(meet.call.node.func)}`"
+    name = "The all-reduce in `backward()`" if meet.op == "backward" else name
     test = line_of(at(guard.node, guard.scope), meet.call)
     why = (
-        f"{name} needs all ranks, but only rank {found_.rank} gets here: "
-        f"`{code(guard.test)}` ({test}) keeps the others out. They never call it, so it never ends."
+        f"{name} needs all ranks, but only rank {found_.rank} gets here: `{code(guard.test)}` ({test}) "
+        "keeps the others out, so it waits forever."
     )
-    fix = f"Call `{code(meet.call.node.func)}` on all ranks; keep only printing and saving in the branch."
-    if not found_.sure:
-        why += " Certain if the conditions on the way here hold on that rank."
-    return found(script, "H03", "error" if found_.sure else "suspect", meet.call, why, fix)
+    return found(script, "H03", "error", meet.call, why, doubt="" if found_.sure else IF_REACHED)
 
 
 def _other_order(script: Script, found_: Difference, one: Meet, other: Meet) -> Finding:
     why = (
         f"Here some ranks call `{code(one.call.node.func)}`, while the others call "
-        f"`{code(other.call.node.func)}` ({line_of(other.call, one.call)}). Collectives match by "
-        "their order, so these two wait for each other."
+        f"`{code(other.call.node.func)}` ({line_of(other.call, one.call)}), and both wait for each other."
     )
-    fix = "Call the collectives in the same order on all ranks."
-    severity: Severity = "error" if found_.sure else "suspect"
-    return found(script, "H04", severity, one.call, why, fix, also=(other.call,))
+    doubt = "" if found_.sure else IF_REACHED
+    return found(script, "H04", "error", one.call, why, doubt=doubt, also=(other.call,))
 
 
 def _swapped(script: Script, one: Meet, other: Meet) -> Finding:
     why = (
-        f"In the same place some ranks send `{code(one.call.node.args[0])}` and the others "
-        f"`{code(other.call.node.args[0])}` ({line_of(other.call, one.call)}). Collectives match by "
-        "their order, not by name: the two are mixed up without a message."
+        f"Here some ranks reduce `{code(one.call.node.args[0])}`, while the others reduce "
+        f"`{code(other.call.node.args[0])}` ({line_of(other.call, one.call)}). Ranks match collectives by "
+        "their order, so the two values are silently mixed up."
     )
-    fix = "Use the same order on all ranks, or stack both into one tensor."
-    return found(script, "H05", "error", one.call, why, fix, also=(other.call,))
+    return found(script, "H05", "error", one.call, why, also=(other.call,))
 
 
-def _forward(script: Script, found_: Difference, meet: Meet) -> Iterator[Finding]:
+def _forward(script: Script, found_: Difference, meet: Meet) -> Findings:
     """Report H07: the forward pass of a DDP model broadcasts the model's buffers, if any."""
     guard = meet.guard
     wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
     if guard is None or wrap is None:
         return
-    if any(
-        isinstance(value, ast.Constant) and value.value is False
-        for name in ("broadcast_buffers", "forward_sync_buffers")
-        for value in [wrap.argument(99, name)]
-    ):
+    options = ("broadcast_buffers", "forward_sync_buffers")
+    if any(is_constant(wrap.argument(99, name), False) for name in options):
         return
     buffers = buffers_of(script, wrap.argument(0, "module"), wrap.scope)
     if buffers == "":
         return  # every layer is known, and none has buffers
     name = code(meet.call.node.func)
-    why = f"`{name}` is the DDP wrapper, and only rank {found_.rank} calls it here (`{code(guard.test)}`). "
-    if buffers:
-        why += f"Its forward broadcasts the buffers of {buffers} to all ranks, which are not in forward."
-    else:
-        why += "Its forward broadcasts buffers. Certain if the model has any (BatchNorm does)."
-    fix = f"Call `{name}.module(…)` in this branch, or validate on all ranks."
+    why = (
+        f"Only rank {found_.rank} calls the DDP wrapper `{name}` here (`{code(guard.test)}`), but its forward "
+        f"broadcasts the buffers{f' of {buffers}' if buffers else ''} to all ranks."
+    )
     ignored = script.attributes.get("_ddp_params_and_buffers_to_ignore")
-    severity: Severity = "error" if buffers and guard.sure and not ignored else "suspect"
+    doubt = "" if guard.sure and not ignored else IF_REACHED
+    doubt = doubt if buffers else "if the model has buffers (BatchNorm does)"
+    if script.kinds(meet.call.node.func, meet.call.scope) != {"ddp"}:  # another caller unwraps it
+        doubt = f"if `{name}` is the wrapper, not `{name}.module`"
     edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
-    yield found(script, "H07", severity, meet.call, why, fix, edits=edits)
+    yield found(script, "H07", "error", meet.call, why, doubt=doubt, edits=edits)
 
 
 _PARTS = re.compile(
@@ -149,76 +137,64 @@ _PARTS = re.compile(
 
 
 @check("H03", source="script")
-def guarded_by_name(script: Script) -> Iterator[Finding]:
-    """Suspect a collective under `if rank == 0:` without a matching call on the other ranks."""
-    for call in script.methods(*COLLECTIVES, *FRAMEWORK_COLLECTIVES):
+def guarded_by_name(script: Script) -> Findings:
+    """Suspect a collective under `if rank == 0:` that the other ranks never match."""
+    for call in script.methods(*COLLECTIVES, *FRAMEWORK_COLLECTIVES, "prepare"):
         known = call.target.startswith("torch.distributed.") or call.method in FRAMEWORK_COLLECTIVES
+        known = known or (call.method == "prepare" and _wraps_a_model(script, call))
         group = call.argument(GROUP_POSITION.get(call.method, 99), "group")
         if not known or (group is not None and _is_part(script, group, call)):
             continue
         alike = [one for one in script.calls_in(call.scope) if one.method == call.method]
-        if any(_is_for_others(one) for one in alike):
-            continue
+        if any(is_for_others(way.test, way.taken) for one in alike for way in one.inside(If)):
+            continue  # a branch that rank 0 skips also calls it: `if rank != 0: barrier()`
         for test in call.inside(If):
             if is_for_one_rank(test.test, test.taken) and not test.exits:
-                why = (
-                    f"`{code(test.test)}` keeps the other ranks out of `{code(call.node.func)}`, and nothing here "
-                    "lets them call it. Certain if the group has more than one rank."
-                )
-                yield found(script, "H03", "suspect", call, why, ENTRY.fix)
+                why = f"`{code(test.test)}` keeps the other ranks out of `{code(call.node.func)}`, and they do not call it anywhere else here."
+                doubt = "if the group has more than one rank"
+                yield found(script, "H03", "suspect", call, why, doubt=doubt)
                 break
 
 
+def _wraps_a_model(script: Script, call: Call) -> bool:
+    """Return whether Accelerate wraps a model in DDP here, which broadcasts its parameters."""
+    is_own = code(call.receiver).endswith("accelerator")
+    return is_own and any(
+        script.is_kind(one, call.scope, "module", "ddp")
+        or sounds_like(code(one).rpartition(".")[2]) == "module"
+        for one in call.node.args
+    )
+
+
 def _is_part(script: Script, group: ast.expr, call: Call) -> bool:
-    """Return whether a group has only some ranks, judging by its name or a literal list."""
+    """Return whether a group contains only some ranks, judging by its name or a literal list."""
     listed = [one.argument(0, "ranks") for one in script.makers(group, call.scope)]
     return bool(_PARTS.search(code(group))) or any(isinstance(one, ast.List) for one in listed)
 
 
-def _is_for_others(call: Call) -> bool:
-    """Return whether a call is in a branch that rank 0 skips: `if rank != 0: barrier()`."""
-    return any(is_for_one_rank(one.test, not one.taken) for one in call.inside(If))
-
-
 @check("H05", source="script")
-def order_of_a_set(script: Script) -> Iterator[Finding]:
+def order_of_a_set(script: Script) -> Findings:
     """Report collectives in a loop over a set, which each process iterates in its own order."""
     for call in script.methods(*COLLECTIVES):
         if not call.target.startswith("torch.distributed."):
             continue
-        names = {one.id for one in ast.walk(call.node) if isinstance(one, ast.Name)}
         for loop in call.inside(Loop):
             items = getattr(loop.node, "iter", None)
-            if not _is_set(script, items, call) or not _uses(script, names, loop, call):
-                continue
-            why = (
-                f"`{code(call.node.func)}` runs once per element of the set `{code(items)}`. Each "
-                "process iterates over a set of strings in its own order, so ranks combine "
-                "different elements without a message."
-            )
-            yield found(script, "H05", "error", call, why, "Loop over `sorted(…)` of the set.")
+            made = dotted_key(items.func) if isinstance(items, ast.Call) else None
+            is_set = made in ("set", "frozenset") or isinstance(items, (ast.Set, ast.SetComp))
+            if is_set and names_in(call.node) & _computed_from_item(loop):
+                why = (
+                    f"`{code(call.node.func)}` runs once per element of the set `{code(items)}`. Each process "
+                    "iterates over a set of strings in its own order, so ranks silently combine "
+                    "different elements."
+                )
+                yield found(script, "H05", "error", call, why, "Loop over `sorted(…)` of the set.")
 
 
-def _is_set(script: Script, items: ast.AST | None, call: object) -> bool:
-    if isinstance(items, ast.Call):
-        return dotted_key(items.func) in ("set", "frozenset")
-    return isinstance(items, (ast.Set, ast.SetComp))
-
-
-def _uses(script: Script, names: set[str], loop: Loop, call: object) -> bool:
-    """Return whether the collective sends something computed from the loop's item."""
-    target = getattr(loop.node, "target", None)
-    items = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} if target else set()
-    body = getattr(loop.node, "body", [])
-    for statement in body if isinstance(body, list) else []:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Assign) and items & {
-                one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)
-            }:
-                items |= {
-                    one.id
-                    for target in node.targets
-                    for one in ast.walk(target)
-                    if isinstance(one, ast.Name)
-                }
-    return bool(names & items)
+def _computed_from_item(loop: Loop) -> set[str]:
+    """Return the loop's variables and what the loop computes from them."""
+    names = names_in(getattr(loop.node, "target", None))
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Assign) and names & names_in(node.value):
+            names |= {name for target in node.targets for name in names_in(target)}
+    return names

@@ -1,17 +1,14 @@
-"""H04: Collectives in a different order on different ranks."""
+"""H04: Ranks call collectives in different orders."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from paralab.doctor.registry import Entry, Message, reports
 
 ENTRY = Entry(
     id="H04",
-    title="Collectives in a different order on different ranks",
+    title="Ranks call collectives in different orders",
     symptom="All ranks time out together, each in a different collective.",
-    cause=(
-        "Collectives are matched by their number, not by name: the first call on one rank is matched with "
-        "the first call on every other."
-    ),
+    cause="Ranks match collectives by their order, not by name: the first call on one rank belongs to the first on every other.",
     fix="Call the same collectives in the same order on every rank.",
     example="""\
 - if dist.get_rank() == 0:
@@ -23,20 +20,15 @@ ENTRY = Entry(
 + dist.broadcast(weights, src=0)
 + dist.all_reduce(loss)
 """,
-    sources=(
-        "pytorch/pytorch#22071",
-        "pytorch/pytorch#78022",
-        "pytorch/pytorch#100214",
-        "modelscope/ms-swift#9443",
-    ),
+    sources=reports("pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443"),
     messages=(
         Message(
             r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
             r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<mine>\w+)\b.*?but Rank "
             r"(?P<other>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+, )?"
             r"OpType=(?!(?P=mine)\b)(?P<its>\w+)",
-            "At collective {number} rank {rank} calls {mine} and rank {other} calls {its}{at}. "
-            "Collectives are matched by their order, not by name.",
+            "At collective {number}, rank {rank} calls {mine}, and rank {other} calls {its}{at}. Ranks "
+            "match collectives by their order, not by name.",
             kind="printed",
             blames=False,
         ),

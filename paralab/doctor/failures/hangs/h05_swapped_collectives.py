@@ -1,25 +1,24 @@
-"""H05: Two similar collectives are swapped between ranks: wrong numbers, no error."""
+"""H05: Ranks swap two similar collectives and silently mix up their values."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.events import Collective
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.source_context import opposite, written
 
 Calls = dict[int, Collective]
 
 ENTRY = Entry(
     id="H05",
-    title="Two similar collectives are swapped between ranks: wrong numbers, no error",
+    title="Ranks swap two similar collectives and silently mix up their values",
     symptom="No message. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
-    cause="Both calls have the same operation and shape, but some ranks call them in a different order. Calls are paired by number, so nothing fails.",
+    cause="Some ranks make two calls with the same operation and shape in a different order, so nothing fails.",
     fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
     example="""\
 - if dist.get_rank() == 0:
@@ -32,13 +31,13 @@ ENTRY = Entry(
 + dist.all_reduce(both)
 + loss, accuracy = both
 """,
-    sources=("alan-turing-institute/autocast#386",),
+    sources=reports("alan-turing-institute/autocast#386"),
     silent=True,
 )
 
 
 @check("H05", source="ranks")
-def swapped(seen: Observation) -> Iterator[Finding]:
+def swapped(seen: Observation) -> Findings:
     """Report two ranks that make the same calls in a different order. All calls match, so the
     results are wrong without an error.
 
@@ -54,14 +53,14 @@ def swapped(seen: Observation) -> Iterator[Finding]:
 
 
 def _calls(rank: WatchedRank, group: str) -> Calls:
-    """Return the finished collectives of the user's own code, by number."""
+    """Return the finished collectives that the user's own code called, by number."""
     numbered = rank.collectives.get(group, {}).items()
     own = {number: call for number, call in numbered if isinstance(call, Collective)}
     return {n: c for n, c in own.items() if c.site and c.seconds is not None and not c.error}
 
 
 def _text(call: Collective) -> tuple[str, ...]:
-    """Return the code of a call: both branches of an `if` may have it on different lines."""
+    """Return a call's code, because both branches of an `if` may contain it on different lines."""
     assert call.site
     return tuple(written(place) for place in call.site.stack)
 
@@ -93,8 +92,8 @@ def _report(
     assert partner
     why = (
         f"Collective number {window[0]} is `{written(first.place)}` on rank {one.rank} and "
-        f"`{written(partner.place)}` at {partner} on rank {other.rank}. Kind and size are equal, so "
-        "both ranks silently got a mixture of the two values."
+        f"`{written(partner.place)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
+        "of the two values."
     )
     evidence = [
         f"number {n}: rank {one.rank} {_text(mine[n])[0]} at {mine[n].site} | "

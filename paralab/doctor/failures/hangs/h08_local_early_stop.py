@@ -8,14 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import If, Loop
-from paralab.doctor.static.hints import is_for_one_rank, is_in_training
-from paralab.doctor.static.names import COLLECTIVES, DDP, LOADER
-from paralab.doctor.static.project import Scope, dotted_key
-from paralab.doctor.static.report import Place, at, code, found, line_of
-from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import (
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.collective_tree import (
     Fork,
     Inline,
     Leave,
@@ -23,9 +17,14 @@ from paralab.doctor.static.sequences import (
     Node,
     Repeat,
     all_meets,
-    differences_of,
-    sequences_of,
 )
+from paralab.doctor.static.facts import If, Loop
+from paralab.doctor.static.hints import is_for_one_rank, is_in_training
+from paralab.doctor.static.names import COLLECTIVES, DDP, LOADER
+from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.report import Place, at, code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.sequences import differences_of, trees_of
 
 ENTRY = Entry(
     id="H08",
@@ -40,11 +39,7 @@ ENTRY = Entry(
 + if total.item() / dist.get_world_size() < 0.01:
       break
 """,
-    sources=(
-        "Lightning-AI/pytorch-lightning#379",
-        "Lightning-AI/pytorch-lightning#3381",
-        "speechbrain/speechbrain#2051",
-    ),
+    sources=reports("Lightning-AI/pytorch-lightning#379 #3381 speechbrain/speechbrain#2051"),
 )
 
 PATIENCE = re.compile(r"patience|early.?stop|stop.?early|should.?stop", re.IGNORECASE)
@@ -61,10 +56,10 @@ class Way:
 
 
 @check("H08", source="script")
-def local_early_stop(script: Script) -> Iterator[Finding]:
+def local_early_stop(script: Script) -> Findings:
     """Report a loop with collectives that a rank leaves because of its own data."""
     done: set[ast.AST] = set()
-    for _, zero, _ in sequences_of(script).trees:
+    for _, zero, _ in trees_of(script):
         for finding, node in _walk(script, zero, Way()):
             if node not in done:
                 done.add(node)
@@ -76,9 +71,9 @@ def local_early_stop(script: Script) -> Iterator[Finding]:
             yield from _break_by_name(script, node, module.scope_of(node))
 
 
-def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Iterator[Finding]:
-    """Suspect `if rank == 0: … break` in a training loop, and `if bad_epochs >= patience: break`
-    in a script with DDP in which the ranks exchange nothing to agree on."""
+def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Findings:
+    """Suspect `if rank == 0: … break` in a training loop, and `if bad_epochs >= patience: break` in
+    a DDP script in which the ranks never exchange a decision."""
     around = script.context(node, scope.module)
     last = max((place for place, one in enumerate(around) if isinstance(one, Loop)), default=-1)
     tests = [one for one in around[last + 1 :] if isinstance(one, If) and not one.exits]
@@ -86,16 +81,17 @@ def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Iterator[Fi
         return
     guard = next((one for one in tests if is_for_one_rank(one.test, one.taken)), None)
     if guard is not None:
-        why = f"Only one rank leaves the loop here (`{code(guard.test)}`); the others continue."
-        undecided = "the loop contains a collective or a backward pass of DDP"
+        why = (
+            f"Only one rank leaves the loop here (`{code(guard.test)}`), while the others continue."
+        )
+        doubt = "if the loop contains a collective or a DDP backward pass"
     else:
         guard = next((one for one in tests if PATIENCE.search(code(one.test, 200))), None)
         if guard is None or not script.calls_of(DDP) or script.methods(*COLLECTIVES - {"barrier"}):
             return
         why = f"Each rank decides for itself when to stop (`{code(guard.test)}`)."
-        undecided = "the ranks evaluate different data"
-    why += f" Certain if {undecided}."
-    yield found(script, "H08", "suspect", at(node, scope), why, ENTRY.fix)
+        doubt = "if the ranks evaluate different data"
+    yield found(script, "H08", "suspect", at(node, scope), why, doubt=doubt)
 
 
 def _walk(script: Script, nodes: list[Node], way: Way) -> Iterator[tuple[Finding, ast.AST]]:
@@ -123,9 +119,10 @@ def _while(script: Script, loop: Repeat, way: Way) -> Iterator[tuple[Finding, as
     inside = set(ast.walk(loop.node))
     names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
     bound = [script.lookup(name, scope) for name in names]
-    values = [one.value for pair in bound if pair for one in pair[1] if one.node in inside]
-    tests = [test, *(value for value in values if value is not None)]
-    sure = way.sure and any(script.nature(one, scope) == "local" for one in tests)
+    given = [one for pair in bound if pair for one in pair[1] if one.node in inside]
+    tests = [test, *(one.value for one in given if one.value is not None)]
+    natures = [script.nature(test, scope), *map(script.nature_of_definition, given)]
+    sure = way.sure and "local" in natures
     if sure or any(_may_be_local(script, one, scope) for one in tests):
         yield _finding(script, loop.node, scope, test, meet, sure), loop.node
 
@@ -157,7 +154,7 @@ def _first_meet(nodes: list[Node]) -> Meet | None:
 
 
 def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """Return whether ranks get different batches, or None if the test shows no loader."""
+    """Return whether ranks get different batches, or None if the test does not involve a loader."""
     calls = [call for call in script.contributors(test, scope) if call.target == LOADER]
     samplers = ("sampler", "batch_sampler")
     return (
@@ -166,7 +163,7 @@ def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
 
 
 def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
-    """Return whether the test uses this rank's batches and nothing behind it was reduced."""
+    """Return whether the test uses this rank's own batches, without any reduction before it."""
     if script.nature(test, scope) != "unknown" or not _is_sharded(script, test, scope):
         return False
     calls = script.contributors(test, scope)
@@ -201,13 +198,14 @@ def _finding(
     if flag is not None:
         source = f"a flag that only some ranks set ({line_of(flag, where)})"
     why = (
-        f"Each rank decides here by {source} (`{code(test)}`), and nothing makes the ranks agree. The "
-        f"first rank to leave is missing in `{code(meet.call.node.func)}` ({line_of(meet.call, where)}), "
-        "where the others wait for it."
+        f"Each rank decides here based on {source} (`{code(test)}`), and nothing makes the ranks "
+        "agree. The "
+        f"others wait for the first rank to leave in `{code(meet.call.node.func)}` "
+        f"({line_of(meet.call, where)})."
     )
-    severe = sure and meet.sure and not clock
+    doubt = "" if sure and meet.sure and not clock else "if the ranks ever decide differently"
     also = (meet.call,) if flag is None else (meet.call, flag)
-    return found(script, "H08", "error" if severe else "suspect", where, why, ENTRY.fix, also=also)
+    return found(script, "H08", "error", where, why, doubt=doubt, also=also)
 
 
 def _flag_of_some_ranks(script: Script, fork: Fork) -> Place | None:

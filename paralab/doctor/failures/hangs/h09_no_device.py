@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.failures.hangs.groups import backends
 from paralab.doctor.failures.launch.devices import destination, moves
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import trains, words_of_project
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import ways_to
 
 ENTRY = Entry(
     id="H09",
     title="Nothing tells NCCL which GPU a rank uses",
-    symptom=(
-        "NCCL guesses the GPU from the rank and warns that this can hang; barrier() may never "
-        "return."
-    ),
-    cause=(
-        "The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the "
-        "first collective has to guess."
-    ),
+    symptom="NCCL guesses the GPU from the rank and warns that this can hang. barrier() may never return.",
+    cause="The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the first collective has to guess.",
     fix="Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.",
     example="""\
 - dist.init_process_group("nccl")
@@ -33,19 +25,14 @@ ENTRY = Entry(
 + dist.init_process_group("nccl", device_id=device)
   dist.barrier()
 """,
-    sources=(
-        "pytorch/pytorch#134617",
-        "pytorch/pytorch#178977",
-        "deepspeedai/DeepSpeed#7266",
-        "pytorch/pytorch#159262",
-    ),
-    limits="Only NCCL guesses. CPU ranks cannot provoke it, so it is read from scripts and logs.",
+    sources=reports("pytorch/pytorch#134617 #178977 #159262 deepspeedai/DeepSpeed#7266"),
+    limits="Only NCCL guesses. CPU ranks cannot trigger it, so only scripts and logs show it.",
     messages=(
         Message(
             r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
             r"currently unknown|Guessing device ID based on global rank",
-            "NCCL does not know the GPU of {who} and guessed it from the rank: the first collective came "
-            "before torch.cuda.set_device. A wrong guess makes the job hang.",
+            "NCCL guessed the GPU of {who} from the rank, because the first collective ran before "
+            "torch.cuda.set_device. A wrong guess makes the job hang.",
             severity="warning",
             kind="printed",
         ),
@@ -53,11 +40,12 @@ ENTRY = Entry(
 )
 
 
+_NOTHING = "Nothing calls torch.cuda.set_device or passes device_id, so GPU 0 is the current device of every rank."
 OWN_DEVICES = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "horovod", "ray")
 
 
 @check("H09", source="script")
-def no_device_chosen(script: Script) -> Iterator[Finding]:
+def no_device_chosen(script: Script) -> Findings:
     """Report a project that uses NCCL and never tells it which GPU belongs to a rank."""
     starts, names = script.calls_of(INIT), backends(script)
     if names.isdisjoint({"nccl", "unknown"}) or script.imports(*OWN_DEVICES):
@@ -83,26 +71,26 @@ def no_device_chosen(script: Script) -> Iterator[Finding]:
     ]
     bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
     bare += [call for call in moves(script) if destination(script, call) == "cuda"]
-    hidden = not trains(script) and "set_device" in words_of_project(script)
+    if script.is_spawned(starts[0].scope):  # the rest of the project may belong to another job
+        job = script.reached(starts[0].scope)
+        barriers = [call for call in barriers if call in job]
+        bare = [call for call in bare if call in job]
+    is_run = trains(script) and any(way.known for way in ways_to(script, starts[0]))
+    hidden = not is_run and "set_device" in words_of_project(script)
     if names != {"nccl"} or not (barriers or bare) or hidden:
         yield from _by_name(script, starts[0])
         return
     first = (barriers or bare)[0]
     use = "barrier()" if barriers else f".{code(first.node).rpartition('.')[2]}"
-    why = (
-        "The backend is nccl, and nothing calls torch.cuda.set_device or passes device_id, so every rank "
-        f"uses GPU 0 as its current device. `{use}` ({line_of(first, starts[0])}) relies on it."
-    )
-    yield found(script, "H09", "warning", starts[0], why, ENTRY.fix, also=(first,))
+    why = f"{_NOTHING} `{use}` ({line_of(first, starts[0])}) relies on it."
+    yield found(script, "H09", "warning", starts[0], why, also=(first,))
 
 
-def _by_name(script: Script, start: Call) -> Iterator[Finding]:
-    """Suspect GPUs in a project that never chooses one, even if every tensor names its GPU."""
+def _by_name(script: Script, start: Call) -> Findings:
+    """Suspect a project that uses GPUs but never sets a rank's GPU, even if every tensor names its
+    GPU."""
     chosen = {"set_device", "set_default_device", "CUDA_VISIBLE_DEVICES"}
     if chosen & words_of_project(script) or not any("cuda" in one.text for one in script.modules):
         return
-    why = (
-        "Nothing calls torch.cuda.set_device or passes device_id, so GPU 0 is the current device of every "
-        "rank. Certain if the backend is nccl, and a barrier or an allocation uses the current device."
-    )
-    yield found(script, "H09", "suspect", start, why, ENTRY.fix)
+    doubt = "if the backend is nccl, and a barrier or an allocation uses the current device"
+    yield found(script, "H09", "suspect", start, _NOTHING, doubt=doubt)

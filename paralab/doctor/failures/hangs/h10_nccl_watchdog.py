@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.doctor.failures.hangs.recorder import explain_mismatch
 from paralab.doctor.finding import Finding, Severity
@@ -11,48 +9,36 @@ from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.watchdog import Waiting, waiting_ranks
 from paralab.doctor.messages import explains, named
-from paralab.doctor.registry import Entry, check, entries
+from paralab.doctor.registry import Entry, Findings, check, entries, reports
 from paralab.units import seconds
 
 ENTRY = Entry(
     id="H10",
     title="The NCCL watchdog ended the job",
-    symptom=(
-        "'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…, "
-        "NumelIn=…)' on every rank that waited."
-    ),
-    cause=(
-        "One rank did not reach a collective. Only the ranks that waited print this message, "
-        "and it does not name the missing rank."
-    ),
-    fix=(
-        "Compare 'last enqueued' on all ranks: check the rank with the smallest number. "
-        "Keep one log per rank, and turn on the flight recorder."
-    ),
+    symptom="'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…)' on every rank that waited.",
+    cause="One rank did not reach a collective. Only the ranks that waited print this, and it does not name the missing rank.",
+    fix="Compare 'last enqueued' on all ranks, and check the rank with the smallest number. Turn on the Flight Recorder.",
     example="""\
 - subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
 + recorder = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 + command = ["torchrun", "--nproc_per_node=8", "--redirects=3", "--log-dir=logs", "train.py"]
 + subprocess.run(command, env={**os.environ, **recorder})
 """,
-    sources=(
-        "pytorch/pytorch#118369",
-        "XPixelGroup/BasicSR#737",
-        "hiyouga/LlamaFactory#7396",
-        "NVIDIA/Megatron-LM#1207",
-        "meta-llama/llama-cookbook#65",
+    sources=reports(
+        "pytorch/pytorch#118369 XPixelGroup/BasicSR#737 hiyouga/LlamaFactory#7396 "
+        "NVIDIA/Megatron-LM#1207 meta-llama/llama-cookbook#65"
     ),
-    limits="NCCL only, read from logs. On gloo, the doctor watches the hang itself.",
+    limits="Occurs only with NCCL; found in logs. On gloo, the doctor observes the hang itself.",
 )
 
 RECORD = (
     "Compare the last lines of all ranks. Next time set TORCH_FR_BUFFER_SIZE=2000 and "
-    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, which keep the collectives of every rank."
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, which record the collectives of every rank."
 )
 
 
 @check("H10", "H04", "H06", "H07", "H15", source="log")
-def collective_timed_out(logs: Logs) -> Iterator[Finding]:
+def collective_timed_out(logs: Logs) -> Findings:
     """Report which rank is missing. The watchdog names the ranks that waited; the missing rank has
     enqueued fewer collectives in the same group."""
     found = blame(logs)
@@ -70,7 +56,7 @@ def collective_timed_out(logs: Logs) -> Iterator[Finding]:
 
 
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
-    """Report a timeout in another group than the default group, which dumped its state."""
+    """Report a timeout in a group other than the default group, which dumped its state."""
     pending = [item for item in everybody if item.enqueued != item.completed]
     why = "A collective timed out, and these ranks only report that they are dumping their state. "
     if not pending:
@@ -81,7 +67,7 @@ def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
         rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
         report = "reports" if len(rest) == 1 else "report"
         why += f"{named(rest)} {report} none: check there first. " if rest else ""
-    why += "The logs of all ranks make it certain."
+    why += "The logs of all ranks would confirm this."
     return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
 
 
@@ -90,8 +76,8 @@ def _evidence(items: list[Waiting]) -> tuple[str, ...]:
 
 
 def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
-    """Compare the reports of all ranks in a group about the collective that timed out first. A rank
-    that waits in another number is in another collective and does not help here."""
+    """Compare what all ranks in a group report about the collective that timed out first. A rank
+    that waits in a collective with another number does not help here."""
     same = [item for item in group if item.number == number]
     first, evidence = same[0], _evidence(group)
     ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}
@@ -109,7 +95,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     silent = set(logs.ranks) - {item.rank for item in group} - aborted
     if mismatch and mismatch.kind == "behind" and mismatch.odd is not None and not silent:
         enqueued = next(item.enqueued for item in group if item.rank == mismatch.odd)
-        why += f"Rank {mismatch.odd} had only enqueued {enqueued}: it never arrived. "
+        why += f"Rank {mismatch.odd} had enqueued only {enqueued}: it never arrived. "
         return _h10(first, why, mismatch.odd, len(same) > 1, evidence)
     late = mismatch is not None and mismatch.kind == "behind"
     if whole and len(silent) == 1 and silent <= logs.heard and len(same) > 1 and not late:
@@ -117,24 +103,24 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         why += f"Rank {rank} reports no timeout: it never arrived. "
         return _h10(first, why, rank, bool(logs.exits), evidence)
     if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
-        why += "Every rank in this log has enqueued it, so nobody is missing and the connection does not work. "
-        why += "Certain if the job runs with NCCL_P2P_DISABLE=1."
+        why += "Every rank in this log has enqueued it, so no rank is missing, and the connection does not work. "
+        why += "This is certain if the job runs with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
         # Only one rank waits, and the launcher recorded the exits of the others.
         alone = len(same) == 1 and len(logs.ranks) > 2 and bool(logs.exits) and len(aborted) <= 1
         why += (
             "A broadcast in the middle of training may be DDP's copy of the buffers: one rank calls the "
-            "model alone, as in an evaluation under `if rank == 0`."
+            "model alone, for example in an evaluation under `if rank == 0`."
         )
         caller = same[0].rank if alone else None
         return Finding("H07", "suspect", why, entries["H07"].fix, rank=caller, evidence=evidence)
     why += "The log does not show which rank is missing. "
     unheard = silent - logs.heard
     if len(unheard) > 3:
-        why += "Most ranks left no line here: their logs are needed. "
+        why += "Most ranks printed nothing here: their logs are needed. "
     elif unheard:
-        why += f"It has no line of {named(unheard).lower()}: check there first. "
+        why += f"It has no line from {named(unheard).lower()}: check there first. "
     return _h10(first, why, None, False, evidence)
 
 

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.reading import MENTIONED
 from paralab.doctor.messages import explains, find_message, messages_in, named
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.record.victims import WAITED, is_victim
 
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
-FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for the first CUDA error of this rank."
+FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for this rank's first CUDA error."
 NO_MEMORY = (
-    "{who} found no free GPU memory{at}. Other processes may use the same GPU: a leftover job, or ranks "
+    "{who} could not get any GPU memory{at}. Other processes may use the same GPU: a leftover job, "
+    "or ranks "
     "that all use GPU 0.",
     f"nvidia-smi shows which processes use the memory. {LESS_MEMORY}",
 )
 ENTRY = Entry(
     id="H11",
     title="An exception on a rank ended the job",
-    symptom=(
-        "One rank has a Python traceback. The others report 'Connection closed by peer' "
-        "(gloo) or hang (NCCL)."
-    ),
-    cause=(
-        "One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are "
-        "consequences."
-    ),
-    fix=("Fix the first error that is not a lost connection. `@record` makes torchrun print it."),
+    symptom="One rank has a Python traceback. The others report 'Connection closed by peer' (gloo) or hang (NCCL).",
+    cause="One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are consequences.",
+    fix="Fix the first error that is not a lost connection. `@record` makes torchrun print it.",
     example="""\
 + from torch.distributed.elastic.multiprocessing.errors import record
 +
@@ -55,8 +48,9 @@ ENTRY = Entry(
         Message(
             r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
             r"|driver version is insufficient for CUDA runtime",
-            "The NVIDIA driver of this machine is older than this build of torch needs{at}. The training "
-            "code is not the cause.",
+            "The NVIDIA driver on this machine is too old for this build of torch{at}. The "
+            "training code "
+            "is not the cause.",
             fix="Update the driver, or install a torch build for an older CUDA version.",
         ),
         Message(
@@ -67,20 +61,22 @@ ENTRY = Entry(
         ),
         Message(
             r"element \d+ of tensors does not require grad",
-            "{who} called backward on a loss that depends on no trainable parameter{at}: all are frozen, the "
+            "{who} called backward on a loss that does not depend on any trainable parameter{at}: "
+            "all are frozen, the "
             "loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
             fix="Check requires_grad of the parameters. For checkpointing, pass use_reentrant=False.",
         ),
         Message(
             r"Tensors must be CUDA and dense|No backend type associated with device type cpu",
-            "{who} gave NCCL a tensor that is not on a GPU, or is sparse{at}. A model must be on its GPU "
-            "before DDP wraps it, with all its buffers.",
+            "{who} gave NCCL a tensor that is not on a GPU, or is sparse{at}. A model and all its "
+            "buffers must be on the GPU before DDP wraps it.",
             fix="Move the model or the tensor to the rank's GPU first, or use gloo for CPU tensors.",
         ),
         Message(
             r"(?:Must flatten tensors with|`?FlatParameter`? requires) uniform (?P<what>\w+)",
             "FSDP stores the parameters of one wrapped module in one tensor{at}, so they need the same "
-            "{what}. Here they differ, as with adapters (LoRA) beside a model in lower precision.",
+            "{what}. Here they differ, for example because of adapters (LoRA) next to a model in "
+            "lower precision.",
             fix="Convert the parameters, pass use_orig_params=True, or wrap the parts separately.",
         ),
         Message(
@@ -93,13 +89,14 @@ ENTRY = Entry(
         Message(
             r"device-side assert",
             "A check inside a GPU kernel failed on {who}{at}, usually a class or token number out of "
-            "range. The line is where it was noticed.",
+            "range. The traceback shows where the failure was noticed, not where it happened.",
             fix="CUDA_LAUNCH_BLOCKING=1 shows the right line. Compare the largest label with the number "
             "of classes.",
         ),
         Message(
             r"illegal memory access",
-            "A GPU kernel of {who} accessed memory out of bounds{at}. The line is where it was noticed.",
+            "A GPU kernel on {who} accessed memory out of bounds{at}. The traceback shows where "
+            "the failure was noticed, not where it happened.",
             fix="CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows the kernel.",
         ),
         Message(
@@ -113,8 +110,8 @@ ENTRY = Entry(
         Message(
             r"ncclSystemError|unhandled system error|ncclSocketInit|with error 12, opcode|IBV_WC_RETRY_EXC_ERR"
             r"|transport retry counter exceeded",
-            "NCCL reports a system error on {who}{at}: a problem of the network, the driver, or the "
-            "machine, not of the training code.",
+            "NCCL reports a system error on {who}{at}: a problem with the network, the driver, or the "
+            "machine, not with the training code.",
             fix="Run with NCCL_DEBUG=INFO and read NCCL's first WARN line. Check the interface "
             "(NCCL_SOCKET_IFNAME), the InfiniBand links, and /dev/shm.",
             kind="printed",
@@ -143,18 +140,18 @@ ENTRY = Entry(
 )
 
 LOST = "lost its connection to another rank"
-OTHER_LOGS = "Give the logs of all ranks: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs."
+OTHER_LOGS = "Pass the logs of all ranks: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs."
 LAST = 8  # lines
 
 
 @check("H11", source="log")
-def known_message(logs: Logs) -> Iterator[Finding]:
+def known_message(logs: Logs) -> Findings:
     """Report every message that the catalog explains."""
     yield from messages_in(logs)
 
 
 @check("H11", source="log")
-def other_exception(logs: Logs) -> Iterator[Finding]:
+def other_exception(logs: Logs) -> Findings:
     roots = blame(logs).roots
     root = roots[0] if roots else None
     if root is None or root.trace is None or root.signal or explains(logs, root):
@@ -173,7 +170,7 @@ def other_exception(logs: Logs) -> Iterator[Finding]:
 
 
 @check("H11", source="log")
-def unexplained(logs: Logs) -> Iterator[Finding]:
+def unexplained(logs: Logs) -> Findings:
     """Report an exit code, a lost connection, or the last lines if nothing explains them."""
     found = blame(logs)
     codes = [event for event in found.unknown if event.exit and event.exit.code != -2]
@@ -183,10 +180,14 @@ def unexplained(logs: Logs) -> Iterator[Finding]:
         first = next((event for event in codes if event.exit and event.exit.first), codes[0])
         assert first.exit is not None
         code = first.exit.signal or f"code {first.exit.code}"
-        # The other ranks' messages are in this log, so this rank's own would be too.
+        # The other ranks' messages are in this log, so this rank's message would be here too.
         own = len(logs.sources) == 1 and bool(found.victims) and (first.exit.code or 0) > 1
         why = f"{named([first.rank])} exited with {code} and printed no exception"
-        why += "; the other ranks lost it." if own else " here. It may be the cause or a victim."
+        why += (
+            "; the other ranks lost their connection to it."
+            if own
+            else " here. It may be the cause or a victim."
+        )
         fix = "Look for sys.exit and os._exit in this rank's code." if own else OTHER_LOGS
         yield first.finding(
             "H11", "error" if own else "suspect", why, fix, first.rank if own else None
@@ -210,7 +211,8 @@ def _last_lines(logs: Logs) -> list[Line]:
 
 
 def _last_victim(logs: Logs) -> Event | None:
-    """Return the victim's message that ends the log if the script caught its exception."""
+    """Return the victim's message at the end of the log, if the script caught the victim's
+    exception."""
     for line in _last_lines(logs):
         if not line.stamped and is_victim(line.text, line.text):
             mentioned = MENTIONED.search(line.text)
@@ -219,7 +221,7 @@ def _last_victim(logs: Logs) -> Event | None:
     return None
 
 
-def _last_words(logs: Logs) -> Iterator[Finding]:
+def _last_words(logs: Logs) -> Findings:
     """Report a log that ends inside a traceback or in a known message without its exception."""
     ends = _last_lines(logs)
     known = find_message("\n".join(line.text for line in ends), ("raised",), logs.lines)
@@ -232,6 +234,6 @@ def _last_words(logs: Logs) -> Iterator[Finding]:
             event = Event("unknown", trace.rank, trace.lines[-1], trace)
             why = f"The log ends inside a traceback of {named([trace.rank]).lower()}{event.where}. "
             why += "The exception itself is missing."
-            fix = "Give the complete log, or the lines after the traceback."
+            fix = "Pass the complete log, or the lines after the traceback."
             yield event.finding("H11", "suspect", why, fix)
             return

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.rank_checks import make_finding
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.units import plural, size
 
 ENTRY = Entry(
     id="H12",
     title="A worker was killed from outside",
-    symptom=(
-        "torchrun reports exitcode -9, 'Signal 9 (SIGKILL)'; the other ranks report 'Connection "
-        "reset by peer'. There is no traceback."
-    ),
-    cause=(
-        "The machine or container ran out of memory and the kernel killed this process, or "
-        "the scheduler ended the job."
-    ),
-    fix=(
-        "Use less host memory (fewer loader workers, no copy of the data per rank, less "
-        "pinned memory), or ask for more."
-    ),
+    symptom="torchrun reports 'Signal 9 (SIGKILL)', without a traceback. The other ranks report 'Connection reset by peer'.",
+    cause="The machine or container ran out of memory and the kernel killed this process, or the scheduler ended the job.",
+    fix="Use less host memory (fewer loader workers, no separate copy of the data per rank), or ask for more.",
     example="""\
 - samples = [load(path) for path in paths]
 - loader = DataLoader(samples, batch_size=32, num_workers=16)
 + samples = LoadedWhenNeeded(paths)
 + loader = DataLoader(samples, batch_size=32, num_workers=2)
 """,
-    sources=(
-        "lmzpai/roboMamba#10",
-        "yangjianxin1/Firefly#171",
-        "lzhxmu/CPPO#6",
-        "hiyouga/LlamaFactory#163",
+    sources=reports(
+        "lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/LlamaFactory#163"
     ),
     messages=(
         Message(
@@ -45,13 +33,15 @@ ENTRY = Entry(
         ),  # paralab's launcher
         Message(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
-            "A loader worker of {who} was killed with SIGKILL{at}. That is how the kernel ends a process "
+            "A loader worker on {who} was killed with SIGKILL{at}. That is how the kernel ends a "
+            "process "
             "when the host runs out of memory.",
             kind="printed",
         ),
         Message(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
-            "A loader worker of {who} got SIGTERM{at}: the launcher, the scheduler, or a person ended it. "
+            "A loader worker on {who} got SIGTERM{at}: the launcher, the scheduler, or a person "
+            "ended it. "
             "Look for an earlier error.",
             severity="suspect",
         ),
@@ -75,7 +65,7 @@ AFTER_CANCEL = {
 
 
 @check("H12", source="log")
-def ended_from_outside(logs: Logs) -> Iterator[Finding]:
+def ended_from_outside(logs: Logs) -> Findings:
     found = blame(logs)
     for line in logs.lines:
         if match := CANCELLED.search(line.text):
@@ -83,7 +73,7 @@ def ended_from_outside(logs: Logs) -> Iterator[Finding]:
             why = f"Slurm ended job {job} on {node} at {time}: {reason.lower()}. No rank failed."
             fix = AFTER_CANCEL.get(reason, f"Resume without that node: --exclude={node}.")
         elif match := NODE.search(line.text):
-            why = f"The node {match[1]} failed, together with its ranks."
+            why = f"The node {match[1]} failed and took its ranks down."
             fix = f"Start again with --exclude={match[1]}."
         else:
             continue
@@ -92,13 +82,13 @@ def ended_from_outside(logs: Logs) -> Iterator[Finding]:
     for trace in logs.tracebacks if not found.roots else ():
         if (match := SIGNALED.search(trace.error)) and match[1] not in ("1", "2"):
             why = "torchrun itself got a termination signal: the scheduler or a person ended the job. "
-            why += "The scheduler's log (sacct) makes it certain."
+            why += "The scheduler's log (sacct) would confirm this."
             yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
             return
     yield from _killed(logs)
 
 
-def _killed(logs: Logs) -> Iterator[Finding]:
+def _killed(logs: Logs) -> Findings:
     roots = blame(logs).roots
     killed = [event for event in roots if event.signal == "SIGKILL"]
     memory = [line for line in logs.lines if OOM_KILL.search(line.text)]
@@ -111,7 +101,7 @@ def _killed(logs: Logs) -> Iterator[Finding]:
     who = killed[0].who if len(killed) == 1 else "A rank" if rank is None else f"Rank {rank}"
     said = "The kernel reports that memory ran out." if memory else "It could not print an error."
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
-    why = f"{who} was killed with SIGKILL from outside. {said} The others only lost the connection."
+    why = f"Another process killed {who} with SIGKILL. {said} The others only lost the connection."
     fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether memory ran out."
     yield Finding("H12", "error", why, fix, rank=rank, evidence=tuple(evidence))
 
@@ -120,22 +110,24 @@ RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA
 
 
 @check("H12", source="machine")
-def little_memory(facts: Facts) -> Iterator[Finding]:
-    """Report a container or job with too little memory for its ranks, or that already ran out."""
+def little_memory(facts: Facts) -> Findings:
+    """Report a container or job that has too little memory for its ranks, or that already ran
+    out."""
     cgroup, ranks, evidence = facts.cgroup, facts.ranks_here or 2, facts.evidence("memory")
     if cgroup is None:
         return
     limit, used = cgroup.limit_bytes, cgroup.used_bytes
     if limit is not None and used is not None and limit - used < ranks * RANK_BYTES:
         why = (
-            f"{size(limit - used)} of the {size(limit)} for this container or job is left, and "
-            f"{ranks} ranks need about {size(RANK_BYTES)} each. When memory runs out, the kernel kills "
-            "a rank (SIGKILL). Certain if your ranks need that much."
+            f"This container or job has {size(limit - used)} of its {size(limit)} left, and {ranks} ranks "
+            f"need about {size(RANK_BYTES)} each. When memory runs out, the kernel kills a rank."
         )
-        yield Finding("H12", "suspect", why, ENTRY.fix, evidence=evidence)
+        doubt = "if your ranks need that much"
+        yield make_finding("H12", "suspect", why, None, evidence, doubt=doubt)
     if cgroup.killed:
         why = (
-            f"The kernel has killed {plural(cgroup.killed, 'process')} of this container or job because "
-            "memory ran out. Certain if one was a rank."
+            f"The kernel has killed {plural(cgroup.killed, 'process')} in this container or job "
+            "because "
+            "memory ran out."
         )
-        yield Finding("H12", "suspect", why, ENTRY.fix, evidence=evidence)
+        yield make_finding("H12", "suspect", why, None, evidence, doubt="if one was a rank")

@@ -1,11 +1,8 @@
-"""H13: Rank 0 prepares data for longer than the others wait."""
+"""H13: Rank 0 prepares data longer than the other ranks wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import COLLECTIVES, INIT
 from paralab.doctor.static.project import position
@@ -18,16 +15,10 @@ FIRST_COLLECTIVE = (
 )
 ENTRY = Entry(
     id="H13",
-    title="Rank 0 prepares data for longer than the others wait",
-    symptom=(
-        "'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the "
-        "first barrier."
-    ),
-    cause=(
-        "The other ranks wait in a barrier with the default timeout while rank 0 downloads or "
-        "tokenizes."
-    ),
-    fix=("Prepare the data before the job, or pass a long enough `timeout` to init_process_group."),
+    title="Rank 0 prepares data longer than the other ranks wait",
+    symptom="'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the first barrier.",
+    cause="The other ranks wait in a barrier with the default timeout while rank 0 downloads or tokenizes.",
+    fix="Prepare the data before starting the job, or pass a long enough `timeout` to init_process_group.",
     example="""\
 - dist.init_process_group("nccl")
 + dist.init_process_group("nccl", timeout=timedelta(hours=3))
@@ -35,12 +26,9 @@ ENTRY = Entry(
       download("https://example.org/corpus")
   dist.barrier()
 """,
-    sources=(
-        "JIA-Lab-research/LongLoRA#45",
-        "hiyouga/LlamaFactory#2424",
-        "NVIDIA/nccl#865",
-        "huggingface/accelerate#2528",
-        "huggingface/transformers#17106",
+    sources=reports(
+        "JIA-Lab-research/LongLoRA#45 hiyouga/LlamaFactory#2424 NVIDIA/nccl#865 "
+        "huggingface/accelerate#2528 huggingface/transformers#17106"
     ),
     messages=(
         Message(
@@ -64,7 +52,7 @@ LONG = (
 
 
 @check("H13", source="script")
-def waits_for_preparation(script: Script) -> Iterator[Finding]:
+def waits_for_preparation(script: Script) -> Findings:
     """Report a barrier with the default timeout that all ranks reach after rank 0 prepares data."""
     starts = script.calls_of(INIT)
     if not starts or any(call.argument(99, "timeout") or call.unpacks for call in starts):
@@ -82,10 +70,12 @@ def waits_for_preparation(script: Script) -> Iterator[Finding]:
             continue
         why = (
             f"The other ranks wait here while rank 0 runs `{code(long.node.func)}` ({line_of(long, barrier)}), "
-            "and init_process_group has no timeout. Certain if that takes longer than 10 minutes "
-            "(nccl) or 30 minutes (gloo) with the real data."
+            "and init_process_group uses the default timeout."
         )
-        yield found(script, "H13", "suspect", barrier, why, ENTRY.fix, also=(long,))
+        doubt = (
+            "if that takes longer than 10 minutes (nccl) or 30 minutes (gloo) with the real data"
+        )
+        yield found(script, "H13", "suspect", barrier, why, doubt=doubt, also=(long,))
         return
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import Entry, reports
 
 ENTRY = Entry(
     id="H14",
     title="Only some ranks use a branch of the model",
-    symptom=(
-        "One rank: 'Expected to have finished reduction in the prior iteration'; the others "
-        "lose the connection or hang."
-    ),
-    cause=(
-        "The data decides which layers run (a batch without images skips the image tower), so "
-        "the ranks reduce different gradients."
-    ),
-    fix="Set `find_unused_parameters=True`, or use every branch with a term of weight 0.",
+    symptom="One rank raises 'Expected to have finished reduction in the prior iteration'. The others lose their connection to it, or hang.",
+    cause="The data decides which layers run (a batch without images skips the image tower), so ranks reduce different gradients.",
+    fix="Set `find_unused_parameters=True`, or use every branch in the loss with a weight of 0.",
     example="""\
   hidden = self.text(tokens)
 - if images is not None:
@@ -24,5 +18,5 @@ ENTRY = Entry(
 + weight = float(images is not None)
 + hidden = hidden + weight * self.vision(seen)
 """,
-    sources=("modelscope/ms-swift#9443", "pytorch/pytorch#22049"),
+    sources=reports("modelscope/ms-swift#9443 pytorch/pytorch#22049"),
 )

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 
 ENTRY = Entry(
     id="H16",
     title="torchrun's 'Root Cause' names the victim",
-    symptom=(
-        "'Root Cause (first observed failure)' shows a rank whose only error is a lost "
-        "connection or a timeout."
-    ),
-    cause=(
-        "torchrun reports the process that exited first: the one that waited, not the one "
-        "that left or got stuck."
-    ),
-    fix=(
-        "Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the "
-        "rank without an error."
-    ),
+    symptom="'Root Cause (first observed failure)' shows a rank whose only error is a lost connection or a timeout.",
+    cause="torchrun reports the process that exited first: the one that waited, not the one that left or got stuck.",
+    fix="Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the rank without an error.",
     example="""\
 - subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 + subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
 """,
-    sources=(
-        "yangjianxin1/Firefly#171",
-        "xiuqhou/Salience-DETR#4",
-        "Facico/Chinese-Vicuna#113",
-    ),
-    limits=(
-        "Only torchrun's report is misleading: read from logs. Watched ranks show the culprit "
-        "themselves."
-    ),
+    sources=reports("yangjianxin1/Firefly#171 xiuqhou/Salience-DETR#4 Facico/Chinese-Vicuna#113"),
+    limits="Only logs show torchrun's report. When the doctor watches the ranks, it sees the culprit directly.",
 )
 
 
 @check("H16", source="log")
-def torchrun_names_the_victim(logs: Logs) -> Iterator[Finding]:
+def torchrun_names_the_victim(logs: Logs) -> Findings:
     accused, found = next((exit_ for exit_ in logs.exits if exit_.first), None), blame(logs)
     if accused is None or any(event.rank is None for event in found.roots):
         return

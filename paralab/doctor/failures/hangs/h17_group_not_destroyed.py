@@ -1,25 +1,23 @@
-"""H17: The process group is never destroyed, or only by one rank."""
+"""H17: The process group is never destroyed, or only one rank destroys it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 from paralab.doctor.events import Destroy, Init
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.names import INIT
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="H17",
-    title="The process group is never destroyed, or only by one rank",
-    symptom=(
-        "'destroy_process_group() was not called before program exit', or the job hangs at exit."
-    ),
+    title="The process group is never destroyed, or only one rank destroys it",
+    symptom="'destroy_process_group() was not called before program exit', or the job hangs at exit.",
     cause="The script never calls destroy_process_group, or only some ranks reach the call.",
     fix="Call it on every rank when training ends, preferably in a `finally` block.",
     example="""\
@@ -28,12 +26,12 @@ ENTRY = Entry(
 -     dist.destroy_process_group()
 + dist.destroy_process_group()
 """,
-    sources=("pytorch/pytorch#75097", "pytorch/pytorch#126275", "pytorch/pytorch#122358"),
+    sources=reports("pytorch/pytorch#75097 #126275 #122358"),
     limits="Only NCCL prints the warning. gloo exits quietly.",
     messages=(
         Message(
             r"destroy_process_group\(\) was not called before program exit",
-            "{who} exited without destroy_process_group(). The run itself ended well.",
+            "{who} exited without destroy_process_group(). The run itself succeeded.",
             severity="warning",
             kind="note",
         ),
@@ -42,7 +40,7 @@ ENTRY = Entry(
 
 
 @check("H17", source="ranks")
-def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
+def group_not_destroyed(seen: Observation) -> Findings:
     """Report a program that ended normally without destroy_process_group."""
     if not seen.over or seen.ended_by_us or seen.exit_code != 0:
         return
@@ -55,33 +53,38 @@ def group_not_destroyed(seen: Observation) -> Iterator[Finding]:
     ]
     for rank, init in without[:1]:
         some = len(without) < len(made)
+        who = f"Rank {rank.rank} never called" if some else "No rank called"
         why = (
-            f"{f'Rank {rank.rank} never called' if some else 'No rank called'} "
-            "destroy_process_group() after this. The end of the program cuts off communication that is "
-            "still in flight, and NCCL may warn or hang there."
+            f"{who} destroy_process_group() after this. Exiting interrupts communication that is "
+            "still in flight, so NCCL may warn or hang."
         )
-        called = {one.rank: "called" if one.last(Destroy) else "not called" for one, _ in made}
-        evidence = [f"rank {one}: destroy_process_group {how}" for one, how in called.items()]
-        yield make_finding("H17", "warning", why, init, evidence, rank.rank if some else None)
+        yield make_finding("H17", "warning", why, init, rank=rank.rank if some else None)
+
+
+def _is_unused(script: Script, scope: Scope) -> bool:
+    """Return whether a function such as `cleanup` is defined, but never mentioned again."""
+    word = re.compile(rf"\b{re.escape(scope.name)}\b")
+    return scope.is_function and sum(len(word.findall(one.text)) for one in script.modules) == 1
 
 
 CLOSES_GROUPS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "ignite", "ray")
 
 
 @check("H17", source="script")
-def nobody_destroys_the_group(script: Script) -> Iterator[Finding]:
-    """Report a missing destroy_process_group as a hint: most scripts end well without it."""
+def nobody_destroys_the_group(script: Script) -> Findings:
+    """Report a missing destroy_process_group as a hint: most scripts exit cleanly without it."""
     starts, ends = script.calls_of(INIT), script.methods("destroy_process_group")
     named = any("destroy_process_group" in module.text for module in script.modules)
+    named = named and not (ends and all(_is_unused(script, call.scope) for call in ends))
     if not starts or script.imports(*CLOSES_GROUPS):
         return
     if not named:
         why = "Nothing in the project destroys this process group. torch warns at exit, and NCCL may hang."
-        yield report.found(script, "H17", "suspect", starts[0], why, ENTRY.fix)
+        yield report.found(script, "H17", "suspect", starts[0], why)
     guards = [
         next((one for one in call.inside(If) if script.differs(one.test, call.scope)), None)
         for call in ends
     ]
     if ends and len(ends) == 1 and guards[0] is not None and not guards[0].exits:
-        why = f"Only some ranks destroy the process group (`{report.code(guards[0].test)}`); NCCL may hang at exit."
-        yield report.found(script, "H17", "suspect", ends[0], why, ENTRY.fix)
+        why = f"Only some ranks destroy the process group (`{report.code(guards[0].test)}`), so NCCL may hang at exit."
+        yield report.found(script, "H17", "suspect", ends[0], why)

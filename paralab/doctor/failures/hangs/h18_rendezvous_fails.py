@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
@@ -12,7 +11,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
@@ -23,18 +22,9 @@ from paralab.record.victims import WAITED
 ENTRY = Entry(
     id="H18",
     title="The ranks never find each other",
-    symptom=(
-        "'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client "
-        "socket has timed out'."
-    ),
-    cause=(
-        "WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong (or the script overwrites "
-        "torchrun's), a firewall blocks the port, or some ranks were not started."
-    ),
-    fix=(
-        "Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and "
-        "MASTER_PORT. torchrun does that."
-    ),
+    symptom="'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client socket has timed out'.",
+    cause="WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong, a firewall blocks the port, or some ranks were not started.",
+    fix="Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and MASTER_PORT. torchrun does this for you.",
     example="""\
 - around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 - subprocess.run(["python", "train.py"], env=around)
@@ -44,22 +34,23 @@ ENTRY = Entry(
         Message(
             r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients "
             r"joined",
-            "{came} of {wanted} processes connected within {seconds} s{at}. The others were not started, use "
-            "another MASTER_ADDR or MASTER_PORT, or a firewall blocks them.",
+            "Only {came} of {wanted} processes connected within {seconds} s{at}. The others were "
+            "not started, they use a different MASTER_ADDR or MASTER_PORT, or a firewall blocks "
+            "them.",
             kind="printed",
             blames=False,
         ),
         Message(
             r"init_process_group.*wait timeout after (?P<limit>\d+) ?ms, keys: \S*/\w*//\S*?(?P<other>\d+)\s*$",
             "{who} waited {limit} ms in init_process_group{at} for the address of rank {other}. Fewer "
-            "processes were started than world_size requires, or rank {other} failed before it.",
+            "processes were started than world_size requires, or rank {other} failed earlier.",
             blames=False,
         ),
         Message(
             FIRST_COLLECTIVE,
             "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not reach its first "
-            "collective in time: it failed earlier, is still busy (H13), or takes another path (H03). The "
-            "log of rank {other} makes it certain.",
+            "collective in time: it failed earlier, is still busy (H13), or takes another path "
+            "(H03). The log of rank {other} would confirm this.",
             fix="Read the log of rank {other}: its last lines show where it is.",
             severity="suspect",
             kind="printed",
@@ -74,15 +65,15 @@ ENTRY = Entry(
         Message(
             r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
             r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
-            "{who} tried for {limit} to reach {host}:{port}{at}. Rank 0 is not running there, listens on "
-            "another port, or a firewall is in between.",
+            "{who} tried for {limit} to reach {host}:{port}{at}. Rank 0 is not running there, it "
+            "listens on another port, or a firewall blocks the connection.",
             kind="printed",
             blames=False,
         ),
         Message(
             r"failed to connect to any network address of \((?P<host>[^,)]+), (?P<port>\d+)\)",
-            "{who} cannot reach {host}:{port}: the name is wrong, rank 0 does not run there, or a firewall "
-            "is in between.",
+            "{who} cannot reach {host}:{port}: the name is wrong, rank 0 is not running there, or "
+            "a firewall blocks the connection.",
             kind="printed",
             blames=False,
         ),
@@ -97,14 +88,14 @@ ENTRY = Entry(
         ),
         Message(
             r"connect\(\) timed out",
-            "{who} could not connect to the rendezvous{at}: nobody listens at that address, or a "
-            "firewall is in between.",
+            "{who} could not connect to the rendezvous{at}: no process listens at that address, or "
+            "a firewall blocks the connection.",
             blames=False,
         ),
         Message(
             r"(?P<error>Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error)",
-            "The launchers of the nodes did not find each other ({error}). One was not started, or uses "
-            "another --rdzv-endpoint, --rdzv-id, or --nnodes.",
+            "The launchers of the nodes did not find each other ({error}). One was not started, or "
+            "uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
             blames=False,
         ),
     ),
@@ -112,7 +103,7 @@ ENTRY = Entry(
 
 
 @check("H18", source="ranks")
-def too_few_ranks(seen: Observation) -> Iterator[Finding]:
+def too_few_ranks(seen: Observation) -> Findings:
     """Report an init_process_group that waits for more ranks than were started."""
     inits = {rank.rank: init for rank in seen.ranks for init in _inits(rank) if init.world}
     for number, init in inits.items():
@@ -121,23 +112,19 @@ def too_few_ranks(seen: Observation) -> Iterator[Finding]:
             continue
         absent = [str(rank) for rank in range(world) if rank not in inits]
         why = (
-            f"init_process_group waits for {world} ranks, and only {len(inits)} arrived. Missing: rank "
-            f"{', '.join(absent[:8])}. The ranks that time out are not to blame."
+            f"init_process_group waits for {world} ranks, but only {len(inits)} arrived. Missing: rank "
+            f"{', '.join(absent[:8])}."
         )
-        fix = (
-            f"Start {world} ranks, or pass world_size={len(inits)}. With torchrun, leave out rank and "
-            "world_size: it sets them."
-        )
-        came = f"came: {', '.join(map(str, inits))}"
-        evidence = (f"rank {number}: {init.error.splitlines()[0][:160]}", came)
+        fix = f"Start {world} ranks, or pass world_size={len(inits)}. torchrun sets rank and world_size itself."
+        evidence = f"rank {number}: {init.error.splitlines()[0][:160]}"
         yield make_finding("H18", "error", why, init, evidence, fix=fix)
         return
 
 
 @check("H18", source="ranks")
-def other_address(seen: Observation) -> Iterator[Finding]:
-    """Report a program that sets another address than torchrun's. torchrun's agent runs the
-    rendezvous, so nobody listens at the other address."""
+def other_address(seen: Observation) -> Findings:
+    """Report a program that sets a different address from torchrun's. torchrun's agent runs the
+    rendezvous, so no process listens at the other address."""
     inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
     waiting = [
         (rank, init)
@@ -150,15 +137,10 @@ def other_address(seen: Observation) -> Iterator[Finding]:
     init = elsewhere[0][1]
     why = (
         f"torchrun runs the rendezvous at {init.agent}, but the program sets MASTER_ADDR and "
-        f"MASTER_PORT to {init.address}. Nobody listens there: under torchrun, no rank starts a "
-        "server. So all ranks wait forever."
+        f"MASTER_PORT to {init.address}, where no process listens, so all ranks wait forever."
     )
-    fix = (
-        "Keep torchrun's MASTER_ADDR and MASTER_PORT, or choose the port with torchrun "
-        "--master_port=…; to start the script without torchrun too, use os.environ.setdefault."
-    )
-    evidence = [f"rank {rank.rank}: waits for {other.address}" for rank, other in elsewhere]
-    yield make_finding("H18", "error", why, init, evidence, fix=fix)
+    fix = "Keep torchrun's MASTER_ADDR and MASTER_PORT: set them with os.environ.setdefault, or use torchrun --master_port=…"
+    yield make_finding("H18", "error", why, init, fix=fix)
 
 
 def _is_elsewhere(init: Init) -> bool:
@@ -174,7 +156,7 @@ SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 
 @check("H18", source="script")
-def more_ranks_than_processes(script: Script) -> Iterator[Finding]:
+def more_ranks_than_processes(script: Script) -> Findings:
     """Report an init_process_group that waits for more ranks than mp.spawn starts."""
     spawns, starts = script.calls_of(*SPAWNS), script.calls_of(INIT)
     if len(spawns) != 1 or len(starts) != 1:
@@ -192,8 +174,8 @@ def more_ranks_than_processes(script: Script) -> Iterator[Finding]:
     if not isinstance(started, int) or not isinstance(wanted, int) or wanted <= started:
         return
     why = (
-        f"This waits for {wanted} ranks, but {report.line_of(spawn, init)} starts {started}. The others never "
-        "come, and all ranks wait until the timeout."
+        f"This waits for {wanted} ranks, but {report.line_of(spawn, init)} starts only {started}, so all ranks "
+        "wait until the timeout."
     )
     fix = f"Use one number for both: world_size={started}, or nprocs={wanted}."
     yield report.found(script, "H18", "error", init, why, fix, also=(spawn,))
@@ -226,14 +208,14 @@ def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) ->
 
 
 @check("H18", source="machine")
-def wrong_address(facts: Facts) -> Iterator[Finding]:
+def wrong_address(facts: Facts) -> Findings:
     """Report a MASTER_ADDR that does not resolve, is the wrong machine, or does not respond."""
     address, launch, evidence = facts.address, facts.launch, facts.evidence("MASTER_ADDR")
     if address is None:
         return
     if address.resolved is None:
         why = (
-            f"MASTER_ADDR={address.name} does not resolve ({address.problem}): no rank can find rank 0, "
+            f"MASTER_ADDR={address.name} does not resolve ({address.problem}), so no rank can find rank 0, "
             "and all ranks wait until their timeout."
         )
         fix = "Use the IP address of the first node: `hostname -I` there, or `scontrol show node NAME`."
@@ -249,38 +231,37 @@ def wrong_address(facts: Facts) -> Iterator[Finding]:
     if address.connects is False:
         port = launch.variables.get("MASTER_PORT")
         why = (
-            f"Rank {launch.rank} cannot connect to {address.name}:{port} ({address.problem}). Certain "
-            "if rank 0 is running: then a firewall blocks it, or the address or port is wrong."
+            f"Rank {launch.rank} cannot connect to {address.name}:{port} ({address.problem}): a firewall "
+            "blocks it, or the address or port is wrong."
         )
         fix = "Start rank 0, and use the same MASTER_ADDR and MASTER_PORT on all nodes."
-        yield Finding("H18", "suspect", why, fix, evidence=evidence)
+        doubt = "if rank 0 is running"
+        yield make_finding("H18", "suspect", why, None, evidence, fix=fix, doubt=doubt)
 
 
 @check("H18", source="machine")
-def wrong_world_size(facts: Facts) -> Iterator[Finding]:
+def wrong_world_size(facts: Facts) -> Findings:
     """Report a WORLD_SIZE that differs from the number of tasks that Slurm started."""
     tasks, launch = facts.environment.get("SLURM_STEP_NUM_TASKS", ""), facts.launch
     world = launch.variables.get("WORLD_SIZE", tasks)
     if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and world != tasks:
-        why = (
-            f"WORLD_SIZE={world}, but Slurm started {tasks} tasks: the ranks wait for {world} and "
-            "never begin."
-        )
+        why = f"WORLD_SIZE={world}, but Slurm started {tasks} tasks, so the ranks wait forever."
         fix = "export WORLD_SIZE=$SLURM_NTASKS RANK=$SLURM_PROCID in every task."
         yield Finding("H18", "error", why, fix, evidence=facts.evidence("launcher"))
 
 
 @check("H18", source="machine")
-def unresolved_host(facts: Facts) -> Iterator[Finding]:
+def unresolved_host(facts: Facts) -> Findings:
     """Report a machine that cannot resolve its own hostname."""
     if facts.host and facts.host_address is None:
         why = (
-            f"The name of this machine, {facts.host}, does not resolve. gloo and torchrun look it up "
-            "unless an interface is given, and then wait or fail. Certain if a job on this machine "
-            "says 'Unable to resolve hostname'."
+            f"The name of this machine, {facts.host}, does not resolve. Unless an interface is "
+            "given, gloo and torchrun look the name up, and then hang or fail."
         )
         fix = (
             f"Add the line `127.0.1.1 {facts.host}` to /etc/hosts, or use GLOO_SOCKET_IFNAME=lo and "
             "torchrun --rdzv-endpoint=127.0.0.1:0."
         )
-        yield Finding("H18", "suspect", why, fix, evidence=facts.evidence("host name"))
+        doubt = "if a job on this machine says 'Unable to resolve hostname'"
+        name = facts.evidence("host name")
+        yield make_finding("H18", "suspect", why, None, name, fix=fix, doubt=doubt)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.failures.hangs.groups import backends, environment
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static import report
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.script import Script
@@ -20,17 +18,9 @@ from paralab.units import plural
 ENTRY = Entry(
     id="H19",
     title="TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job",
-    symptom=(
-        "Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps "
-        "the model."
-    ),
-    cause=(
-        "A bug in the extra checks that DETAIL turns on, in torch itself (seen with 2.12 and 2.13)."
-    ),
-    fix=(
-        "Use INFO. To find mismatched collectives, use the flight recorder or `paralab doctor "
-        "-- COMMAND`."
-    ),
+    symptom="Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps the model.",
+    cause="The extra checks that DETAIL turns on have a bug in torch itself (seen with 2.12 and 2.13).",
+    fix="Use INFO. To find mismatched collectives, use the Flight Recorder or `paralab doctor -- COMMAND`.",
     example="""\
 - os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 + os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
@@ -39,35 +29,24 @@ ENTRY = Entry(
   dist.init_process_group("gloo")
   model = DistributedDataParallel(model)
 """,
-    sources=(
-        "pytorch/pytorch#148976",
-        "pytorch/pytorch#129672",
-        "pytorch/pytorch#178977",
-        "pytorch/pytorch#75011",
-    ),
+    sources=reports("pytorch/pytorch#148976 #129672 #178977 #75011"),
     silent=True,
-    limits=(
-        "Seen on gloo; NCCL is untested. A variable that is set outside the script is not "
-        "visible in it."
-    ),
+    limits="Seen on gloo; NCCL is untested. The script does not show variables that are set outside it.",
 )
 
 
 @check("H19", source="ranks")
-def died_while_wrapping(seen: Observation) -> Iterator[Finding]:
+def died_while_wrapping(seen: Observation) -> Findings:
     """Report a process that died while DDP wrapped a model with DETAIL's checks."""
     if not seen.over or seen.ended_by_us:
         return
     gone = [(rank, wrap) for rank in seen.ranks if (wrap := _died_wrapping(rank)) is not None]
     for rank, wrap in gone[:1]:
         why = (
-            f"{plural(len(gone), 'rank')} of {len(seen.ranks)} died while DDP wrapped the model, with "
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL. On gloo, its checks crash torch "
-            f"{rank.start.torch} itself (SIGSEGV)."
+            f"{plural(len(gone), 'rank')} of {len(seen.ranks)} died while DDP wrapped the model. On gloo, the "
+            f"checks of TORCH_DISTRIBUTED_DEBUG=DETAIL crash torch {rank.start.torch} itself (SIGSEGV)."
         )
-        where = "is gone inside DistributedDataParallel(…)"
-        evidence = [f"rank {one.rank}: process {one.start.pid} {where}" for one, _ in gone]
-        yield make_finding("H19", "error", why, wrap, evidence)
+        yield make_finding("H19", "error", why, wrap)
 
 
 def _died_wrapping(rank: WatchedRank) -> Wrap | None:
@@ -80,8 +59,8 @@ def _died_wrapping(rank: WatchedRank) -> Wrap | None:
 
 
 @check("H19", source="script")
-def debug_level_detail(script: Script) -> Iterator[Finding]:
-    """Report DETAIL on gloo with DDP. torch reads the variable when it is imported."""
+def debug_level_detail(script: Script) -> Findings:
+    """Report DETAIL with DDP on gloo. torch reads the variable when the script imports it."""
     wraps = script.calls_of(DDP)
     if not wraps or not backends(script) & {"gloo", "default", "unknown"}:
         return
@@ -93,7 +72,7 @@ def debug_level_detail(script: Script) -> Iterator[Finding]:
     main = script.modules[0]
     imports = [
         node.lineno
-        for node in ast.walk(main.tree)
+        for node in main.nodes
         if isinstance(node, (ast.Import, ast.ImportFrom)) and "torch" in report.code(node, 200)
     ]
     for name, value, place in environment(script):
@@ -102,15 +81,12 @@ def debug_level_detail(script: Script) -> Iterator[Finding]:
         if name == "TORCH_DISTRIBUTED_DEBUG" and str(value).upper() == "DETAIL" and before:
             places.append(place)
     for at in places:
-        why = (
-            "DETAIL turns on checks that crash torch 2.12 and 2.13 on gloo: every rank dies of SIGSEGV in "
-            f"the constructor of DDP ({report.line_of(wraps[0], at)})."
-        )
-        yield report.found(script, "H19", "suspect", at, why, ENTRY.fix, also=(wraps[0],))
+        why = f"DETAIL crashes torch 2.12 and 2.13 on gloo: every rank dies with SIGSEGV in DDP's constructor ({report.line_of(wraps[0], at)})."
+        yield report.found(script, "H19", "suspect", at, why, also=(wraps[0],))
 
 
 @check("H19", source="machine")
-def debug_level_in_environment(facts: Facts) -> Iterator[Finding]:
+def debug_level_in_environment(facts: Facts) -> Findings:
     if facts.environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() != "DETAIL":
         return
     version = facts.torch.version if facts.torch else ""
@@ -119,7 +95,6 @@ def debug_level_in_environment(facts: Facts) -> Iterator[Finding]:
         "TORCH_DISTRIBUTED_DEBUG=DETAIL crashes DistributedDataParallel on gloo "
         f"({f'torch {version}' if version else 'this torch'}, SIGSEGV), even in a healthy script."
     )
-    why += "" if certain else " Certain if your backend is gloo and torch is 2.12 or 2.13."
-    severity: Severity = "error" if certain else "suspect"
+    doubt = "" if certain else "if your backend is gloo and torch is 2.12 or 2.13"
     evidence = facts.evidence("TORCH_DISTRIBUTED_DEBUG")
-    yield Finding("H19", severity, why, ENTRY.fix, evidence=evidence)
+    yield make_finding("H19", "error", why, None, evidence, doubt=doubt)

@@ -1,4 +1,5 @@
-"""Why watched ranks hang or fail together. There is at most one cause; other ranks are victims."""
+"""Find why watched ranks hang or fail together. There is at most one cause; other ranks are
+victims."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import check
 
-# In this order: after a collective with different sizes any later line can raise; a rank that
-# raised cannot arrive; ranks that parted explain later failures.
+# The order matters: after a collective with different sizes, any later line can raise; a rank that
+# raised cannot arrive; and ranks that diverged explain later failures.
 CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
     used_other_parameters,
     different_sizes,

@@ -17,7 +17,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
     """Report a rank that left a pass over the data while another rank was in a collective, in a
     later batch of the same pass."""
     if any(rank.of(Join) for rank in seen.ranks):
-        return None  # `with model.join()` allows this
+        return None  # `with model.join()` permits this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
     for fewer in seen.ranks:
         if raised_of_its_own(fewer) or fewer.is_blind:
@@ -30,7 +30,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
                 if its is not None and mine.over and its.reached > mine.batches > 0:
                     report = _uneven if mine.exhausted else _left
                     return report(fewer, mine, more, its)
-            # Ranks that we stopped may raise and exit because of that.
+            # Ranks that we stopped may raise and exit as a consequence.
             if not (seen.ended_by_us and fewer.raised) and (
                 finding := _fewer_passes(fewer, own, more, others)
             ):
@@ -40,22 +40,18 @@ def left_their_loops(seen: Observation) -> Finding | None:
 
 def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     length = its.loader.batches
-    went = f"went on to batch {its.reached}" if length is None else f"has {length}"
+    went = f"continued to batch {its.reached}" if length is None else f"has {length}"
     why = (
         f"Rank {fewer.rank} has {mine.batches} batches in pass {mine.loader.epoch} over this loader, "
-        f"and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits for the "
-        f"gradients of rank {fewer.rank}, which has none."
+        f"and rank {more.rank} {went}. In batch {mine.batches + 1}, rank {more.rank} waits for gradients "
+        f"that rank {fewer.rank} never computes."
     )
-    evidence = (
-        f"rank {fewer.rank}: len(loader) = {mine.loader.batches}, read {mine.batches} batches",
-        f"rank {more.rank}: len(loader) = {length}, in a collective in batch {its.reached}",
-    )
-    return make_finding("H01", "error", why, mine.loader, evidence, fewer.rank)
+    return make_finding("H01", "error", why, mine.loader, rank=fewer.rank)
 
 
 def _left(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
-    went = f"rank {more.rank} went on to batch {its.reached}"
+    went = f"rank {more.rank} continued to batch {its.reached}"
     line = mine.loader.site.line if mine.loader.site else None
     return leaving(fewer, more, mine.last_collective, after, went, line)
 
@@ -87,8 +83,9 @@ def leaving(
     loop_line: int | None = None,
     only_around: bool = False,
 ) -> Finding:
-    """Report a rank that left a loop that another rank is still in: H02 if the rank number decides
-    or the rank exited, else H08. `loop_line` and `only_around`: see `ways_out_of_loops`."""
+    """Report a rank that left a loop while another rank is still in it: H02 if the decision depends
+    on the rank number or the rank exited, else H08. `loop_line` and `only_around`: see
+    `ways_out_of_loops`."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {went}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []
@@ -97,13 +94,17 @@ def leaving(
     by_rank = condition is not None and condition.is_about_the_rank
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
     how += "; several statements could have caused it" if ways and not way else ""
-    what = "is true on some ranks only" if by_rank else "uses a value that each rank computes alone"
+    what = (
+        "is true on some ranks only"
+        if by_rank
+        else "uses a value that each rank computes on its own"
+    )
     why = (
         f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition {what}, so "
         "the other ranks wait forever."
     )
     fix = (
-        "Decide together: stop = torch.tensor(float(condition)); "
+        "Make the decision together: stop = torch.tensor(float(condition)); "
         "dist.all_reduce(stop, op=dist.ReduceOp.MAX); if stop.item(): break"
     )
     evidence = (
@@ -119,12 +120,7 @@ def early_exit(rank: WatchedRank, when: str) -> Finding:
     assert left is not None
     call = f"{left.call}({left.code})"
     why = (
-        f"Rank {rank.rank} exits here with {call} {when}. It prints no error; the other "
-        "ranks fail with a closed connection, or wait forever."
+        f"Rank {rank.rank} exits here with {call} {when}. It does not print an error, and the "
+        "other ranks fail with a closed connection or wait forever."
     )
-    fix = (
-        "Let all ranks exit together: agree on a flag with dist.all_reduce, then call "
-        "dist.destroy_process_group() on all of them."
-    )
-    evidence = f"rank {rank.rank}: {call} after {rank.made} optimizer steps"
-    return make_finding("H02", "error", why, left, evidence, rank.rank, fix=fix)
+    return make_finding("H02", "error", why, left, rank=rank.rank)

@@ -23,7 +23,7 @@ from paralab.record.victims import WAITED
 
 
 def did_not_come(seen: Observation) -> Finding | None:
-    """Report the first collective that a rank waits or failed in and another rank never called."""
+    """Report the first collective that some ranks entered and another rank never called."""
     stuck_ranks = {rank.rank: where for rank in seen.ranks if (where := stuck(rank)) is not None}
     if seen.stalled_seconds is not None and not seen.ended_by_us:
         for rank in seen.ranks:
@@ -64,7 +64,7 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
 
 def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | None:
     if seen.ended_by_us or rank.is_blind:
-        return None  # which rank is still alive proves nothing then
+        return None  # then it proves nothing which rank is still alive
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:
@@ -102,9 +102,9 @@ def _returned(where: Stuck, rank: WatchedRank) -> Finding:
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     why = (
-        f"Rank {rank.rank} reached the end of the program {how or 'before it'}, while rank "
-        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints nothing, so "
-        "the others fail instead."
+        f"Rank {rank.rank} reached the end of the program {how or 'without this call'}, while rank "
+        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints "
+        "nothing, while the others fail."
     )
     evidence = (
         f"rank {rank.rank}: ended after {rank.made} optimizer steps",
@@ -131,19 +131,15 @@ def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
 
 def _killed(where: Stuck, rank: WatchedRank) -> Finding:
     why = (
-        f"The process of rank {rank.rank} is gone without an exception: something killed it (the "
-        "machine ran out of memory, a scheduler's limit, kill -9). It was last seen at "
+        f"The process of rank {rank.rank} disappeared without an exception, so something killed "
+        "it: the kernel (out of memory), a scheduler limit, or kill -9. It was last seen at "
         f"{rank.last_place}."
-    )
-    fix = (
-        "Search the system log for 'Out of memory' and check the scheduler's limits. Fewer DataLoader "
-        "workers or a smaller batch need less memory."
     )
     evidence = (
         f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
         f"rank {where.rank.rank}: {describe_end(where.rank)}",
     )
-    return make_finding("H12", "error", why, None, evidence, rank.rank, fix=fix)
+    return make_finding("H12", "error", why, None, evidence, rank.rank)
 
 
 def _stopped(where: Stuck, rank: WatchedRank) -> Finding:
@@ -152,31 +148,23 @@ def _stopped(where: Stuck, rank: WatchedRank) -> Finding:
         f"Rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for it in "
         f"{named(where.operation)}."
     )
-    fix = "Continue the process (kill -CONT), or find out what stopped it."
+    fix = "Resume the process (kill -CONT), or find out what stopped it."
     evidence = f"rank {where.rank.rank}: {describe_end(where.rank)}"
     return make_finding("H10", "error", why, where.place, evidence, rank.rank, fix=fix)
 
 
 def _busy(seen: Observation, where: Stuck, rank: WatchedRank, timed_out: bool) -> Finding:
-    at = (
-        f"at {rank.answer.where}"
-        if rank.answer and rank.answer.where
-        else f"after {rank.last_place}"
-    )
+    known = rank.answer.where if rank.answer else None
+    at = f"at {known}" if known else f"after {rank.last_place}"
     init = where.rank.last(Init)
     limit = init.timeout_seconds if init else None
     timeout = f"{limit:g} s" if limit else "30 minutes by default"
     waited = where.operation.seconds or seen.stalled_seconds or 0.0
     over = "and timed out" if timed_out else f"(timeout: {timeout})"
     why = (
-        f"Rank {rank.rank} is busy elsewhere, {at}; rank {where.rank.rank} has waited {waited:.0f} s "
+        f"Rank {rank.rank} is busy elsewhere, {at}, and rank {where.rank.rank} has waited {waited:.0f} s "
         f"for it in {named(where.operation)} {over}."
-    )
-    fix = (
-        "Do the long work before the job or before init_process_group, or increase the timeout: "
-        "init_process_group(…, timeout=timedelta(hours=2))."
     )
     doubt = "" if timed_out else f"if rank {rank.rank} is still busy after {timeout}"
     evidence = (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}")
-    who = rank.rank
-    return make_finding("H13", "error", why, where.place, evidence, who, fix=fix, doubt=doubt)
+    return make_finding("H13", "error", why, where.place, evidence, rank.rank, doubt=doubt)

@@ -3,14 +3,14 @@ follow from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.registry import check, entries
+from paralab.doctor.registry import Findings, check, entries
 
-# The id of each kind of difference, and whether it is certain without other evidence
+# The id for each kind of difference, and whether that is certain without other evidence
 IDS = {
     **{"operation": ("H04", True), "groups": ("H04", True), "size": ("H06", True)},
     **{"behind": ("H01", False), "site": ("H05", False), "stuck": ("H15", False)},
@@ -18,7 +18,7 @@ IDS = {
 
 
 @check("H01", "H03", "H04", "H05", "H06", "H15", source="log")
-def dumps_differ(logs: Logs) -> Iterator[Finding]:
+def dumps_differ(logs: Logs) -> Findings:
     for mismatch in find_mismatches(logs.dumps, over=True)[:1]:
         yield explain_mismatch(
             mismatch,
@@ -59,12 +59,14 @@ def _why(mismatch: Mismatch) -> str:
         who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Several ranks"
         before = mismatch.last[mismatch.behind[0]]
         last = f" after {_named(before)}" if before else ""
-        return f"{why}{who} never arrived{last}. The line where that rank was makes it certain."
+        return f"{why}{who} never arrived{last}. The line where that rank was would confirm this."
     if mismatch.kind == "stuck":
         return (
             f"{why}All ranks arrived, but it does not finish: the network or P2P access is broken."
         )
     if mismatch.kind == "site":
-        certain = "" if mismatch.swapped else " Certain if the two lines reduce different values."
-        return f"{why}Operation and size agree, so nothing fails, and the sums mix two values.{certain}"
+        certain = (
+            "" if mismatch.swapped else " This is certain if the two lines reduce different values."
+        )
+        return f"{why}The operation and size agree, so nothing fails, but the sums mix two values.{certain}"
     return f"{why}Collectives are matched by their order, not by name."

@@ -1,10 +1,10 @@
-"""Logs of ranks that waited for or lost another rank, when no rank has an error of its own. The
-position of each rank in the user's code shows what went wrong."""
+"""Logs of ranks that waited for another rank or lost their connection to it, when no rank has its
+own error. The position of each rank in the user's code shows what went wrong."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from paralab.doctor.finding import Finding, Severity
@@ -12,16 +12,16 @@ from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.messages import explains, find_message, named
-from paralab.doctor.registry import check, entries
+from paralab.doctor.registry import Findings, check, entries
 from paralab.record.victims import MISMATCH
 
 BYTES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-IF_CONDITION = "Certain if that line is under a rank condition"
+IF_CONDITION = "This is certain if that line is under a rank condition"
 BARRIER = re.compile(r"\[Rank (\d+)\]: Ranks ([\d, ]+) failed to pass monitoredBarrier")
 
 
 @check("H01", "H02", "H03", "H04", "H06", "H07", "H13", "H15", source="log")
-def waited_for_a_rank(logs: Logs) -> Iterator[Finding]:
+def waited_for_a_rank(logs: Logs) -> Findings:
     found = blame(logs)
     victims = [event for event in found.victims if event.trace]
     mixed = [line for line in logs.lines if MISMATCH.search(line.text)]
@@ -81,8 +81,9 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
             aborted = [e.rank for e in blame(logs).victims if e.exit and e.rank is not None]
             rank = aborted[0] if len(aborted) == 1 and len(logs.ranks) == 2 else None
             why += (
-                "; another rank was in another collective. It calls that collective alone, or it had fewer "
-                "batches (H01) and continued. The flight recorder makes it certain."
+                "; another rank was in another collective. Only that rank calls this collective, "
+                "or it had fewer batches (H01) and moved on. The Flight Recorder would confirm "
+                "this."
             )
             found = _suspect("H03", event, why, rank, evidence)
             return replace(found, file=None, line=None)  # the wrong call is on the other rank
@@ -104,9 +105,8 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     if first.alone:
         return _alone(first, why, more)
     if first.in_buffers:
-        return _suspect(
-            "H07", first, f"{why} One of them calls the model alone. {IF_CONDITION}.", None, more
-        )
+        why += f" One of them calls the model alone. {IF_CONDITION}."
+        return _suspect("H07", first, why, None, more)
     if first.in_backward:
         why += " It had fewer batches (H01), left the loop (H08), or hangs. Compare len(loader)."
         return _suspect("H01", first, why, rank, more)
@@ -122,7 +122,8 @@ def _two_places(first: Event, other: Event) -> Finding:
     who, more = named([other.rank]), other.evidence()
     if first.at == other.at and other.waited:
         why += (
-            f". {who} waited there, too: nobody is missing, so the network between them is broken, "
+            f". {who} waited there, too. No rank is missing, so the network between them is "
+            "broken, "
         )
         why += "or one of them had called another collective before."
         return _suspect("H15", first, why, None, more)
@@ -139,8 +140,9 @@ def _two_places(first: Event, other: Event) -> Finding:
     return _suspect("H04", first, why, None, more)
 
 
-def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
-    """Report a rank that exited with code 0: all victims lost it at once, and nobody failed."""
+def _left_early(logs: Logs, first: Event) -> Findings:
+    """Report a rank that exited with code 0: all victims lost it at the same time, and no rank
+    failed."""
     was = f"{named([first.rank])} was {_stands(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")
@@ -155,9 +157,9 @@ def _left_early(logs: Logs, first: Event) -> Iterator[Finding]:
     why = f"{who} exited without an error while {was}."
     why += f" Its last line is `{last.text.strip()[:200]}`." if last else ""
     if not sure:
-        why += " Certain if that line is not under a rank condition; if it is, that rank calls it alone."
+        why += " This is certain if that line is not under a rank condition; if it is, only that rank makes the call."
     elif rank is None or not logs.exits:
-        why += " The logs of all ranks and of the launcher make it certain."
+        why += " The logs of all ranks and of the launcher would confirm this."
     evidence = (*first.evidence(), *([str(last)] if last else []))
     severity: Severity = "error" if rank is not None and logs.exits else "suspect"
     yield Finding("H02", severity, why, entries["H02"].fix, rank=rank, evidence=evidence)

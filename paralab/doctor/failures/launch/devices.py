@@ -29,7 +29,7 @@ def fixed_device(script: Script, node: ast.expr | None, scope: Scope) -> str | N
 
 
 def moves(script: Script) -> list[Call]:
-    """Return the calls that may move a model to a device; inputs and tensors are left out."""
+    """Return the calls that may move a model to a device, excluding moves of inputs and tensors."""
     return [
         call
         for call in script.methods("to", "cuda", "xpu", "to_empty")
@@ -48,8 +48,4 @@ def destination(script: Script, move: Call) -> str | None:
 
 def hides_gpus(script: Script) -> bool:
     """Return whether the script sets CUDA_VISIBLE_DEVICES itself."""
-    return any(
-        isinstance(node, ast.Constant) and node.value == "CUDA_VISIBLE_DEVICES"
-        for module in script.modules
-        for node in module.nodes
-    )
+    return "CUDA_VISIBLE_DEVICES" in script.strings

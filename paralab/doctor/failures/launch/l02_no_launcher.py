@@ -1,19 +1,17 @@
-"""L02: started with python instead of a launcher."""
+"""L02: the script was started without a launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 
 ENTRY = Entry(
     id="L02",
-    title="Started with python instead of a launcher",
+    title="The script was started without a launcher",
     symptom="'environment variable RANK expected, but not set'.",
     cause="init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.",
-    fix="Start it with torchrun.",
+    fix="Start the script with torchrun.",
     example="""\
 - subprocess.run(["python", "train.py"])
 + subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
@@ -33,25 +31,18 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_proce
 
 
 @check("L02", source="machine")
-def incomplete_launch(facts: Facts) -> Iterator[Finding]:
+def incomplete_launch(facts: Facts) -> Findings:
     """Report a rank that lacks a variable for init_process_group, or is outside the world size."""
     launch, evidence = facts.launch, facts.evidence("launcher")
     given = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(launch.variables))
     missing = [name for name in NEEDED if name not in launch.variables]
     if given and missing and launch.ranks != 1:
-        why = (
-            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set, but not {' and '.join(missing)}: "
-            f"init_process_group stops with 'environment variable {missing[0]} expected, but not set'."
-        )
+        are = "is" if len(given) == 1 else "are"
+        why = f"{' and '.join(given)} {are} set, but not {' and '.join(missing)}, so init_process_group raises."
         fix = "Start with torchrun, which sets all of them, or unset variables left over from another job."
         yield Finding("L02", "error", why, fix, evidence=evidence)
-    rank, ranks = launch.rank, launch.ranks
-    if (
-        "WORLD_SIZE" in launch.variables
-        and rank is not None
-        and ranks is not None
-        and rank >= ranks
-    ):
+    rank, ranks = launch.rank, launch.ranks if "WORLD_SIZE" in launch.variables else None
+    if rank is not None and ranks is not None and rank >= ranks:
         why = f"RANK={rank} does not exist with WORLD_SIZE={ranks}: ranks go from 0 to {ranks - 1}."
         fix = "Number the processes from 0, each with its own RANK."
         yield Finding("L02", "error", why, fix, evidence=evidence)

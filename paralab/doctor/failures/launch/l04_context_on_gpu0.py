@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.launch.devices import destination, hides_gpus
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import INIT, SET_DEVICE
 from paralab.doctor.static.project import position
@@ -17,7 +15,7 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="L04",
     title="Every rank also uses GPU 0",
-    symptom="nvidia-smi shows all processes on GPU 0, and only that one runs out of memory.",
+    symptom="nvidia-smi shows all processes on GPU 0, and only GPU 0 runs out of memory.",
     cause="`.cuda()` or torch.load ran before set_device, or the device number is the global rank instead of the local rank.",
     fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
     example="""\
@@ -25,13 +23,13 @@ ENTRY = Entry(
   model = Net().cuda()
 - torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """,
-    sources=("pytorch/pytorch#159262",),
-    limits="Memory shows it only with several GPUs, so only the script is checked.",
+    sources=reports("pytorch/pytorch#159262"),
+    limits="Only several GPUs would show it in their memory use, so the doctor checks only the script.",
 )
 
 
 @check("L04", source="script")
-def cuda_before_set_device(script: Script) -> Iterator[Finding]:
+def cuda_before_set_device(script: Script) -> Findings:
     """Report a use of the current GPU above the only set_device, in the same function."""
     chosen = script.calls_of(SET_DEVICE)
     if len(chosen) != 1 or not script.calls_of(INIT) or hides_gpus(script):
@@ -40,37 +38,32 @@ def cuda_before_set_device(script: Script) -> Iterator[Finding]:
     for call in script.calls_in(choice.scope):
         if position(call.node) >= position(choice.node):
             return
-        if call.method not in ("cuda", "to") or call.receiver is None or not _always(script, call):
+        if call.method not in ("cuda", "to") or call.receiver is None:
             continue
-        if destination(script, call) != "cuda" or not _always(script, choice):
-            continue
-        why = (
-            f"`{code(call.node)}` uses the current GPU before `{code(choice.node)}` ({line_of(choice, call)}) chooses "
-            "one: every rank puts this on GPU 0 and keeps a few hundred MB there."
-        )
-        fix = f"Call `{code(choice.node)}` before the first use of CUDA."
-        yield found(script, "L04", "error", call, why, fix, also=(choice,))
-        return
-
-
-def _always(script: Script, call: Call) -> bool:
-    return all(script.decide(one, call.scope, 1) for one in call.inside(If))
+        tests = [*call.inside(If), *choice.inside(If)]
+        always = all(script.decide(one, call.scope, 1) for one in tests)
+        if always and destination(script, call) == "cuda":
+            why = (
+                f"`{code(call.node)}` uses the current GPU before `{code(choice.node)}` ({line_of(choice, call)}) "
+                "chooses one, so every rank keeps a few hundred MB on GPU 0."
+            )
+            yield found(script, "L04", "error", call, why, also=(choice,))
+            return
 
 
 @check("L04", source="script")
-def global_rank_as_device(script: Script) -> Iterator[Finding]:
+def global_rank_as_device(script: Script) -> Findings:
     """Suspect a device whose number is the global rank."""
     for call in [*script.calls_of(SET_DEVICE), *script.calls_of("torch.device")]:
         device = call.node.args[-1] if call.node.args else None
-        if device is None or not _is_global_rank(script, device, call):
-            continue
-        why = (
-            f"`{code(call.node)}` uses the global rank as the number of a GPU on this machine. Certain with "
-            "more than one machine: rank 8 has no GPU 8 there."
-        )
-        fix = 'Use the local rank: `int(os.environ["LOCAL_RANK"])`.'
-        yield found(script, "L04", "suspect", call, why, fix)
-        return
+        if device is not None and _is_global_rank(script, device, call):
+            why = (
+                f"`{code(call.node)}` uses the global rank as the number of a GPU on this machine."
+            )
+            fix = 'Use the local rank: `int(os.environ["LOCAL_RANK"])`.'
+            doubt = "with more than one machine: rank 8 has no GPU 8 there"
+            yield found(script, "L04", "suspect", call, why, fix, doubt=doubt)
+            return
 
 
 def _is_global_rank(script: Script, device: ast.expr, call: Call) -> bool:

@@ -1,19 +1,17 @@
-"""L05: this torch does not have the backend."""
+"""L05: this build of torch does not have the backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.units import plural
 
 ENTRY = Entry(
     id="L05",
-    title="This torch does not have the backend",
+    title="This build of torch does not have the backend",
     symptom="'Distributed package doesn't have NCCL built in'.",
-    cause="torch for CPUs, Windows, or macOS comes with gloo only.",
+    cause="torch builds for CPUs, Windows, or macOS come with gloo only.",
     fix="Use gloo where there is no GPU, or install the CUDA build.",
     example="""\
 - dist.init_process_group("nccl")
@@ -31,20 +29,20 @@ ENTRY = Entry(
 
 
 @check("L05", source="machine")
-def missing_backend(facts: Facts) -> Iterator[Finding]:
+def missing_backend(facts: Facts) -> Findings:
     """Report GPUs that torch cannot use with NCCL, or a torch without torch.distributed."""
     torch = facts.torch
     if torch is None:
         return
     if facts.driver_gpus and "nccl" not in torch.backends:
         built = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}, without NCCL"
-        why = (
-            f"This machine has {plural(len(facts.driver_gpus), 'GPU')}, but torch {torch.version} is built {built}: "
-            "backend='nccl' fails."
+        gpus, evidence = (
+            plural(len(facts.driver_gpus), "GPU"),
+            facts.evidence("torch", "GPUs (driver)"),
         )
-        fix = "Install torch for CUDA (pytorch.org, Get Started), or train on the CPU with backend='gloo'."
-        yield Finding("L05", "error", why, fix, evidence=facts.evidence("torch", "GPUs (driver)"))
+        why = f"This machine has {gpus}, but torch {torch.version} is built {built}, so backend='nccl' fails."
+        yield Finding("L05", "error", why, ENTRY.fix, evidence=evidence)
     elif not torch.backends:
-        why = f"torch {torch.version} is built without torch.distributed: it has neither gloo nor NCCL."
+        why = f"torch {torch.version} is built without torch.distributed, so it has neither gloo nor NCCL."
         fix = "Install an official torch wheel."
         yield Finding("L05", "error", why, fix, evidence=facts.evidence("torch"))

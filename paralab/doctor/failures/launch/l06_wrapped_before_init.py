@@ -1,13 +1,11 @@
-"""L06: DDP or the sampler before the process group."""
+"""L06: DDP or the sampler is created before the process group."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import COLLECTIVES, DDP, INIT, SAMPLER
 from paralab.doctor.static.project import position
@@ -16,9 +14,9 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="L06",
-    title="DDP or the sampler before the process group",
+    title="DDP or the sampler is created before the process group",
     symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
-    cause="DistributedDataParallel and DistributedSampler get rank and world size from the process group, but it does not exist yet.",
+    cause="DistributedDataParallel and DistributedSampler need the process group, which does not exist yet.",
     fix="Call init_process_group first.",
     example="""\
 + dist.init_process_group("gloo")
@@ -43,7 +41,7 @@ _ASKS_FOR_GROUP = re.compile(r"init|avail|distributed|ddp|rank", re.I)
 
 
 @check("L06", source="script")
-def before_the_group(script: Script) -> Iterator[Finding]:
+def before_the_group(script: Script) -> Findings:
     """Report a call that needs the process group but certainly runs before the only init."""
     starts = script.calls_of(INIT)
     if len(starts) != 1:
@@ -57,10 +55,9 @@ def before_the_group(script: Script) -> Iterator[Finding]:
             continue
         why = (
             f"`{code(call.node.func)}` needs the process group, but runs before `{code(later.node.func)}` "
-            f"({line_of(later, call)}): 'Default process group has not been initialized'."
+            f"({line_of(later, call)}), and raises."
         )
-        fix = f"Call `{code(later.node.func)}` first."
-        yield found(script, "L06", "error", call, why, fix, also=(later,))
+        yield found(script, "L06", "error", call, why, also=(later,))
         return
 
 

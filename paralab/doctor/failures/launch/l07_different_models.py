@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
 
 from paralab.doctor.events import Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding, odd_one_out
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import layers, wraps
 from paralab.doctor.static.report import code, found, line_of
@@ -20,8 +18,8 @@ ENTRY = Entry(
     id="L07",
     title="Ranks build different models",
     symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' rank 0's.",
-    cause="The architecture depends on something that differs between ranks: the rank itself, random numbers, or the classes in a rank's files.",
-    fix="Decide on rank 0 and broadcast the decision.",
+    cause="A size in the model depends on the rank itself, on random numbers, or on files that only one rank has.",
+    fix="Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0.",
     example="""\
 - classes = sorted({label for _, label in files_of(rank)})
 - model = DistributedDataParallel(Net(len(classes)))
@@ -33,8 +31,9 @@ ENTRY = Entry(
         Message(
             r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
             r"rank (?P<other>\d+) has inconsistent 0 params",
-            "Rank {rank} compared its {own} parameters with rank {other}, but their number never "
-            "arrived. Rank {other} failed or is not at this line. Its own log makes it certain.",
+            "Rank {rank} compared its {own} parameters with rank {other}, but the other rank's "
+            "count never arrived. Rank {other} failed, or did not reach this line. Its own log "
+            "would confirm this.",
             fix="Find the first error of the other rank. Then check that all ranks wrap the same model.",
             severity="suspect",
             blames=False,
@@ -42,7 +41,8 @@ ENTRY = Entry(
         Message(
             r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
             r"rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
-            "Rank {rank} wraps a model with {own} parameters, rank {other} one with {others}{at}. DDP "
+            "Rank {rank} wraps a model with {own} parameters, but rank {other} wraps one with "
+            "{others}{at}. DDP "
             "pairs parameters by position.",
             blames=False,
         ),
@@ -57,7 +57,7 @@ ENTRY = Entry(
 
 
 @check("L07", source="script")
-def size_depends_on_rank(script: Script) -> Iterator[Finding]:
+def size_depends_on_rank(script: Script) -> Findings:
     """Report a layer of a DDP model with a different size on each rank."""
     for wrap in wraps(script):
         if wrap.argument(99, "process_group") is not None:
@@ -66,11 +66,10 @@ def size_depends_on_rank(script: Script) -> Iterator[Finding]:
             if layer is None or not _differs(script, layer):
                 continue
             why = (
-                f"The size of `{code(layer.node)}` depends on the rank, so ranks build different models. DDP "
-                f"({line_of(wrap, layer)}) refuses them."
+                f"The size of `{code(layer.node)}` depends on the rank, so ranks build different "
+                f"models, which DDP ({line_of(wrap, layer)}) rejects."
             )
-            fix = "Build the model from values that are the same on all ranks; broadcast values that only one rank computes."
-            yield found(script, "L07", "error", layer, why, fix, also=(wrap,))
+            yield found(script, "L07", "error", layer, why, also=(wrap,))
             break
 
 
@@ -89,7 +88,7 @@ Model = tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable
 
 
 @check("L07", source="ranks")
-def different_models(seen: Observation) -> Iterator[Finding]:
+def different_models(seen: Observation) -> Findings:
     """Compare the models that the ranks wrap, parameter by parameter."""
     wrapped = [
         [one for one in (*rank.events, *rank.doing) if isinstance(one, Wrap) and one.kind == "ddp"]
@@ -99,29 +98,21 @@ def different_models(seen: Observation) -> Iterator[Finding]:
         if wraps_[0].ranks and len(wraps_[0].ranks) < seen.world:
             return
         by_rank = {rank.rank: wrap for rank, wrap in zip(seen.ranks, wraps_, strict=True)}
-        models = {rank: _model(wrap) for rank, wrap in by_rank.items()}
+        models: dict[int, Model] = {
+            rank: tuple(zip(wrap.names, map(tuple, wrap.shapes), wrap.trainable, strict=True))
+            for rank, wrap in by_rank.items()
+        }
         if len(set(models.values())) == 1:
             continue
         odd = odd_one_out(models)
         rank = next(one for one in models if one != odd)
         other = odd if odd is not None else next(r for r in models if models[r] != models[rank])
-        why = (
-            f"Ranks {rank} and {other} give different models to DDP: "
-            f"{_difference(models[rank], models[other], rank, other)}. DDP pairs parameters by position."
-        )
-        fix = (
-            "Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, "
-            "classes) from rank 0."
-        )
+        difference = _difference(models[rank], models[other], rank, other)
+        why = f"Ranks {rank} and {other} give different models to DDP: {difference}."
         values = {r: sum(math.prod(shape) for _, shape, _ in model) for r, model in models.items()}
         evidence = [f"rank {r}: {len(models[r])} parameters, {values[r]:,} values" for r in models]
-        yield make_finding("L07", "error", why, by_rank[other], evidence, odd, fix=fix)
+        yield make_finding("L07", "error", why, by_rank[other], evidence, odd)
         return
-
-
-def _model(wrap: Wrap) -> Model:
-    shapes = map(tuple, wrap.shapes)
-    return tuple(zip(wrap.names, shapes, wrap.trainable, strict=True))
 
 
 def _difference(one: Model, other: Model, rank: int, its: int) -> str:

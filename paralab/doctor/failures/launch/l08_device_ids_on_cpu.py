@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.launch.devices import moves
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
@@ -20,7 +18,7 @@ ENTRY = Entry(
         "the message also names CPU."
     ),
     cause="The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.",
-    fix="Move the model first; on CPU ranks leave out device_ids.",
+    fix="Move the model first (`model.to(device)`). On CPU ranks, leave out device_ids.",
     example="""\
 - model = DistributedDataParallel(Net(), device_ids=[local_rank])
 + model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
@@ -36,7 +34,7 @@ ENTRY = Entry(
 
 
 @check("L08", source="script")
-def device_ids_on_cpu(script: Script) -> Iterator[Finding]:
+def device_ids_on_cpu(script: Script) -> Findings:
     """Report device_ids in a project that never moves a model to a device."""
     defaults = ("torch.set_default_device", "torch.set_default_tensor_type")
     if moves(script) or script.calls_of(*defaults):
@@ -46,13 +44,10 @@ def device_ids_on_cpu(script: Script) -> Iterator[Finding]:
         if not isinstance(devices, ast.List) or not devices.elts or model is None:
             continue
         makers = script.makers(model, wrap.scope)
-        if not makers or any(not _is_on_cpu(script, made.node) for made in makers):
-            continue
-        if not all(made.made is not None or made.target.startswith("torch.nn.") for made in makers):
-            continue
-        why = f"`{code(wrap.node)}` names devices, but the model is on the CPU: nothing moves it. DDP refuses this."
-        fix = "Move the model first (`model.to(device)`), or leave out `device_ids` on the CPU."
-        yield found(script, "L08", "error", wrap, why, fix)
+        known = all(made.made or made.target.startswith("torch.nn.") for made in makers)
+        if makers and known and all(_is_on_cpu(script, made.node) for made in makers):
+            why = f"`{code(wrap.node)}` names devices, but nothing moves the model from the CPU. DDP refuses this."
+            yield found(script, "L08", "error", wrap, why)
 
 
 def _is_on_cpu(script: Script, made: ast.Call) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from paralab.doctor.events import Threads
 from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation, WatchedRank
+from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.units import plural
 
 ENTRY = Entry(
@@ -24,12 +24,7 @@ ENTRY = Entry(
 +     torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
       train(rank)
 """,
-    sources=(
-        "pytorch/pytorch#22501",
-        "Lightning-AI/pytorch-lightning#18677",
-        "pytorch/pytorch#20037",
-        "pytorch/pytorch#22451",
-    ),
+    sources=reports("pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677"),
     messages=(
         Message(
             r"This DataLoader will create (?P<asked>\d+) worker processes in total\. Our suggested max number "
@@ -51,35 +46,24 @@ ENTRY = Entry(
 )
 
 
-MANY_CORES = 4  # per rank: with one thread, three cores idle
+MANY_CORES = 4  # cores per rank: with one thread, three of them are idle
 
 
 @check("L09", source="ranks")
-def too_many_threads(seen: Observation) -> Iterator[Finding]:
+def too_many_threads(seen: Observation) -> Findings:
     """Report CPU ranks that run more threads than their machine has cores."""
     for ranks in ranks_by_host(seen).values():
-        threads, cores = list(map(_threads, ranks)), max(rank.start.cores for rank in ranks)
+        threads = [(rank.last(Threads) or rank.start).threads for rank in ranks]
+        cores = max(rank.start.cores for rank in ranks)
         crowded = judge_threads(max(threads), len(ranks), cores, "rank")
-        has_gpus = any(rank.start.gpus for rank in ranks)
-        if (
-            crowded
-            and len(ranks) > 1
-            and sum(threads) > cores
-            and max(threads) > 1
-            and not has_gpus
-        ):
-            counts = zip(ranks, threads, strict=True)
-            evidence = [f"rank {rank.rank}: {count} threads" for rank, count in counts]
-            yield make_finding("L09", "warning", crowded.why, None, evidence, fix=crowded.fix)
-
-
-def _threads(rank: WatchedRank) -> int:
-    last = rank.last(Threads)
-    return last.threads if last else rank.start.threads
+        if len(ranks) == 1 or max(threads) == 1 or any(rank.start.gpus for rank in ranks):
+            continue
+        if crowded and sum(threads) > cores:
+            yield crowded
 
 
 @check("L09", source="machine")
-def threads(facts: Facts) -> Iterator[Finding]:
+def threads(facts: Facts) -> Findings:
     """Report too many threads per rank, or one thread where many cores are free."""
     ranks, launch = facts.launch.local_ranks, facts.launch
     if facts.torch is None or not ranks or ranks < 2:
@@ -90,13 +74,14 @@ def threads(facts: Facts) -> Iterator[Finding]:
         return  # torchrun sets 1
     crowded = judge_threads(facts.torch.threads, ranks, facts.cores, "rank")
     if crowded and facts.torch.threads > 1:
-        yield Finding("L09", "warning", crowded.why, crowded.fix, evidence=evidence)
+        yield replace(crowded, evidence=evidence)
     elif asked == "1" and share >= MANY_CORES:
-        why = (
-            f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch uses one thread where {share} are free. "
-            "Certain if the ranks compute on the CPU (transforms, losses, offloaded optimizers)."
+        why = f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch uses one thread where {share} are free."
+        fix, doubt = (
+            f"Set OMP_NUM_THREADS={share}.",
+            "if the ranks compute on the CPU (transforms, losses)",
         )
-        yield Finding("L09", "suspect", why, f"OMP_NUM_THREADS={share}.", evidence=evidence)
+        yield make_finding("L09", "suspect", why, None, evidence, fix=fix, doubt=doubt)
 
 
 def judge_threads(
@@ -108,21 +93,18 @@ def judge_threads(
     each = max(1, cores // processes)
     why = (
         f"{plural(processes, each_is)} × {plural(threads, 'compute thread')} = {threads * processes} "
-        f"on {plural(cores, 'core')}: the threads take turns, and a rank that waits for its turn "
+        f"on {plural(cores, 'core')}. The threads take turns, and a rank that waits for its turn "
         "delays all others."
     )
-    fix = (
-        f"Set OMP_NUM_THREADS={each} (cores / ranks) before Python starts, or call "
-        f"torch.set_num_threads({each}) in every rank."
-    )
+    fix = f"Set OMP_NUM_THREADS={each} (cores / ranks) before Python starts, or call torch.set_num_threads({each})."
     if processes > cores:
-        fix = f"No more than {plural(cores, each_is)} on this machine, with OMP_NUM_THREADS=1."
+        fix = f"Use at most {plural(cores, each_is)} on this machine, with OMP_NUM_THREADS=1."
     evidence = (f"{threads} threads × {processes} > {cores} cores",)
     return Finding("L09", "warning", why, fix, evidence=evidence)
 
 
 @check("L09", source="run")
-def threads_in_run(recorded: Recorded) -> Iterator[Finding]:
+def threads_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         # Without micro-batches, model parallelism uses one device at a time.
         if run.plan.device == "cpu" and run.plan.strategy != "mp":

@@ -1,16 +1,14 @@
-"""L10: bf16 on this CPU ends with an illegal instruction."""
+"""L10: bf16 crashes on this CPU with an illegal instruction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 
 ENTRY = Entry(
     id="L10",
-    title="bf16 on this CPU ends with an illegal instruction",
+    title="bf16 crashes on this CPU with an illegal instruction",
     symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
     cause="The CPU reports AMX, but this virtual machine does not allow its instructions (inferred).",
     fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
@@ -24,7 +22,7 @@ ENTRY = Entry(
       loss = model(x).mean()
 """,
     silent=True,
-    limits="Tests cannot provide a CPU that lists AMX but fails on it; found in logs and by preflight.",
+    limits="Our tests have no CPU that lists AMX but fails on it; found in logs and by preflight.",
     messages=(
         Message(r"was killed by SIGILL"),  # paralab's launcher
     ),
@@ -32,14 +30,14 @@ ENTRY = Entry(
 
 
 @check("L10", source="machine")
-def trial_died(facts: Facts) -> Iterator[Finding]:
-    """Report a precision whose trial on this CPU died of SIGILL."""
+def trial_died(facts: Facts) -> Findings:
+    """Report a precision whose trial on this CPU died with SIGILL."""
     for name, probe in facts.precisions.items():
-        if "SIGILL" not in probe.seen:
+        if "SIGILL" not in probe.reason:
             continue
         severity: Severity = "warning" if facts.gpus else "error"
         settings = " ".join(f"{variable}={value}" for variable, value in probe.environment.items())
-        why = f"{name} on this CPU: {probe.seen}. The CPU lists instructions (AMX) that this virtual machine does not allow."
+        why = f"{name} fails on this CPU: {probe.reason}. The CPU lists instructions (AMX) that this virtual machine does not allow."
         fix = f"Train in fp32 on this CPU, or use {name} on a GPU."
         if settings:
             fix = f"export {settings} before Python starts. We tried it, and it works."

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.rank_checks import make_finding
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.units import size
 
 ENTRY = Entry(
@@ -19,21 +17,21 @@ ENTRY = Entry(
 - subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 + subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
-    sources=("pytorch/pytorch#5040", "pytorch/pytorch#108861", "NVlabs/Deep_Object_Pose#297"),
+    sources=reports("pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297"),
     limits="The script does not show the size of /dev/shm; found in logs, runs, and by preflight.",
     messages=(
         Message(r"was killed by SIGBUS"),  # paralab's launcher
         Message(
             r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)|out of shared memory"
             r"|DataLoader worker .{0,40}Bus error",
-            "A loader worker of {who} found no room in shared memory{at}. Batches pass through /dev/shm, "
-            "and containers only get 64 MB of it by default.",
+            "A loader worker on {who} ran out of shared memory{at}. Batches pass through /dev/shm, "
+            "and containers get only 64 MB of it by default.",
             kind="printed",
         ),
         Message(
             r"NCCL WARN .{0,80}No space left on device",
-            "NCCL could not create its shared-memory segment: /dev/shm is full. Containers only get 64 MB "
-            "of it by default.",
+            "NCCL could not create its shared-memory segment: /dev/shm is full. Containers get "
+            "only 64 MB of it by default.",
             kind="printed",
         ),
     ),
@@ -45,15 +43,16 @@ BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 images as floats
 
 
 @check("L11", source="machine")
-def small_shared_memory(facts: Facts) -> Iterator[Finding]:
-    """Suspect a /dev/shm that cannot hold the batches of a modest script."""
+def small_shared_memory(facts: Facts) -> Findings:
+    """Suspect a /dev/shm that is too small for a modest script's batches."""
     ranks = facts.ranks_here or 2
     needed = ranks * WORKERS * PREFETCHED * BATCH_BYTES
     if facts.shared_bytes is None or facts.shared_bytes >= needed:
         return
     why = (
-        f"/dev/shm has {size(facts.shared_bytes)}; {ranks} ranks × {WORKERS} loader workers × {PREFETCHED} batches of "
-        f"{size(BATCH_BYTES)} (32 images) need {size(needed)}. A worker without room dies with a bus error. Certain if "
-        "your own batches need that much."
+        f"/dev/shm has {size(facts.shared_bytes)}, but {ranks} ranks × {WORKERS} loader workers × {PREFETCHED} batches of "
+        f"{size(BATCH_BYTES)} (32 images) need {size(needed)}. A worker that runs out of shared "
+        "memory dies with a bus error."
     )
-    yield Finding("L11", "suspect", why, ENTRY.fix, evidence=facts.evidence("shared memory"))
+    evidence, doubt = facts.evidence("shared memory"), "if your own batches need that much"
+    yield make_finding("L11", "suspect", why, None, evidence, doubt=doubt)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.rank_checks import make_finding
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import size
 
 ENTRY = Entry(
     id="M02",
     title="Process limits are too low",
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
-    cause="Every tensor that a worker passes on is an open file, and InfiniBand needs locked memory.",
+    cause="Every tensor that a worker passes to training is an open file, and InfiniBand needs locked memory.",
     fix=(
         "Set `ulimit -n 65536` and `ulimit -l unlimited`. In a container: --ulimit memlock=-1. In Slurm: "
         "PropagateResourceLimitsExcept=MEMLOCK."
@@ -27,19 +25,17 @@ OPEN_FILES = 1024
 
 
 @check("M02", source="machine")
-def low_limits(facts: Facts) -> Iterator[Finding]:
+def low_limits(facts: Facts) -> Findings:
     """Suspect low limits on open files, and on locked memory if there is InfiniBand."""
     files, locked = facts.limits.open_files, facts.limits.locked_bytes
     if files is not None and files < OPEN_FILES:
-        why = (
-            f"A process may open {files} files, and loader workers pass every tensor as an open file. Certain "
-            "if a run reports 'Too many open files'."
-        )
-        yield Finding("M02", "suspect", why, ENTRY.fix, evidence=facts.evidence("open files"))
+        why = f"A process may open {files} files, and loader workers pass every tensor as an open file."
+        evidence, doubt = facts.evidence("open files"), "if a run reports 'Too many open files'"
+        yield make_finding("M02", "suspect", why, None, evidence, doubt=doubt)
     if facts.infiniband and locked is not None:
         why = (
             f"A process may lock {size(locked)} of memory, but InfiniBand ({', '.join(facts.infiniband)}) "
-            "needs locked buffers: NCCL fails or does not use it. Certain if NCCL_DEBUG=INFO does not "
-            "show NET/IB."
+            "needs locked buffers, so NCCL fails or does not use it."
         )
-        yield Finding("M02", "suspect", why, ENTRY.fix, evidence=facts.evidence("locked memory"))
+        evidence, doubt = facts.evidence("locked memory"), "if NCCL_DEBUG=INFO does not show NET/IB"
+        yield make_finding("M02", "suspect", why, None, evidence, doubt=doubt)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.rank_checks import make_finding
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import seconds, size
 
 ENTRY = Entry(
@@ -21,53 +20,56 @@ ENTRY = Entry(
   dist.init_process_group("gloo")
 """,
 )
-AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine needs 5 to 15 times
+AGAINST_COPY = (
+    40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times as long
+)
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
 
 
 @check("M03", source="machine")
-def slow_link(facts: Facts) -> Iterator[Finding]:
-    """Judge an all-reduce between two ranks on this machine, between GPUs, and the network."""
+def slow_link(facts: Facts) -> Findings:
+    """Judge how long an all-reduce takes between two ranks on this machine and between GPUs, and
+    how fast the network is."""
     yield from _between_ranks(facts)
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
             first, second = pair.direct.ranks
             speed = size(pair.direct.bytes_per_second)
-            why = f"{first} and {second} exchange {speed}/s. Certain if idle GPUs are as slow."
-            fix = "nvidia-smi topo -m shows how they are connected."
-            evidence = facts.evidence(f"GPU pair {first}-{second}")
-            yield Finding("M03", "suspect", why, fix, evidence=evidence)
+            why = f"{first} and {second} exchange only {speed}/s."
+            fix = "`nvidia-smi topo -m` shows how they are connected."
+            evidence, doubt = (
+                facts.evidence(f"GPU pair {first}-{second}"),
+                "if the link is this slow even when the GPUs are idle",
+            )
+            yield make_finding("M03", "suspect", why, None, evidence, fix=fix, doubt=doubt)
     fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
     if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
         takes = 25 * 2**20 * 8 / (fastest * 1e6)
         why = (
-            f"The fastest network of this node has {fastest / 1000:g} Gbit/s: a bucket of 25 MiB takes "
+            f"The fastest network interface on this node has {fastest / 1000:g} Gbit/s, so a "
+            "bucket of 25 MiB takes "
             f"at least {seconds(takes)}."
         )
-        fix = (
-            "Use a faster network (NCCL_SOCKET_IFNAME names it), gradient accumulation, or compressed "
-            "gradients."
-        )
+        fix = "Use a faster network (select it with NCCL_SOCKET_IFNAME), accumulation, or compressed gradients."
         yield Finding("M03", "warning", why, fix, evidence=facts.evidence("network"))
 
 
-def _between_ranks(facts: Facts) -> Iterator[Finding]:
-    link = facts.link
+def _between_ranks(facts: Facts) -> Findings:
+    link, evidence = facts.link, facts.evidence("all-reduce")
     if link is None or facts.torch is None:
         return
     if link.seconds is None and "gloo" in facts.torch.backends:
-        why = (
-            f"Two ranks on this machine did not complete an all-reduce: {link.problem}. Certain if it "
-            "happens again on an idle machine."
-        )
-        fix = "Set GLOO_SOCKET_IFNAME=lo; check for a firewall on the loopback interface and a writable /tmp."
-        yield Finding("M03", "suspect", why, fix, evidence=facts.evidence("all-reduce"))
+        why = f"Two ranks on this machine did not complete an all-reduce: {link.problem}."
+        fix = "Set GLOO_SOCKET_IFNAME=lo. Check for a firewall on the loopback interface, and that /tmp is writable."
+        doubt = "if it happens again on an idle machine"
+        yield make_finding("M03", "suspect", why, None, evidence, fix=fix, doubt=doubt)
     elif link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
         why = (
             f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes "
             f"{seconds(link.seconds)}, {link.seconds / link.copy_seconds:.0f} times as long as a copy in "
-            f"memory ({seconds(link.copy_seconds)}); 5 to 15 times is usual. Certain on an idle machine."
+            f"memory ({seconds(link.copy_seconds)}); 5 to 15 times is usual."
         )
         fix = "Check what else is running (top), and use more cores per rank."
-        yield Finding("M03", "suspect", why, fix, evidence=facts.evidence("all-reduce"))
+        doubt = "on an idle machine"
+        yield make_finding("M03", "suspect", why, None, evidence, fix=fix, doubt=doubt)

@@ -1,8 +1,6 @@
-"""P01, P02, and P04: a batch that does not divide into micro-batches."""
+"""P01, P02, and P04: the batch does not split into equal micro-batches."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.hangs.failed_ranks import is_uneven
@@ -11,20 +9,16 @@ from paralab.doctor.failures.pipeline.schedules import (
     split_sizes,
     uneven_steps,
 )
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="P01",
-    title="The batch is not a multiple of the micro-batches",
-    symptom=(
-        "The last stage: 'The size of tensor a (3) must match the size of tensor b (2)' in the loss. The first stage: "
-        "a lost connection."
-    ),
+    title="The batch does not split into equal micro-batches",
+    symptom="The last stage raises 'The size of tensor a (3) must match the size of tensor b (2)'; the first loses the connection.",
     cause="The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.",
     fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
     example="""\
@@ -32,21 +26,21 @@ ENTRY = Entry(
 - loader = DataLoader(data, batch_size=10)
 + loader = DataLoader(data, batch_size=12, drop_last=True)
 """,
-    sources=("pytorch/pytorch#126600", "pytorch/torchtitan#947", "Coobiw/MPP-LLaVA#25"),
+    sources=reports("pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25"),
     silent=True,
     messages=(
         Message(
             r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((?P<a>\d+)\) must match "
             r"the size of tensor b \((?P<b>\d+)\)",
-            "{who} got micro-batches of {a} and {b} rows in one step{at}. The number of micro-batches "
-            "does not divide the batch, and receive buffers keep the shape of the first micro-batch.",
+            "{who} got micro-batches of {a} and {b} rows in one step{at}, but receive buffers keep the "
+            "shape of the first micro-batch.",
         ),
     ),
 )
 
 
 @check("P01", "P02", "P04", source="script")
-def uneven_batch(script: Script) -> Iterator[Finding]:
+def uneven_batch(script: Script) -> Findings:
     for step, schedule, batch, count, reason in uneven_steps(script):
         sizes = split_sizes(batch, count)
         why = f"{count} micro-batches (line {schedule.line}), but {reason}. {_consequence(sizes)}"
@@ -55,23 +49,20 @@ def uneven_batch(script: Script) -> Iterator[Finding]:
 
 
 @check("P01", "P02", "P04", source="ranks")
-def observed_uneven_batch(seen: Observation) -> Iterator[Finding]:
+def observed_uneven_batch(seen: Observation) -> Findings:
     """Report steps with micro-batches of different sizes, including unfinished steps."""
+    events = [(rank, event) for rank in seen.ranks for event in (*rank.story, *rank.doing)]
     reported = set()
-    for rank in seen.ranks:
-        for event in (*rank.story, *rank.doing):
-            if not isinstance(event, Pipeline) or not event.size or not is_uneven(event):
-                continue
-            batch, count = event.size, event.microbatches
-            sizes = split_sizes(batch, count)
-            if _entry(sizes) in reported:
-                continue
+    for rank, event in events:
+        if not isinstance(event, Pipeline) or not event.size or not is_uneven(event):
+            continue
+        sizes = split_sizes(event.size, event.microbatches)
+        if _entry(sizes) not in reported:
             reported.add(_entry(sizes))
-            why = f"A batch of {batch} goes into {count} micro-batches. {_consequence(sizes)}"
+            why = f"A batch of {event.size} is split into {event.microbatches} micro-batches. {_consequence(sizes)}"
             where = f"rank {rank.rank}, stage {event.stage} of {event.stages}"
-            evidence = [f"{where}: batch {batch}, {count} micro-batches"]
-            evidence += [event.error.splitlines()[0][:160]] if event.error else []
-            fix = even_fix(batch, count)
+            evidence = f"{where}: {(event.error or 'no error').splitlines()[0][:160]}"
+            fix = even_fix(event.size, event.microbatches)
             yield make_finding(_entry(sizes), "error", why, event, evidence, fix=fix)
 
 
@@ -81,11 +72,10 @@ def _entry(sizes: list[int]) -> str:
 
 def _consequence(sizes: list[int]) -> str:
     if min(sizes) == 0:
-        return "There are fewer rows than micro-batches, and each stage fails with its own error."
+        return (
+            "There are fewer rows than micro-batches, and each stage fails with a different error."
+        )
     parts = ", ".join(map(str, sizes))
     if min(sizes) == 1:
-        return (
-            f"They get {parts} rows. The last stage expects {sizes[0]} rows everywhere, so the loss broadcasts a single row "
-            "without an error, and the stages before it fail in backward."
-        )
+        return f"They get {parts} rows. The loss silently broadcasts the single row, and other stages fail in backward."
     return f"They get {parts} rows, but every stage expects {sizes[0]} and fails."

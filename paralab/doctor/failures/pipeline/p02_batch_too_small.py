@@ -19,8 +19,8 @@ ENTRY = Entry(
         Message(
             r"Tensor size (?P<rows>\d+) is smaller than num_chunks"
             r"|Expecting \d+ arg_mbs but got (?P<chunks>\d+)",
-            "A batch had fewer rows ({rows}{chunks}) than there are micro-batches{at}. It is usually "
-            "the last batch of the loader.",
+            "A batch had fewer rows ({rows}{chunks}) than there are micro-batches{at}, usually the last "
+            "batch of the loader.",
         ),
     ),
 )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
@@ -15,7 +12,7 @@ ENTRY = Entry(
     title="Fewer micro-batches than stages",
     symptom="'Number of microbatches (1) must be greater than or equal to the number of stages (2)'.",
     cause="1F1B fills the pipeline with one micro-batch per stage before the first backward.",
-    fix="Use at least as many micro-batches as stages; four times as many for a small bubble.",
+    fix="Use at least as many micro-batches as stages. Four times as many keeps the bubble small.",
     example="""\
   stage = PipelineStage(part, rank, num_stages=2, device=device)
 - schedule = Schedule1F1B(stage, n_microbatches=1, loss_fn=loss_fn)
@@ -33,14 +30,10 @@ ENTRY = Entry(
 
 
 @check("P03", source="script")
-def too_few_for_1f1b(script: Script) -> Iterator[Finding]:
+def too_few_for_1f1b(script: Script) -> Findings:
     for schedule in schedules(script):
         count, known = micro_batches(script, schedule), stages(script, schedule)
         least = known or 2  # every pipeline has at least two stages
         if "1F1B" in schedule.target and count and count < least:
-            why = (
-                f"n_microbatches is {count} for {known or 'two or more'} stages: `{code(schedule.node.func)}` "
-                "raises a ValueError."
-            )
-            fix = f"Use at least {least} micro-batches; 4 per stage keep the bubble small."
-            yield found(script, "P03", "error", schedule, why, fix)
+            why = f"`{code(schedule.node.func)}` raises a ValueError: n_microbatches is {count} for {known or 'two or more'} stages."
+            yield found(script, "P03", "error", schedule, why)

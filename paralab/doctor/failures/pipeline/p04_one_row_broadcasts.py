@@ -1,21 +1,21 @@
-"""P04: a micro-batch of one row is broadcast. P01's checks report it."""
+"""P04: the loss broadcasts a micro-batch of one row. P01's checks report it."""
 
 from __future__ import annotations
 
-from paralab.doctor.registry import Entry, Message
+from paralab.doctor.registry import Entry, Message, reports
 
 ENTRY = Entry(
     id="P04",
-    title="A last micro-batch of one row is broadcast",
-    symptom="A warning about target sizes, and 8 outputs for 7 rows. Then the first stage fails in backward.",
-    cause="The last micro-batch has one row, and the receive buffer has two. The loss broadcasts one to the other.",
-    fix="Use equal micro-batches, as for P01.",
+    title="The loss broadcasts a micro-batch of one row",
+    symptom="There is a warning about target sizes, and 7 rows give 8 outputs. Then the first stage fails in backward.",
+    cause="The last micro-batch has one row, but the receive buffer has two, and the loss broadcasts the single row.",
+    fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
     example="""\
   schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
 - loader = DataLoader(data, batch_size=7)
 + loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
-    sources=("pytorch/pytorch#126600",),
+    sources=reports("pytorch/pytorch#126600"),
     silent=True,
     messages=(
         Message(

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.failures.accumulation.windows import averaged_by, quiet, timelines
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import Event, excludes
+from paralab.doctor.static.timeline import Event, excludes, occurrences
 
 ENTRY = Entry(
     id="P06",
-    title="Pipeline with DDP: separate no_sync blocks for forward and backward",
+    title="Forward and backward of a pipeline stage under DDP have separate no_sync blocks",
     symptom="The replicas of a stage silently drift apart, or gradients are sent more often than needed.",
     cause=(
-        "DDP checks `no_sync()` in forward only. With all forward passes before the backward passes, the last forward "
-        "prepares DDP to send, the first backward sends, and later gradients stay on each rank. "
-        "(Measured with torch 2.13; without other forward passes in between, two blocks do no harm.)"
+        "DDP checks `no_sync()` in forward only. If all forward passes run first, the last one prepares DDP to "
+        "send, the first backward sends, and later gradients stay on each rank (measured with torch 2.13)."
     ),
-    fix="Use one `no_sync()` block around both. torch.distributed.pipelining handles stages under DDP correctly.",
+    fix="Run forward and backward of a micro-batch in one `no_sync()` block, or use torch.distributed.pipelining.",
     example="""\
   for number, x in enumerate(parts):
       with stage.no_sync() if number < last else nullcontext():
@@ -30,39 +26,34 @@ ENTRY = Entry(
 -         loss_fn(output).backward()
 +         loss_fn(stage(x)).backward()
 """,
-    sources=("pytorch/PiPPy#1133",),
+    sources=reports("pytorch/PiPPy#1133"),
     silent=True,
 )
 
 
 @check("P06", source="script")
-def synchronized_too_early(script: Script) -> Iterator[Finding]:
-    """Report a loop of forward passes, then one of backward passes, with `no_sync` in either."""
+def synchronized_too_early(script: Script) -> Findings:
+    """Report a loop of forward passes followed by a loop of backward passes, with `no_sync` in
+    either."""
     if script.methods("prepare_for_backward"):
         return
-    reported = set()
-    for events in timelines(script):
-        for place, backward in enumerate(events):
-            if backward.role != "backward" or backward.call in reported:
-                continue
-            forward = _forward_in_earlier_loop(script, events, place)
-            step = next((one for one in events[place:] if one.role == "step"), None)
-            by = averaged_by(script, step) if step is not None else ""
-            if forward is None or by is not None:
-                continue
-            reported.add(backward.call)
-            model, call = code(forward.call.node.func), backward.call
-            why = (
-                f"All forward passes (`{model}(…)`, {line_of(forward.call, call)}) run before the first backward. DDP checks "
-                "`no_sync` in forward only: the first backward sends its gradients, and those of later micro-batches stay on "
-                "each rank. The ranks drift apart."
-            )
-            fix = f"Run forward and backward of a micro-batch in one block: `with {model}.no_sync():`."
-            yield found(script, "P06", "error", call, why, fix, also=(forward.call,))
+    for events, place, backward in occurrences(timelines(script), "backward"):
+        forward = _forward_in_earlier_loop(script, events, place)
+        step = next((one for one in events[place:] if one.role == "step"), None)
+        by = averaged_by(script, step) if step is not None else ""
+        if forward is None or by is not None:
+            continue
+        model, call = code(forward.call.node.func), backward.call
+        why = (
+            f"All forward passes (`{model}(…)`, {line_of(forward.call, call)}) run before the first backward. DDP checks "
+            "`no_sync` in forward only, so the first backward sends its gradients, and those of later "
+            "micro-batches stay on each rank."
+        )
+        yield found(script, "P06", "error", call, why, also=(forward.call,))
 
 
 def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) -> Event | None:
-    """Return the forward pass in the loop before the one of this backward, if `no_sync` is used."""
+    """Return the forward pass in the loop before this backward's loop, if `no_sync` is used."""
     backward = events[place]
     if not backward.loops:
         return None
@@ -70,12 +61,9 @@ def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) ->
         if event.role != "forward" or excludes(event, backward):
             continue
         apart = event.loops[:-1] == backward.loops[:-1] and event.loops != backward.loops
-        if (
-            not apart
-            or not event.loops
-            or any(quiet(script, *one) is True for one in event.blocks())
-        ):
-            return None  # forward in this loop, outside, or always quiet
+        always = any(quiet(script, *one) is True for one in event.blocks())
+        if not apart or not event.loops or always:
+            return None  # forward in this loop, outside it, or always under no_sync
         blocks = [quiet(script, *one) for part in (event, backward) for one in part.blocks()]
         return event if None in blocks or True in blocks else None
     return None

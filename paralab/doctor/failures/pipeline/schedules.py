@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from paralab.doctor.static.facts import Call
@@ -13,7 +12,8 @@ _PACKAGE = "torch.distributed.pipelining."
 
 
 def split_sizes(batch: int, micro_batches: int) -> list[int]:
-    """Return the rows of each micro-batch; the first get one more: 10 over 4 is 3 3 2 2."""
+    """Return the number of rows in each micro-batch; the first ones get one more: 10 over 4 is 3 3
+    2 2."""
     small, larger = divmod(batch, micro_batches)
     return [small + 1] * larger + [small] * (micro_batches - larger)
 
@@ -33,8 +33,7 @@ def micro_batches(script: Script, schedule: Call) -> int | None:
 
 def stages(script: Script, schedule: Call) -> int | None:
     """Return the number of stages, if the script shows it and it does not depend on the job."""
-    stage = schedule.argument(0, "stage")
-    for made in script.makers(stage, schedule.scope) if stage is not None else []:
+    for made in script.makers(schedule.argument(0, "stage"), schedule.scope):
         given = made.argument(2, "num_stages")
         if given is not None and not script.is_kind(given, made.scope, "world"):
             return number(script, given, made.scope)
@@ -45,7 +44,7 @@ def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
     """Yield steps with an uneven batch: step, schedule, rows, micro-batches, and the reason."""
     every = schedules(script)
     for step in script.methods("step") if every else []:
-        made = script.makers(step.receiver, step.scope) if step.receiver is not None else []
+        made = script.makers(step.receiver, step.scope)
         for schedule in [call for call in every if call in made]:
             count = micro_batches(script, schedule)
             for batch, why in _batches(script, step) if count else ():
@@ -55,28 +54,22 @@ def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
 
 
 def _batches(script: Script, step: Call) -> Iterator[tuple[int, str]]:
-    """Yield the number of rows that a step may get, and where it comes from."""
+    """Yield the number of rows that a step may get, and the source of that number."""
     given = step.node.args[0] if step.node.args else None
     size = rows(script, given, step.scope)
     if size is not None:
         yield size, f"the batch has {size} rows"
     for definition in script.reaching(given, step.scope) if given is not None else []:
-        is_item = definition.how == "item" and isinstance(definition.value, ast.expr)
-        loader = (
-            loader_of(script, definition.value, definition.scope)
-            if is_item and definition.value
-            else None
-        )
+        items = definition.value if definition.how == "item" else None
+        loader = loader_of(script, items, definition.scope) if items is not None else None
         size = batch_size(script, loader) if loader is not None else None
         if loader is None or size is None:
             continue
         yield size, f"the loader (line {loader.line}) returns batches of {size}"
         samples = samples_of(script, loader)
         if samples is not None and samples % size and not drops_last(script, loader):
-            yield (
-                samples % size,
-                f"the last batch of the loader (line {loader.line}) has {samples % size} rows",
-            )
+            rest = samples % size
+            yield rest, f"the last batch of the loader (line {loader.line}) has {rest} rows"
 
 
 def even_fix(batch: int, count: int) -> str:

@@ -1,12 +1,11 @@
-"""A01: clipping gradients that are still scaled."""
+"""A01: gradients are clipped while they are still scaled."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from paralab.doctor.events import Amp, Clip
 from paralab.doctor.failures.precision.observed import scale_after
 from paralab.doctor.failures.precision.scaling import (
+    CLIPS,
     is_off,
     name_of,
     role,
@@ -17,7 +16,7 @@ from paralab.doctor.failures.precision.scaling import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, insert_line, line_of
 from paralab.doctor.static.script import Script
@@ -28,8 +27,8 @@ ENTRY = Entry(
     title="Gradients are clipped while they are still scaled",
     symptom="No message. Almost every step is clipped, and the model barely learns.",
     cause=(
-        "`clip_grad_norm_` runs between `scale(loss).backward()` and `step()` without `unscale_`. "
-        "It gets gradients multiplied by the loss scale (65536 at first)."
+        "`clip_grad_norm_` runs before `unscale_`, so it clips gradients that are still multiplied "
+        "by the loss scale (65536 at first)."
     ),
     fix="Call `scaler.unscale_(optimizer)` before clipping.",
     example="""\
@@ -39,13 +38,13 @@ ENTRY = Entry(
   scaler.step(optimizer)
   scaler.update()
 """,
-    sources=("milesial/Pytorch-UNet#470",),
+    sources=reports("milesial/Pytorch-UNet#470"),
     silent=True,
 )
 
 
 @check("A01", source="script")
-def clipped_before_unscale(script: Script) -> Iterator[Finding]:
+def clipped_before_unscale(script: Script) -> Findings:
     """Report clipping before `scaler.step` without `unscale_`, on every path in the project."""
     steps: dict[Call, Event | None] = {}
     for events in timelines(script):
@@ -58,12 +57,12 @@ def clipped_before_unscale(script: Script) -> Iterator[Finding]:
     for clip_call, step in steps.items():
         if step is None or not any(role(script, call) == "scale" for call in scales):
             continue
-        scaler, unscale = name_of(step.call), unscale_for(step.call)
         why = (
-            f"`{code(clip_call.node.func)}` gets gradients that are still multiplied by the loss "
-            f"scale (65536 at first): nothing unscales them before `{scaler}.step` "
-            f"({line_of(step.call, clip_call)}). Almost every step is clipped to nearly nothing."
+            f"`{code(clip_call.node.func)}` clips gradients that are still multiplied by the loss "
+            f"scale: nothing unscales them before `{name_of(step.call)}.step` "
+            f"({line_of(step.call, clip_call)}). The clipping leaves almost nothing of each step."
         )
+        unscale = unscale_for(step.call)
         near = step.call.scope is clip_call.scope
         edits = insert_line(script, clip_call, unscale) if near else ()
         fix = f"Call `{unscale}` before clipping."
@@ -72,26 +71,15 @@ def clipped_before_unscale(script: Script) -> Iterator[Finding]:
         yield from _by_name(script)
 
 
-def _by_name(script: Script) -> Iterator[Finding]:
+def _by_name(script: Script) -> Findings:
     """Suspect clipping in a project that scales losses and never calls `unscale_`."""
-    clips = script.methods("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
-    clips = [
-        call
-        for call in clips
-        if not script.is_kind(call.receiver, call.scope, "accelerator", "fsdp")
-    ]
-    scales = [
-        call
-        for call in script.methods("scale")
-        if script.is_kind(call.receiver, call.scope, "scaler")
-    ]
-    texts = [module.text for module in script.modules]
-    if clips and scales and not any("unscale_" in text for text in texts):
-        why = (
-            f"Gradients are scaled ({line_of(scales[0], clips[0])}), and nothing calls `unscale_` before this clips "
-            "them. Certain if both happen in the same step."
-        )
-        yield found(script, "A01", "suspect", clips[0], why, ENTRY.fix, also=(scales[0],))
+    others = ("accelerator", "fsdp")
+    clips = [c for c in script.methods(*CLIPS) if not script.is_kind(c.receiver, c.scope, *others)]
+    scales = script.methods_on("scaler", "scale")
+    if clips and scales and not any("unscale_" in module.text for module in script.modules):
+        why = f"{line_of(scales[0], clips[0]).capitalize()} scales the loss, and nothing unscales the gradients clipped here."
+        doubt = "if both lines run in the same step"
+        yield found(script, "A01", "suspect", clips[0], why, doubt=doubt, also=(scales[0],))
 
 
 def _step_after(events: list[Event], clip: Event) -> Event | None:
@@ -119,11 +107,10 @@ def clipped_while_scaled(rank: WatchedRank) -> Finding | None:
             scale = scale_after(event, scale)
         elif isinstance(event, Clip) and scale is not None:
             factor = f"{scale:g} times too large" if scale else "still scaled"
-            norm = f" (norm {event.norm:.4g})" if event.norm is not None else ""
+            norm = f"norm {event.norm:.4g}, " if event.norm is not None else ""
             why = (
-                f"The gradients clipped here are {factor}{norm}. With a limit of {event.most:g} almost "
-                "all of them are cut, and after unscaling almost nothing is left of the step."
+                f"The gradients clipped here are {factor} ({norm}limit {event.most:g}). After "
+                "unscaling, almost nothing is left of the step."
             )
-            evidence = f"rank {rank.rank}, step {event.step + 1}: scale {scale:g}, norm {event.norm}, limit {event.most}"
-            return make_finding("A01", "error", why, event, evidence)
+            return make_finding("A01", "error", why, event)
     return None

@@ -1,28 +1,32 @@
-"""A02: unscale_ twice in one step."""
+"""A02: unscale_ is called twice in one step."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.accumulation.windows import modulo_in
-from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import timelines
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import Chain, Event, condition, excludes, extra_tests
+from paralab.doctor.static.timeline import (
+    Chain,
+    Event,
+    condition,
+    excludes,
+    extra_tests,
+    occurrences,
+)
 
 ENTRY = Entry(
     id="A02",
     title="unscale_ is called twice in one step",
     symptom="'unscale_() has already been called on this optimizer since the last update()'.",
     cause="`unscale_` runs for every micro-batch, or a skipped step also skips `update()`.",
-    fix="Unscale once, right before the step, and call `update()` after every `unscale_`.",
+    fix="Unscale once per step, right before the step, and call `update()` after every `unscale_`.",
     example="""\
   for x, y in micro_batches:
       scaler.scale(criterion(model(x), y) / N).backward()
@@ -31,11 +35,9 @@ ENTRY = Entry(
   scaler.step(optimizer)
   scaler.update()
 """,
-    sources=(
-        "huggingface/accelerate#641",
-        "microsoft/Swin-Transformer#311",
-        "Haian-Jin/LVSM#19",
-        "huggingface/transformers#24840",
+    sources=reports(
+        "huggingface/accelerate#641 microsoft/Swin-Transformer#311 Haian-Jin/LVSM#19 "
+        "huggingface/transformers#24840"
     ),
     messages=(
         Message(
@@ -48,28 +50,20 @@ ENTRY = Entry(
 
 
 @check("A02", source="script")
-def unscaled_twice(script: Script) -> Iterator[Finding]:
+def unscaled_twice(script: Script) -> Findings:
     """Report a second `unscale_` before `update()`, in the same step or the next iteration."""
-    reported = set()
-    for events in timelines(script):
-        for place, one in enumerate(events):
-            if one.role != "unscale_" or one.call in reported:
-                continue
-            second = _second(script, events[place + 1 :], one)
-            if second is not None:
-                reported.add(second.call)
-                sure = not extra_tests(one, second) and not extra_tests(second, one)
-                why = (
-                    f"`{code(second.call.node)}` comes after `{code(one.call.node)}` "
-                    f"({line_of(one.call, second.call)}) without `update()` in between: GradScaler raises a RuntimeError."
-                )
-                fix = "Unscale once per step, before the first use of the gradients."
-                severity: Severity = "error" if sure else "suspect"
-                yield found(script, "A02", severity, second.call, why, fix, also=(one.call,))
-            else:
-                for finding in _without_update(script, events, one):
-                    reported.add(one.call)
-                    yield finding
+    for events, place, one in occurrences(timelines(script), "unscale_"):
+        second = _second(script, events[place + 1 :], one)
+        if second is None:
+            yield from _without_update(script, events, one)
+            continue
+        why = (
+            f"`{code(second.call.node)}` follows `{code(one.call.node)}` "
+            f"({line_of(one.call, second.call)}) without `update()` in between, and raises a RuntimeError."
+        )
+        sure = not extra_tests(one, second) and not extra_tests(second, one)
+        doubt = "" if sure else "if both lines run in one step"
+        yield found(script, "A02", "error", second.call, why, doubt=doubt, also=(one.call,))
 
 
 def _second(script: Script, later: list[Event], one: Event) -> Event | None:
@@ -78,12 +72,8 @@ def _second(script: Script, later: list[Event], one: Event) -> Event | None:
         if event.role == "update" and not excludes(event, one):
             return None
         again = event.role == "unscale_" and event.call is not one.call
-        if (
-            again
-            and event.loops == one.loops
-            and not excludes(event, one)
-            and _is_same(script, event, one)
-        ):
+        together = event.loops == one.loops and not excludes(event, one)
+        if again and together and _is_same(script, event, one):
             return event
     return None
 
@@ -98,8 +88,8 @@ def _is_same(script: Script, one: Event, other: Event) -> bool:
     return len(makers) == 1 and makers == script.makers(given[1], other.call.scope)
 
 
-def _without_update(script: Script, events: list[Event], one: Event) -> Iterator[Finding]:
-    """Report `unscale_` in every iteration with `update()` only in some."""
+def _without_update(script: Script, events: list[Event], one: Event) -> Findings:
+    """Report `unscale_` in every iteration if `update()` runs only in some."""
     given = one.call.argument(0, "optimizer")
     updates = [event for event in events if event.role == "update" and not excludes(event, one)]
     if not updates or given is None or (not one.loops and not one.call.scope.is_function):
@@ -110,7 +100,7 @@ def _without_update(script: Script, events: list[Event], one: Event) -> Iterator
     steps = [event for event in events if event.role == "step"]
     if not inside and not any(step.loops[: len(one.loops)] == one.loops for step in steps):
         if len(one.loops) > 1 or (one.loops and any(update.loops for update in updates)):
-            yield _finding(script, one, updates[0], "only after the loop", "error")
+            yield _finding(script, one, updates[0], "only after the loop", True)
         return
     tests = [_unmatched(event, one, updates) for event in inside]
     if tests and all(tests):
@@ -121,12 +111,12 @@ def _without_update(script: Script, events: list[Event], one: Event) -> Iterator
         if any(modulo_in(script, item.test, one.scope_at(chain)) for chain, item in own):
             return
         often = modulo_in(script, test[1].test, scope) or "isfinite" in ast.unparse(test[1].test)
-        severity: Severity = "error" if often and not own else "suspect"
-        yield _finding(script, one, inside[0], f"only if `{code(test[1].test)}`", severity)
+        when = f"only if `{code(test[1].test)}`"
+        yield _finding(script, one, inside[0], when, bool(often and not own))
 
 
 def _unmatched(update: Event, one: Event, updates: list[Event]) -> tuple[Chain, If] | None:
-    """Return a test that guards `update()` but not `unscale_`, if no `update()` runs otherwise."""
+    """Return a test that guards `update()` but not `unscale_`, if no other `update()` runs."""
     for chain, item in extra_tests(update, one):
         text, taken = condition(item)
         if not any(other.tests().get((chain, text), taken) != taken for other in updates):
@@ -134,18 +124,10 @@ def _unmatched(update: Event, one: Event, updates: list[Event]) -> tuple[Chain, 
     return None
 
 
-def _finding(script: Script, one: Event, update: Event, when: str, severity: Severity) -> Finding:
+def _finding(script: Script, one: Event, update: Event, when: str, sure: bool) -> Finding:
     why = (
         f"`{code(one.call.node)}` runs in every iteration, but `update()` ({line_of(update.call, one.call)}) "
-        f"runs {when}. Otherwise the next `unscale_` raises a RuntimeError."
+        f"runs {when}. Without it, the next `unscale_` raises a RuntimeError."
     )
-    if severity == "suspect":
-        why += " Certain if that condition is ever false here."
-    fix = "Unscale only where the optimizer steps, and call `update()` after every `unscale_`."
-    return found(script, "A02", severity, one.call, why, fix, also=(update.call,))
-
-
-@check("A02", source="ranks")
-def unscaled_again(seen: Observation) -> Iterator[Finding]:
-    why = "This is the second `unscale_` before `update()`. It would divide the gradients by the scale twice."
-    yield from failed_call(seen, "A02", ("unscale_",), r"unscale_\(\) has already been called", why)
+    doubt = "" if sure else "if that condition is ever false here"
+    return found(script, "A02", "error", one.call, why, doubt=doubt, also=(update.call,))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps
-from paralab.doctor.finding import Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.report import code, found, insert_line
 from paralab.doctor.static.script import Script
 
@@ -16,7 +11,7 @@ ENTRY = Entry(
     id="A03",
     title="scaler.update() is missing",
     symptom="'step() has already been called since the last update()'.",
-    cause="`scaler.step()` runs twice, and no `scaler.update()` in between prepares the scaler for the next step.",
+    cause="`scaler.step()` runs twice without a `scaler.update()` in between.",
     fix="Call `scaler.update()` after every `scaler.step()`.",
     example="""\
   scaler.scale(loss).backward()
@@ -34,20 +29,13 @@ ENTRY = Entry(
 
 
 @check("A03", source="script")
-def never_updated(script: Script) -> Iterator[Finding]:
+def never_updated(script: Script) -> Findings:
     """Report `scaler.step` in a loop if the project never calls `update()`."""
     steps = [event for event in own_steps(script) if event.loops]
     if not steps or calls_on_scaler(script, "update"):
         return
     call = steps[0].call
     update = f"{name_of(call)}.update()"
-    why = f"`{update}` is never called, so the second `{code(call.node)}` raises a RuntimeError."
-    fix = f"Call `{update}` after `{code(call.node)}`."
+    why = f"Nothing calls `{update}`, so the second `{code(call.node)}` raises a RuntimeError."
     edits = insert_line(script, call, update, after=True)
-    yield found(script, "A03", "error", call, why, fix, edits=edits)
-
-
-@check("A03", source="ranks")
-def stepped_again(seen: Observation) -> Iterator[Finding]:
-    why = "`scaler.step()` runs a second time without `scaler.update()` in between."
-    yield from failed_call(seen, "A03", ("step",), r"step\(\) has already been called", why)
+    yield found(script, "A03", "error", call, why, edits=edits)

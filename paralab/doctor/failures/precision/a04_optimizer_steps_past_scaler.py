@@ -15,26 +15,26 @@ from paralab.doctor.failures.precision.scaling import (
     scaled_by,
     timelines,
 )
-from paralab.doctor.finding import Edit, Finding, Severity
+from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SCALER
 from paralab.doctor.static.report import code, found, insert_line, line_of, replace
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import extra_tests
+from paralab.doctor.static.timeline import extra_tests, occurrences
 
 ENTRY = Entry(
     id="A04",
     title="optimizer.step() on scaled gradients",
     symptom=(
-        "With `update()`: 'No inf checks were recorded prior to update'. Without it, no message, and "
-        "steps that are 65536 times too large. After `unscale_`, weights become NaN at the first overflow."
+        "With `update()`: 'No inf checks were recorded prior to update'. Without that message, "
+        "steps are silently 65536 times too large, or weights become NaN after the first overflow."
     ),
     cause=(
         "Only `scaler.step()` unscales the gradients and skips a step whose gradients overflowed. "
-        "`optimizer.step()` uses them as they are."
+        "`optimizer.step()` uses the scaled gradients directly."
     ),
     fix="Call `scaler.step(optimizer)`.",
     example="""\
@@ -55,30 +55,23 @@ ENTRY = Entry(
 
 
 @check("A04", source="script")
-def stepped_past_the_scaler(script: Script) -> Iterator[Finding]:
+def stepped_past_the_scaler(script: Script) -> Findings:
     """Report `optimizer.step()` after a scaled backward pass if the scaler never steps it."""
-    reported = set()
-    for events in timelines(script):
-        for place, step in enumerate(events):
-            if step.role != "optimizer step" or step.call in reported or step.call.node.args:
-                continue
-            backward, unscaled = scaled_before(events[:place], step)
-            scale = scaled_by(script, backward.call) if backward is not None else None
-            if scale is None or is_off(script, scale) or _through_scaler(script, step.call):
-                continue
-            if unscaled is not None and extra_tests(step, unscaled):
-                continue  # the script checks for overflows itself
-            reported.add(step.call)
-            yield _finding(script, step.call, scale, unscaled.call if unscaled else None)
+    for events, place, step in occurrences(timelines(script), "optimizer step"):
+        backward, unscaled = scaled_before(events[:place], step)
+        scale = scaled_by(script, backward.call) if backward is not None else None
+        if step.call.node.args or scale is None or is_off(script, scale):
+            continue
+        if _through_scaler(script, step.call) or (unscaled and extra_tests(step, unscaled)):
+            continue  # the scaler or the script checks for overflows
+        yield _finding(script, step.call, scale, unscaled.call if unscaled else None)
 
 
 def _through_scaler(script: Script, step: Call) -> bool:
     """Return whether the scaler steps this optimizer, or one that may be the same."""
-    assert step.receiver is not None
     makers = set(script.makers(step.receiver, step.scope))
     for other in calls_on_scaler(script, "step"):
-        given = other.argument(0, "optimizer")
-        others = set(script.makers(given, other.scope)) if given is not None else set()
+        others = set(script.makers(other.argument(0, "optimizer"), other.scope))
         if not makers or not others or makers & others:
             return True
     return False
@@ -89,7 +82,7 @@ def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> 
     if unscaled is None:
         why = (
             f"The gradients of `{code(scale.node)}.backward()` ({line_of(scale, step)}) are multiplied by the "
-            f"loss scale (65536 at first), and `{optimizer}.step()` uses them as they are."
+            f"loss scale (65536 at first), and `{optimizer}.step()` uses them without unscaling."
         )
     else:
         why = (
@@ -97,13 +90,13 @@ def _finding(script: Script, step: Call, scale: Call, unscaled: Call | None) -> 
             "does not skip a step whose gradients overflowed: the weights become inf or NaN."
         )
     fix = f"Call `{scaler}.step({optimizer})`, then `{scaler}.update()`."
-    severity: Severity = "error" if script.calls_of(SCALER) else "suspect"
+    doubt = "" if script.calls_of(SCALER) else f"if `{scaler}` is a GradScaler"
     edits: tuple[Edit, ...] = ()
     if scale.scope is step.scope:
         edits = replace(script, step.module, step.node, f"{scaler}.step({optimizer})")
         if edits and not calls_on_scaler(script, "update"):
             edits += insert_line(script, step, f"{scaler}.update()", after=True)
-    return found(script, "A04", severity, step, why, fix, also=(scale,), edits=edits)
+    return found(script, "A04", "error", step, why, fix, doubt=doubt, also=(scale,), edits=edits)
 
 
 @check_each_rank("A04")
@@ -112,22 +105,16 @@ def scaled_step(rank: WatchedRank) -> Finding | None:
     for event, inside in _with_scaler(rank):
         if isinstance(event, Amp):
             scale = scale_after(event, scale)
-        elif (
-            isinstance(event, Step)
-            and not inside
-            and scale is not None
-            and _was_scaled(rank, event)
-        ):
-            factor = f"{scale:g}" if scale else "the scale"
+        elif inside or scale is None or not isinstance(event, Step):
+            continue
+        elif _was_scaled(rank, event):
+            factor = f"{scale:g}" if scale else "the loss scale"
             why = (
-                "The loss went through `scaler.scale()`, but this optimizer steps on its own. It uses "
-                f"gradients that are {factor} times too large and does not skip overflows."
+                f"Step {event.number} bypasses the scaler, although the loss went through `scaler.scale()`. "
+                f"It uses gradients that are too large by a factor of {factor}, and does not skip "
+                "steps that overflow."
             )
-            fix = "Call `scaler.step(optimizer)` and `scaler.update()` instead."
-            evidence = (
-                f"rank {rank.rank}: step {event.number} outside scaler.step(), scale {factor}"
-            )
-            return make_finding("A04", "error", why, event, evidence, fix=fix)
+            return make_finding("A04", "error", why, event)
     return None
 
 

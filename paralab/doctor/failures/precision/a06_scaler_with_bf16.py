@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import AUTOCAST, SCALER
 from paralab.doctor.static.report import found, line_of
@@ -19,7 +17,7 @@ ENTRY = Entry(
     id="A06",
     title="GradScaler with bf16",
     symptom="No message on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
-    cause="bf16 has the range of fp32, so there is nothing to scale. The scaler only adds work and may skip steps.",
+    cause="bf16 has the range of fp32, so nothing needs scaling. The scaler only adds work and may skip steps.",
     fix="Remove the scaler, or enable it for fp16 only.",
     example="""\
 - scaler = torch.amp.GradScaler("cuda")
@@ -28,7 +26,7 @@ ENTRY = Entry(
 - scaler.scale(loss).backward()
 + loss.backward()
 """,
-    sources=("pytorch/pytorch#127176", "huggingface/trl#4901", "huggingface/accelerate#1036"),
+    sources=reports("pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#1036"),
     silent=True,
     messages=(
         Message(
@@ -41,24 +39,19 @@ ENTRY = Entry(
 
 
 @check("A06", source="script")
-def scaler_for_bfloat16(script: Script) -> Iterator[Finding]:
+def scaler_for_bfloat16(script: Script) -> Findings:
     """Report a scaler that is always on in a project whose autocasts all compute in bf16."""
     casts = [call for call in script.calls_of(AUTOCAST) if enabled(script, call) is not False]
     if not casts or not all(_is_bfloat16(script, cast) for cast in casts):
         return
     scales = calls_on_scaler(script, "scale")
-    used = {
-        one for call in scales if call.receiver for one in script.makers(call.receiver, call.scope)
-    }
-    for scaler in used:
-        if scaler.target != SCALER or enabled(script, scaler) is not True or scaler.inside(If):
-            continue
-        why = (
-            f"`autocast` ({line_of(casts[0], scaler)}) computes in bf16, which has the range of fp32, so there is nothing "
-            "to scale. The scaler costs a pass over all gradients in every step."
-        )
-        fix = "Remove the GradScaler, or pass `enabled=False` with bf16."
-        yield found(script, "A06", "warning", scaler, why, fix, also=(casts[0],))
+    for scaler in {one for call in scales for one in script.makers(call.receiver, call.scope)}:
+        if scaler.target == SCALER and enabled(script, scaler) and not scaler.inside(If):
+            why = (
+                f"`autocast` ({line_of(casts[0], scaler)}) computes in bf16, so this scaler has no "
+                "benefit, and costs a pass over all gradients in every step."
+            )
+            yield found(script, "A06", "warning", scaler, why, also=(casts[0],))
 
 
 def _is_bfloat16(script: Script, cast: Call) -> bool:
@@ -76,9 +69,7 @@ def scaled_bfloat16(rank: WatchedRank) -> Finding | None:
     if names != {"bfloat16"} or not scaled:
         return None
     why = (
-        "autocast computes in bf16, which has the range of fp32: nothing underflows, and multiplying "
-        f"the loss by {scaled[0].scale or 65536:g} gains nothing. On a GPU with bf16 gradients the "
-        "scaler fails."
+        f"autocast computes in bf16, which does not underflow, so multiplying {len(scaled)} losses by "
+        f"{scaled[0].scale or 65536:g} gained nothing. With bf16 gradients on a GPU, the scaler fails."
     )
-    evidence = f"rank {rank.rank}: {len(scaled)} losses scaled, autocast dtypes: bfloat16 only"
-    return make_finding("A06", "warning", why, scaled[0], evidence)
+    return make_finding("A06", "warning", why, scaled[0])

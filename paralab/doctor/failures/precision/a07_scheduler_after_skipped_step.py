@@ -6,13 +6,13 @@ from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message
+from paralab.doctor.registry import Entry, Message, reports
 
 ENTRY = Entry(
     id="A07",
     title="The scheduler steps although the scaler skipped the step",
-    symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is right.",
-    cause="The first fp16 steps often overflow. The scaler skips the optimizer step, but the scheduler still steps.",
+    symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is correct.",
+    cause="The first fp16 steps often overflow. Then the scaler skips the optimizer step, but the scheduler still steps.",
     fix="Step the scheduler only if the scale did not shrink.",
     example="""\
 + before = scaler.get_scale()
@@ -22,18 +22,15 @@ ENTRY = Entry(
 + if scaler.get_scale() >= before:
 +     scheduler.step()
 """,
-    sources=(
-        "Lightning-AI/pytorch-lightning#5558",
-        "Lightning-AI/pytorch-lightning#18828",
-        "pytorch/pytorch#44511",
-        "princeton-vl/RAFT#104",
+    sources=reports(
+        "Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princeton-vl/RAFT#104"
     ),
     messages=(
         Message(
             r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
-            "PyTorch warns{at} that the scheduler stepped before the optimizer. With a GradScaler "
-            "the order in the script can be right: the scaler skipped the first step because of an "
-            "infinite gradient. Without a scaler, the two calls are in the wrong order.",
+            "The scheduler stepped before the optimizer{at}. With a GradScaler, the order in the "
+            "script may be correct: the scaler skipped the first step. Without one, the calls are "
+            "swapped.",
             severity="suspect",
             kind="printed",
         ),
@@ -52,10 +49,5 @@ def scheduled_after_a_skip(rank: WatchedRank) -> Finding | None:
                 f"The scaler skipped step {event.step + 1} because its gradients overflowed, but the "
                 "scheduler stepped anyway. The learning rate runs ahead of the optimizer."
             )
-            total = sum(bool(amp.skipped) for amp in rank.of(Amp))
-            evidence = (
-                f"rank {rank.rank}: {total} steps skipped, {len(rank.steps)} taken, "
-                f"{len(rank.of(Scheduled))} scheduler steps"
-            )
-            return make_finding("A07", "warning", why, event, evidence)
+            return make_finding("A07", "warning", why, event)
     return None

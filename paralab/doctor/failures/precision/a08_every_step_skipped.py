@@ -12,8 +12,8 @@ ENTRY = Entry(
     id="A08",
     title="The scaler skips every step because the loss is NaN",
     symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
-    cause="The model itself produces NaN. The scaler treats NaN as an overflow, skips the step, and lowers the scale, forever.",
-    fix="Find the first layer that returns NaN (anomaly detection, hooks), and stop if the scale drops below 1.",
+    cause="The model itself produces NaN. The scaler treats it as an overflow, skips the step, and halves the scale, forever.",
+    fix="Find the first module that returns NaN (anomaly detection, hooks): often a log, sqrt, or division of zero.",
     example="""\
   scaler.step(optimizer)
   scaler.update()
@@ -22,8 +22,8 @@ ENTRY = Entry(
 """,
 )
 
-FEW_SKIPS = 3  # skips in a row that are enough if the loss is also NaN
-MANY_SKIPS = 12  # enough for any loss: the scale has fallen from 65536 to 16
+FEW_SKIPS = 3  # skips in a row needed if the loss is also NaN
+MANY_SKIPS = 12  # skips in a row needed for any loss: the scale has fallen from 65536 to 16
 
 
 @check_each_rank("A08")
@@ -40,14 +40,9 @@ def always_skipped(rank: WatchedRank) -> Finding | None:
     first = first if lost >= FEW_SKIPS else None
     cause = f"the loss is {first.loss}" if first else "the gradients are never finite"
     why = (
-        f"The scaler skipped the last {skips} steps in a row, and {cause}. The script keeps running, "
-        "but nothing is trained, and the scale keeps halving."
-    )
-    fix = (
-        "Find the first module that returns NaN (`torch.autograd.detect_anomaly()`, or hooks): "
-        "often a log, sqrt, or division of zero."
+        f"The scaler skipped the last {skips} steps in a row because {cause}. The script keeps "
+        "running, but the model learns nothing."
     )
     scales = [event.scale for event in rank.of(Amp) if event.op == "update" and event.scale]
-    shown = " ".join(f"{scale:g}" for scale in scales[-5:])
-    evidence = f"rank {rank.rank}: scale {shown}, {len(rank.steps)} steps taken"
-    return make_finding("A08", "error", why, first, evidence, fix=fix)
+    evidence = f"rank {rank.rank}: scale {' '.join(f'{scale:g}' for scale in scales[-5:])}"
+    return make_finding("A08", "error", why, first, evidence)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.failures.precision.observed import failed_call
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
-from paralab.doctor.finding import Edit, Finding
-from paralab.doctor.observation import Observation
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.finding import Edit
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
@@ -35,16 +31,14 @@ ENTRY = Entry(
 
 
 @check("A11", source="script")
-def never_scaled(script: Script) -> Iterator[Finding]:
+def never_scaled(script: Script) -> Findings:
     """Report `scaler.step` in a project that never calls `scaler.scale`."""
     steps = own_steps(script)
     if not steps or calls_on_scaler(script, "scale"):
         return
     step = steps[0].call
     scaler, backward = name_of(step), _backward_before(script, step)
-    why = (
-        f"`{scaler}.scale(loss)` is never called, so `{code(step.node)}` raises an AssertionError."
-    )
+    why = f"Nothing calls `{scaler}.scale(loss)`, so `{code(step.node)}` raises an AssertionError."
     edits: tuple[Edit, ...] = ()
     if backward is not None and backward.receiver is not None:
         why += f" `{code(backward.node)}` ({line_of(backward, step)}) uses the loss as it is."
@@ -52,8 +46,7 @@ def never_scaled(script: Script) -> Iterator[Finding]:
             text = f"{scaler}.scale({code(backward.receiver, 200)})"
             edits = replace(script, backward.module, backward.receiver, text)
     also = (backward,) if backward is not None else ()
-    fix = f"Write `{scaler}.scale(loss).backward()`."
-    yield found(script, "A11", "error", step, why, fix, also=also, edits=edits)
+    yield found(script, "A11", "error", step, why, also=also, edits=edits)
 
 
 def _backward_before(script: Script, step: Call) -> Call | None:
@@ -64,9 +57,3 @@ def _backward_before(script: Script, step: Call) -> Call | None:
                 return last
             last = event.call if event.role == "backward" else last
     return None
-
-
-@check("A11", source="ranks")
-def unscaled_loss(seen: Observation) -> Iterator[Finding]:
-    why = "`scaler.step()` runs without `scaler.scale()`: the loss was never scaled, so there is no scale to divide by."
-    yield from failed_call(seen, "A11", ("step", "unscale_"), "_scale is None", why)

@@ -1,4 +1,4 @@
-"""Mixed precision in a script: what GradScaler, autocast, and clipping are called on, in order."""
+"""Mixed precision in a script: the calls to GradScaler, autocast, and clipping, in order."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def role(script: Script, call: Call) -> str:
     """Return the role of a call in a step with a scaler, or an empty string."""
     name = call.last_name
     if name in CLIPS:
-        handled = (
-            script.is_kind(call.receiver, call.scope, "accelerator") if call.receiver else False
-        )
+        handled = script.is_kind(call.receiver, call.scope, "accelerator")
         return "" if handled or call.target.startswith("lightning") else "clip"
     if call.receiver is None:
         return ""
@@ -67,8 +65,7 @@ def unscale_for(step: Call) -> str:
 
 def is_off(script: Script, call: Call) -> bool:
     """Return whether the scaler of this call is certainly disabled."""
-    makers = script.makers(call.receiver, call.scope) if call.receiver is not None else []
-    made = [maker for maker in makers if maker.target == SCALER]
+    made = [one for one in script.makers(call.receiver, call.scope) if one.target == SCALER]
     return bool(made) and all(enabled(script, maker) is False for maker in made)
 
 
@@ -111,7 +108,7 @@ def scaled_before(before: list[Event], event: Event) -> tuple[Event | None, Even
 
 
 def calls_on_scaler(script: Script, name: str) -> list[Call]:
-    """Return calls of one method on a scaler, or on an unknown object that may be one."""
+    """Return calls to one method of a scaler, or of an unknown object that may be one."""
     found = []
     for call in script.methods(name):
         kinds = script.kinds(call.receiver, call.scope)
@@ -136,7 +133,7 @@ def own_steps(script: Script) -> list[Event]:
 
 def _is_complete(script: Script, call: Call) -> bool:
     """Return whether a call's class and all its base classes are in the project or torch."""
-    owner = script.class_around(call.scope)
+    owner = call.scope.class_around
     if owner is None:
         return True
     known = ("torch.", "builtins.", "abc.")
@@ -146,15 +143,12 @@ def _is_complete(script: Script, call: Call) -> bool:
 
 
 def _escapes(script: Script) -> bool:
-    """Return whether code outside the project gets a scaler."""
+    """Return whether a scaler is passed to code outside the project."""
     for call in script.calls:
         if call.target.startswith(_HARMLESS) or call.function is not None or call.made is not None:
             continue
-        given = [*call.node.args, *(keyword.value for keyword in call.node.keywords)]
-        if any(
-            isinstance(one, (ast.Name, ast.Attribute)) and script.is_kind(one, call.scope, "scaler")
-            for one in given
-        ):
+        names = [one for one in call.arguments if isinstance(one, (ast.Name, ast.Attribute))]
+        if any(script.is_kind(one, call.scope, "scaler") for one in names):
             return True
     return False
 
@@ -162,7 +156,7 @@ def _escapes(script: Script) -> bool:
 def dtypes(
     script: Script, node: ast.expr | None, scope: Scope, seen: frozenset[ast.AST] = frozenset()
 ) -> set[str]:
-    """Return the dtypes that an expression may be; "" stands for an unknown one."""
+    """Return the dtypes that an expression may have; "" stands for an unknown dtype."""
     if node is None or node in seen or len(seen) > 6:
         return {""}
     seen |= {node}
@@ -184,7 +178,7 @@ def dtypes(
     for value, where in _values(script, node, scope):
         found |= dtypes(script, value, where, seen)
         if "" in found:
-            break  # one unknown makes the result unknown
+            break  # a single unknown value makes the result unknown
     return found or {""}
 
 

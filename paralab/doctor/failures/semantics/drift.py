@@ -1,7 +1,8 @@
-"""Why replicas drift apart: the first step on which ranks disagree, and its one cause.
+"""Find why replicas drift apart: the first step in which ranks disagree, and its cause.
 
-Many mistakes end in different parameters: a step that some ranks skip, a forward past DDP, no_sync()
-around the wrong passes, parameters that were unfrozen, moved, or loaded after wrapping.
+Many mistakes lead to different parameters: a step that some ranks skip, a forward that bypasses
+DDP, no_sync() around the wrong passes, parameters that were unfrozen, moved, or loaded after
+wrapping.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from paralab.doctor.rank_checks import (
     watched,
 )
 
-ALL_WATCHED = 64  # first steps, in which everything is recorded
-# Collectives in which ranks receive and do not contribute.
+ALL_WATCHED = 64  # the first steps, in which everything is recorded
+# Collectives in which some ranks only receive.
 RECEIVE = {
     "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
     "monitored_barrier", "send", "recv", "isend", "irecv", "send_object_list",
@@ -108,8 +109,8 @@ def _is_of_another_group(ranks: list[WatchedRank], step: Step) -> bool:
 
 
 def _train_one_model(rank: WatchedRank, step: Step) -> bool:
-    """Return whether the ranks train together, under DDP or by exchanging gradients. Otherwise each
-    may train its own model from the same seed and data."""
+    """Return whether the ranks train together, under DDP or by exchanging gradients. Otherwise,
+    each rank may train its own model from the same seed and data."""
     if not any(value and value[0] for value in step.gradients or []):
         return False
     return bool(ddp_wraps(rank)) or any(e.t < step.t and _exchanges(e) for e in rank.of(Collective))
@@ -136,7 +137,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     fewest, most_passes = min(map(len, passes)), max(map(len, passes))
     if not fewest or (most_passes - fewest > (0 if finished else 1) and not is_long):
         return None
-    # Ranks are not read at the same moment: compare their steps before the same pass.
+    # The ranks' files are not read at the same moment, so compare the steps before the same pass.
     until = [math.inf if finished else mine[fewest - 1].t for mine in passes]
     made = {
         rank.rank: sum(step.t < end for step in rank.steps)
@@ -151,16 +152,16 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     sent = [e for e in most.of(Collective) if e.op in RECEIVE and e.shape not in (None, [], [1])]
     less = f"only {made[fewer[0]]}" if made[fewer[0]] else "none"
     why = (
-        f"Rank {most.rank} takes {made[most.rank]} optimizer steps here in {fewest} backward passes, "
-        f"rank {listed([str(rank) for rank in fewer])} {less}. Every rank has the averaged gradients; "
-        "ranks that do not apply them keep old parameters."
+        f"In {fewest} backward passes, rank {most.rank} takes {made[most.rank]} optimizer steps here, and "
+        f"rank {listed([str(rank) for rank in fewer])} takes {less}. A rank that skips a step keeps its "
+        "old parameters."
     )
     sends = len(sent) >= gap
-    doubt = "unless the tensors that the script sends give them the result" if sends else ""
+    doubt = "unless the script sends the result to the other ranks" if sends else ""
     at = most.steps[0] if most.steps else None
-    evidence = [f"rank {rank}: {count} optimizer steps" for rank, count in made.items()]
-    culprit_rank = fewer[0] if len(fewer) == 1 else None
-    return make_finding("S08", "error", why, at, evidence, culprit_rank, doubt=doubt)
+    return make_finding(
+        "S08", "error", why, at, rank=fewer[0] if len(fewer) == 1 else None, doubt=doubt
+    )
 
 
 # --- gradients agree, parameters do not
@@ -177,31 +178,30 @@ def _explain_parameters(apart: Apart) -> Finding:
             for rank, lr in zip(apart.ranks, rates, strict=True)
         )
         why = (
-            f"At step {apart.number} all ranks have the same gradients but different learning rates "
-            f"({shown}), so {names} drift apart. Something local, such as a rank's own loss, sets the "
-            "rate."
+            f"At step {apart.number}, all ranks have the same gradients but different learning rates "
+            f"({shown}), so {names} drift apart."
         )
         fix = "Use one value on all ranks: all_reduce the metric before scheduler.step(metric)."
         return make_finding("S08", "error", why, [step, *changes][-1], evidence, fix=fix)
     loads = [r for r in apart.ranks if any(e.model is not None for e in r.of(LoadState))]
     if loads and len(loads) < len(apart.ranks):
         why = (
-            f"Only rank {listed([str(rank.rank) for rank in loads])} loaded a state into the wrapped "
-            f"model, after DDP had made all ranks equal. {names} differ from then on."
+            f"Only rank {listed([str(rank.rank) for rank in loads])} loaded a state after DDP had made "
+            f"all ranks equal. {names} differ from then on."
         )
         fix = "Load before DistributedDataParallel(…), or on every rank."
         event = loads[0].of(LoadState)[0]
         return make_finding("S08", "error", why, event, evidence, culprit(apart, loads), fix=fix)
     if any(ddp_wraps(rank) for rank in apart.ranks) or apart.number > 1:
         why = (
-            f"After step {apart.number}, {names} differ between ranks although gradients and learning "
-            "rates are equal. Some ranks changed them before this step or in it."
+            f"After step {apart.number}, {names} differ between ranks, although gradients and learning "
+            "rates are equal. Some ranks changed them differently."
         )
-        fix = "Change parameters in the same way on all ranks, or before creating DDP."
+        fix = "Change parameters the same way on all ranks, or before creating DDP."
         return make_finding("S08", "error", why, step, evidence, fix=fix)
     reduced = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < step.t]
     why = (
-        f"The ranks apply the same averaged gradients but started with different parameters ({names}). "
-        "The difference never disappears: every rank trains its own model."
+        f"The ranks apply the same averaged gradients but started with different parameters ({names}), "
+        "so every rank trains its own model."
     )
     return make_finding("S11", "error", why, [step, *reduced][-1], evidence)

@@ -1,4 +1,5 @@
-"""Why the ranks' gradients differ before a step: past DDP, inside no_sync(), unfrozen, or moved."""
+"""Find why the ranks' gradients differ before a step: the forward bypassed DDP or was inside
+no_sync(), or parameters were unfrozen or moved."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from paralab.doctor.windows import Window, windows
 
 @dataclass(frozen=True)
 class Apart:
-    """The first step on which ranks disagree. `names`: the parameters that differ."""
+    """The first step in which ranks disagree. `names`: the parameters that differ."""
 
     seen: Observation
     ranks: list[WatchedRank]
@@ -53,20 +54,16 @@ def explain_gradients(apart: Apart) -> Finding | None:
         return None  # DDP did not finish averaging and raises in the next forward
     synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
     if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
-        return None  # local steps: the ranks average parameters at intervals, or still may
+        return None  # local steps: the ranks average parameters at intervals, or may still do so
     apart = replace(apart, names=inside)
     for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
         if finding := cause(apart):
             return finding
     why = (
-        f"Before step {apart.number} the gradients of {listed(inside)} differ between ranks, although "
-        "the model went through DDP. Nothing that was observed explains it; the replicas drift apart "
-        "from here on."
+        f"Before step {apart.number}, the gradients of {listed(inside)} differ between ranks, although "
+        "the model went through DDP. Nothing we observed explains this."
     )
-    fix = (
-        "Check what changes the gradients between backward and this step on each rank: hooks, "
-        "clipping by a local norm, noise."
-    )
+    fix = "Check what changes gradients on each rank between backward and this step: hooks, clipping by a local norm, noise."
     return make_finding("S08", "error", why, apart.steps[0], apart.norms("gradients"), fix=fix)
 
 
@@ -83,10 +80,11 @@ def _averages_by_hand(rank: WatchedRank) -> bool:
 
 def _outside(apart: Apart) -> Finding:
     why = (
-        f"The optimizer also steps {listed(apart.names)}, which no DDP model holds. Their gradients "
+        f"The optimizer also steps {listed(apart.names)}, which do not belong to a DDP model. "
+        "Their gradients "
         "differ between ranks, so each rank trains its own."
     )
-    fix = "Put them into the module that DDP wraps, or all-reduce their gradients before the step."
+    fix = "Put them in the module that DDP wraps, or all-reduce their gradients before the step."
     evidence, doubt = apart.norms("gradients"), "if they should be equal"
     return make_finding("S08", "error", why, apart.steps[0], evidence, fix=fix, doubt=doubt)
 
@@ -116,8 +114,8 @@ def _past_the_wrapper(apart: Apart) -> Finding | None:
     past = [forward for forward in _forwards(window) if forward.through == "module"]
     part = "the module" if past else "a part or a method of the module"
     why = (
-        f"The forward of step {apart.number} calls {part} inside DDP. DDP.forward does not run, so DDP "
-        f"does not average: the gradients of {listed(apart.names)} differ between ranks."
+        f"The forward pass of step {apart.number} calls {part} inside DDP. DDP.forward does not run, so "
+        f"nothing averages the gradients of {listed(apart.names)}."
     )
     at = past[0] if past else window.micro_steps[-1].backward
     rank = culprit(apart, [rank for rank, _ in guilty])
@@ -142,20 +140,19 @@ def _not_synced(apart: Apart) -> Finding | None:
     blamed = culprit(apart, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
         why = (
-            f"The forward at {forward.site} is inside no_sync() and this backward is outside. DDP follows "
-            f"by the forward, so step {apart.number} uses gradients of {names} that are not averaged."
+            f"The forward at {forward.site} is inside no_sync(), and this backward is outside. DDP decides "
+            f"in forward, so step {apart.number} uses gradients of {names} that are not averaged."
         )
         return make_finding("G05", "error", why, backward, evidence, blamed, doubt=doubt)
     why = (
-        f"Step {apart.number} applies gradients that were never averaged: the last of its "
-        f"{len(window.micro_steps)} passes (forward at {forward.site}) was inside no_sync(). {names} "
-        "differ between ranks from now on."
+        f"The last of the {len(window.micro_steps)} passes of step {apart.number} (forward at "
+        f"{forward.site}) was inside no_sync(), so the gradients of {names} were not averaged."
     )
     return make_finding("G04", "error", why, apart.steps[0], evidence, blamed, doubt=doubt)
 
 
 def _too_early(apart: Apart) -> Finding | None:
-    """Report forwards that all ran first: DDP was ready to send once, in the first backward."""
+    """Report forward passes that all ran first: DDP sends only once, in the first backward pass."""
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []
@@ -168,14 +165,12 @@ def _too_early(apart: Apart) -> Finding | None:
             continue
         early = sent.index(True)
         why = (
-            f"{len(first)} forwards run before the first backward, and only the forward is inside "
-            f"no_sync(). Backward {early + 1} of {len(passes)} exchanged its gradients; those of the "
-            f"{len(passes) - 1 - early} after it stay on their rank, so {listed(apart.names)} differ "
-            f"at step {apart.number}."
+            f"{len(first)} forwards run before the first backward. Backward {early + 1} of {len(passes)} "
+            f"sent its gradients; the gradients of the {len(passes) - 1 - early} after it stay on "
+            "their rank, so "
+            f"{listed(apart.names)} differ at step {apart.number}."
         )
-        counts = f"rank {rank.rank}: collectives in {sum(sent)} of {len(passes)} backward passes"
-        evidence = [*apart.norms("gradients"), counts]
-        return make_finding("P06", "error", why, passes[early].backward, evidence)
+        return make_finding("P06", "error", why, passes[early].backward, apart.norms("gradients"))
     return None
 
 
@@ -192,9 +187,8 @@ def _unfrozen(apart: Apart) -> Finding | None:
         return None
     changes = [e for e in rank.of(Trainable) if e.trainable and e.name in apart.names]
     why = (
-        f"{listed(apart.names)} were frozen when DDP was created and are unfrozen here. DDP averages "
-        f"only what was trainable then: from step {apart.number} on, every rank trains them on its "
-        "own data."
+        f"{listed(apart.names)} were frozen when DDP was created and are unfrozen here. DDP does not "
+        f"average their gradients, so from step {apart.number} on, every rank trains its own copy."
     )
     at = changes[0] if changes else apart.steps[0]
     return make_finding("S07", "error", why, at, apart.norms("gradients"))
@@ -205,9 +199,9 @@ def _moved(apart: Apart) -> Finding | None:
     if not moves:
         return None
     why = (
-        f"The wrapped model moves here (from {moves[0].before} to {moves[0].after}), which replaces "
-        f"the tensors that DDP has hooks on. The gradients of {listed(apart.names)} are no longer "
-        f"averaged at step {apart.number}."
+        f"The wrapped model moves here from {moves[0].before} to {moves[0].after}, which replaces the "
+        f"tensors that DDP has hooks on. Nothing averages the gradients of {listed(apart.names)} at step "
+        f"{apart.number}."
     )
     return make_finding("S12", "error", why, moves[0], apart.norms("gradients"))
 
@@ -218,7 +212,7 @@ def _also_past(apart: Apart) -> Finding | None:
     if not past:
         return None
     why = (
-        "This forward calls the module inside DDP, while others call the wrapper. DDP does not average "
-        f"what this one adds to the gradients of {listed(apart.names)} at step {apart.number}."
+        "This forward calls the module inside DDP, while others call the wrapper. Nothing averages its "
+        f"part of the gradients of {listed(apart.names)} at step {apart.number}."
     )
     return make_finding("S06", "error", why, past[0], apart.norms("gradients"))

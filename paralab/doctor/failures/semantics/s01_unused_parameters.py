@@ -1,4 +1,4 @@
-"""S01: Parameters that do not contribute to the loss."""
+"""S01: Some parameters do not contribute to the loss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from paralab.doctor.events import Trainable, Wrap
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, listed, make_finding
-from paralab.doctor.registry import Entry, Message, check, entries
+from paralab.doctor.registry import Entry, Findings, Message, check, entries, reports
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.project import MOST_MODULES, Definition, Scope
@@ -24,16 +24,16 @@ from paralab.doctor.windows import windows
 
 ENTRY = Entry(
     id="S01",
-    title="Parameters that do not contribute to the loss",
+    title="Some parameters do not contribute to the loss",
     symptom="'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.",
     cause="DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.",
-    fix="Remove the layer, freeze it before wrapping, or pass `find_unused_parameters=True`.",
+    fix="Use the layer, remove it, freeze it before wrapping, or pass `find_unused_parameters=True`.",
     example="""\
   model = Net()  # .auxiliary is not used in forward
 + model.auxiliary.requires_grad_(False)
   model = DistributedDataParallel(model)
 """,
-    sources=("huggingface/accelerate#2017", "pytorch/pytorch#22049"),
+    sources=reports("huggingface/accelerate#2017 pytorch/pytorch#22049"),
     messages=(
         Message(
             r"Expected to have finished reduction in the prior iteration(?!.*training graph has changed)"
@@ -53,7 +53,7 @@ _DYNAMIC = {"children", "named_children", "_modules", "named_modules", "modules"
 
 
 @check("S01", source="script")
-def unused_layer(script: Script) -> Iterator[Finding]:
+def unused_layer(script: Script) -> Findings:
     """Report a layer of a DDP model that nothing in the project reads."""
     nodes = [node for module in script.modules for node in module.nodes]
     loads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
@@ -77,21 +77,18 @@ def unused_layer(script: Script) -> Iterator[Finding]:
                 if name in names:
                     continue
                 where = at(layer.node, layer.scope)
-                sure = "requires_grad" not in names and len(script.modules) < MOST_MODULES
                 why = (
                     f"Nothing reads `self.{name}`, so its parameters never get a gradient. DDP "
                     f"({line_of(wrap, where)}) waits for them and raises in the second step."
                 )
-                if not sure:
-                    why += " Certain if it is trainable when DDP is created."
-                fix = f"Remove `self.{name}`, freeze it before DDP(…), or use it in forward."
-                severity: Severity = "error" if sure else "suspect"
-                yield found(script, "S01", severity, where, why, fix, also=(wrap,))
+                sure = "requires_grad" not in names and len(script.modules) < MOST_MODULES
+                doubt = "" if sure else "if it is trainable when DDP is created"
+                yield found(script, "S01", "error", where, why, doubt=doubt, also=(wrap,))
 
 
 def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
     """Yield the layers with weights that a class always stores on self."""
-    init = script.method(owner, "__init__", inherited=False)
+    init = script.method(owner, "__init__")
     for name, definitions in init.definitions.items() if init else ():
         one = definitions[-1]
         call = script.call_at.get(one.value) if isinstance(one.value, ast.Call) else None
@@ -105,7 +102,7 @@ def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
 @check("S01", "S07", source="ranks")
 @lru_cache(maxsize=1)
 def find_unused(seen: Observation) -> Finding | None:
-    """Report parameters that get no gradient on any rank, while DDP waits for them."""
+    """Report parameters that do not get a gradient on any rank, while DDP waits for them."""
     for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
@@ -124,26 +121,21 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
     frozen = [event for event in changes if event.name in names and not event.trainable]
     if frozen and raised:
         why = (
-            f"{listed(names)} were trainable when DDP was created and were frozen here. DDP still "
-            "waits for their gradients and raises in the second forward after this line."
+            f"{listed(names)} were trainable when DDP was created and are frozen here. DDP still waits "
+            "for their gradients and raises in the second forward after this line."
         )
         return make_finding("S07", "error", why, frozen[0], evidence)
     why = (
         f"On every rank, {listed(names)} of {wrap.model_class} get no gradient from the loss. DDP "
         f"waits for all {sum(wrap.trainable)} trainable parameters and raises in the next forward."
     )
-    part = names[0].rpartition(".")[0] or names[0]
-    fix = (
-        f"Use {part} in the loss, remove it, freeze it before wrapping, or pass "
-        "find_unused_parameters=True."
-    )
     doubt = "" if raised else "as soon as there is a next forward"
-    return make_finding("S01", "error", why, wrap, evidence, fix=fix, doubt=doubt)
+    return make_finding("S01", "error", why, wrap, evidence, doubt=doubt)
 
 
 def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
-    """Return the parameters without a gradient after a pass in which DDP averages. If no parameter
-    of a model has one, the model belongs to another loss (a GAN's other half)."""
+    """Return the parameters without a gradient after a pass in which DDP averages gradients. If no
+    parameter of a model has a gradient, the model belongs to another loss (a GAN's other half)."""
     message = rank.raised.message if rank.raised else ""
     numbers = _WITHOUT.search(message) if UNFINISHED in message else None
     if numbers:
@@ -161,7 +153,7 @@ def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
 
 
 @check("S01", "H14", source="log")
-def unused_in_log(logs: Logs) -> Iterator[Finding]:
+def unused_in_log(logs: Logs) -> Findings:
     """Report S01, or H14 if only some ranks skipped the parameters and the others waited."""
     causes = blame(logs)
     events = [e for e in causes.roots if e.trace and UNFINISHED in e.trace.text]
@@ -181,12 +173,12 @@ def unused_in_log(logs: Logs) -> Iterator[Finding]:
     if len(events) == 1 and waiting and events[0].rank is not None:
         why = (
             f"Only rank {events[0].rank} has parameters without a gradient ({parameters}). "
-            f"{named(waiting)} used them and waited for their average{where}."
+            f"{named(waiting)} waited for their average{where}."
         )
         fix = entries["H14"].fix
         yield Finding("H14", "error", why, fix, file, line, events[0].rank, evidence)
         return
-    why = f"Parameters got no gradient in the previous step, so DDP waits for them{where}: {parameters}."
+    why = f"Some parameters got no gradient in the previous step, so DDP waits for them{where}: {parameters}."
     if which is None or which["names"].strip()[:1].isdigit():
         why += " Numbers are positions in model.parameters(); TORCH_DISTRIBUTED_DEBUG=INFO prints the names."
     yield Finding("S01", "error", why, ENTRY.fix, file, line, None, evidence)

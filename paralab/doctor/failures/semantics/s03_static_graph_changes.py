@@ -9,21 +9,21 @@ from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Message, check, reports
 
 ENTRY = Entry(
     id="S03",
     title="The graph changes although static_graph=True",
     symptom="'your training graph has changed in this iteration … not compatible with static_graph set to True'.",
     cause="static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.",
-    fix="Drop static_graph, or remove the branch.",
+    fix="Drop static_graph, and pass find_unused_parameters=True if some passes skip parameters. Or remove the branch.",
     example="""\
 - model = DistributedDataParallel(model, static_graph=True)
 + model = DistributedDataParallel(model, find_unused_parameters=True)
   for step, x in enumerate(loader):
       model(x, with_head=step % 2 == 0).sum().backward()
 """,
-    sources=("pytorch/pytorch#97030", "pytorch/pytorch#79171"),
+    sources=reports("pytorch/pytorch#97030 #79171"),
     messages=(
         Message(
             r"training graph has changed in this iteration",
@@ -49,10 +49,9 @@ def find_changed_graph(seen: Observation) -> Finding | None:
         names = first.get(str(wrap.model), [])
         unused = f" ({listed(names)} had no gradient in the first pass)" if names else ""
         why = (
-            "static_graph=True promises that every pass uses the same parameters, but pass "
-            f"{len(passes)} used different ones than the first{unused}."
+            f"Pass {len(passes)} used different parameters than the first one{unused}, although "
+            "static_graph=True promises that every pass uses the same."
         )
-        fix = "Drop static_graph. Pass find_unused_parameters=True if some passes skip parameters."
         evidence = f"rank {rank.rank}, {rank.raised.place}: {message.splitlines()[0][:160]}"
-        return make_finding("S03", "error", why, wrap, evidence, fix=fix)
+        return make_finding("S03", "error", why, wrap, evidence)
     return None

@@ -1,27 +1,25 @@
-"""S04: find_unused_parameters without unused parameters."""
+"""S04: find_unused_parameters=True, but every parameter is used."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from paralab.doctor.events import Backward
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 
 ENTRY = Entry(
     id="S04",
-    title="find_unused_parameters without unused parameters",
+    title="find_unused_parameters=True, but every parameter is used",
     symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
     cause="In every step DDP walks the autograd graph to search for unused parameters, and there are none.",
-    fix="Remove the option.",
+    fix="Remove find_unused_parameters, unless some later batch skips part of the model.",
     example="""\
 - model = DistributedDataParallel(model, find_unused_parameters=True)
 + model = DistributedDataParallel(model)
 """,
-    sources=("ecmwf/WeatherGenerator#1280",),
+    sources=reports("ecmwf/WeatherGenerator#1280"),
     messages=(
         Message(
             r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused",
@@ -35,7 +33,7 @@ FEWEST_PASSES = 4  # DDP reports its result one pass later
 
 
 @check("S04", source="ranks")
-def needless_search(seen: Observation) -> Iterator[Finding]:
+def needless_search(seen: Observation) -> Findings:
     """Report the option if every parameter was used in every observed pass, on all ranks."""
     for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if not wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
@@ -54,27 +52,15 @@ def needless_search(seen: Observation) -> Iterator[Finding]:
             continue
         why = (
             f"find_unused_parameters=True makes DDP walk the graph of {wrap.model_class} after every "
-            f"forward. In {len(passes[0])} observed passes all {sum(wrap.trainable)} trainable "
-            "parameters were used on every rank."
+            f"forward, but {len(passes[0])} observed passes used all {sum(wrap.trainable)} trainable "
+            "parameters on every rank."
         )
-        fix = "Remove find_unused_parameters, unless some later batch skips part of the model."
-        counts = zip(seen.ranks, passes, strict=True)
-        evidence = [
-            f"rank {rank.rank}: 0 bytes unused in {len(own)} passes" for rank, own in counts
-        ]
-        yield make_finding("S04", "warning", why, wrap, evidence, fix=fix)
+        yield make_finding("S04", "warning", why, wrap)
 
 
 @check("S04", source="run")
-def needless_search_in_run(recorded: Recorded) -> Iterator[Finding]:
+def needless_search_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         if run.plan.find_unused and not run.recording.manifest.workload.unused:
-            why = (
-                "find_unused_parameters=True walks the graph after every forward pass, and every "
-                "parameter was used."
-            )
-            fix = (
-                "Remove find_unused_parameters. DDP then also orders its buckets by when the "
-                "gradients are ready."
-            )
-            yield Finding("S04", "warning", why, fix, file=str(run.folder))
+            why = "find_unused_parameters=True walks the graph after every forward pass, but every parameter was used."
+            yield Finding("S04", "warning", why, ENTRY.fix, file=str(run.folder))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
-from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.finding import Edit
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad, wraps
 from paralab.doctor.static.order import runs_after
@@ -18,23 +17,23 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S06",
     title="The forward pass bypasses DDP through model.module",
-    symptom="No message. Every rank trains its own model, and only rank 0's is saved.",
+    symptom="No message. Every rank trains a different model, and only rank 0's is saved.",
     cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
-    fix="Call the wrapper: `model(x)`. If you need another method, let forward choose it by an argument.",
+    fix="Call the wrapper: `model(x)`. To run another method, let forward call it.",
     example="""\
   model = DistributedDataParallel(net)
 - loss = criterion(model.module(x), y)
 + loss = criterion(model(x), y)
   loss.backward()
 """,
-    sources=("jingyaogong/minimind#853", "moojink/openvla-oft#160", "k2-fsa/icefall#226"),
+    sources=reports("jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226"),
     silent=True,
 )
 
 
 @check("S06", source="script")
-def forward_past_wrapper(script: Script) -> Iterator[Finding]:
-    """Report a loss that comes from the module inside DDP, and from no call of the wrapper."""
+def forward_past_wrapper(script: Script) -> Findings:
+    """Report a loss that comes only from the module inside DDP, not from a call to the wrapper."""
     if gradient_reductions(script):
         return
     seen = set()
@@ -43,49 +42,34 @@ def forward_past_wrapper(script: Script) -> Iterator[Finding]:
         if loss is None or _is_thrown_away(script, backward):
             continue
         calls = script.contributors(loss, backward.scope)
-        if any(
-            script.is_kind(call.node.func, call.scope, "ddp")
-            and holds_inner(script, call.node.func, call.scope) is None
-            for call in calls
-        ):
-            continue  # DDP averages what this backward computes
+        wrapped = script.calls_to("ddp", calls)
+        if any(holds_inner(script, call.node.func, call.scope) is None for call in wrapped):
+            continue  # DDP averages the gradients that this backward computes
         for call in calls:
             sure = _is_past(script, call)
-            if (
-                sure is None
-                or is_without_grad(script, call)
-                or call in seen
-                or _is_alone(script, call)
-            ):
+            alone = any(script.differs(one.test, call.scope) for one in call.inside(If))
+            if sure is None or alone or call in seen or is_without_grad(script, call):
                 continue
             seen.add(call)
             sure = sure and is_decided(script, call) and is_decided(script, backward)
-            name = code(call.node.func)
             why = (
-                f"`{name}(…)` calls the module inside DDP. DDP.forward does not run, so DDP does not "
-                f"average the gradients of `{code(backward.node.func)}()` ({line_of(backward, call)}). "
-                "The ranks' models silently drift apart."
+                f"`{code(call.node.func)}(…)` calls the module inside DDP. DDP.forward does not run, so "
+                f"nothing averages the gradients of `{code(backward.node.func)}()` "
+                f"({line_of(backward, call)}), and the ranks silently drift apart."
             )
-            if not sure:
-                why += " Certain if this line runs in training, on a DDP model."
-            fix = "Call the wrapped model, and move the method's work into its forward."
+            doubt = "" if sure else "if this line runs in training, on a DDP model"
             edits: tuple[Edit, ...] = ()
             if isinstance(call.node.func, ast.Attribute) and call.method == "module":
-                edits = replace(
-                    script, call.module, call.node.func, code(call.node.func.value, 500)
-                )
-            severity: Severity = "error" if sure else "suspect"
-            yield found(script, "S06", severity, call, why, fix, also=(backward,), edits=edits)
+                inner = code(call.node.func.value, 500)
+                edits = replace(script, call.module, call.node.func, inner)
+            also = (backward,)
+            yield found(script, "S06", "error", call, why, doubt=doubt, also=also, edits=edits)
 
 
 def _loss(backward: Call) -> ast.expr | None:
-    if backward.node.args and backward.target.endswith(
-        ("autograd.backward", "Accelerator.backward")
-    ):
-        return backward.node.args[0]
-    if backward.node.args and "accelerator" in code(backward.receiver).lower():
-        return backward.node.args[0]
-    return backward.receiver
+    given = backward.target.endswith(("autograd.backward", "Accelerator.backward"))
+    given = given or "accelerator" in code(backward.receiver).lower()
+    return backward.node.args[0] if given and backward.node.args else backward.receiver
 
 
 def _is_past(script: Script, call: Call) -> bool | None:
@@ -163,13 +147,9 @@ def _computes(script: Script, method: Scope) -> bool:
     )
 
 
-def _is_alone(script: Script, call: Call) -> bool:
-    """Return whether only one rank runs the call: then there is nothing to average."""
-    return any(script.differs(one.test, call.scope) for one in call.inside(If))
-
-
 def _is_thrown_away(script: Script, backward: Call) -> bool:
-    """Return whether no step uses these gradients: the script only wants those of the input."""
+    """Return whether no step uses these gradients, because the script needs only the input's
+    gradients."""
     later = [
         call
         for call in script.calls_in(backward.scope)

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.models import option, wraps
 from paralab.doctor.static.order import runs_after
@@ -18,16 +17,16 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S07",
     title="requires_grad changes after wrapping",
-    symptom="Unfrozen after wrapping: no message, and the gradients differ between ranks. Frozen after wrapping: the error of S01.",
+    symptom="Unfrozen after wrapping: the gradients silently differ between ranks. Frozen after wrapping: the error of S01.",
     cause="DDP decides which parameters to synchronize when it wraps the model.",
-    fix="Freeze and unfreeze before wrapping, or wrap again.",
+    fix="Freeze and unfreeze before wrapping, or wrap again and create a new optimizer.",
     example="""\
 - model = DistributedDataParallel(net)
   for parameter in net.backbone.parameters():
       parameter.requires_grad = True
 + model = DistributedDataParallel(net)
 """,
-    sources=("huggingface/transformers#416", "JDAI-CV/fast-reid#178"),
+    sources=reports("huggingface/transformers#416 JDAI-CV/fast-reid#178"),
     silent=True,
 )
 
@@ -48,7 +47,7 @@ class Change:
 
 
 @check("S07", source="script")
-def requires_grad_after_wrap(script: Script) -> Iterator[Finding]:
+def requires_grad_after_wrap(script: Script) -> Findings:
     """Report a part of a DDP model that is frozen or unfrozen later in the same function."""
     for wrap in wraps(script):
         near = [change for change in _changes(script) if change.scope is wrap.scope]
@@ -63,29 +62,24 @@ def requires_grad_after_wrap(script: Script) -> Iterator[Finding]:
                 yield from _judge(script, change, wrap, any(not one.to for one in before))
 
 
-def _judge(script: Script, change: Change, wrap: Call, frozen: bool) -> Iterator[Finding]:
+def _judge(script: Script, change: Change, wrap: Call, frozen: bool) -> Findings:
     where = at(change.node, change.scope)
     target = change.target
     whole = script.is_kind(target, change.scope, "ddp") or code(target).endswith(".module")
     if change.to:
-        what = (
-            "DDP averages only the gradients of parameters that were trainable when it was created. "
-            "Every rank now trains these on its own batches, without a message."
-        )
-        sure, doubt = frozen and not change.filtered, " Certain if they were frozen then."
+        what = "DDP does not average the gradients of parameters that were frozen when it was created, so every rank trains its own copy."
+        sure, doubt = frozen and not change.filtered, "if they were frozen when DDP was created"
     elif whole and not change.filtered:
-        return  # the whole model: DDP waits for no gradient until the first one comes
+        return  # the whole model: DDP does not wait for gradients until the first one is ready
     elif option(script, wrap, "find_unused_parameters") is not False:
         return
     else:
-        what = "DDP still waits for these gradients and raises in the second step after this one."
-        sure, doubt = not change.filtered, " Certain if other parameters stay trainable."
+        what = "DDP still waits for these gradients and raises in the second step after this line."
+        sure, doubt = not change.filtered, "if other parameters stay trainable"
     tests = [one for one in script.context(change.node, change.scope.module) if isinstance(one, If)]
     sure = sure and all(script.decide(one, change.scope, None) is not None for one in tests)
-    severity: Severity = "error" if sure else "suspect"
     why = f"This changes requires_grad after DDP was created ({line_of(wrap, where)}). {what}"
-    fix = "Change requires_grad before DDP(…), or wrap again afterwards and create a new optimizer."
-    yield found(script, "S07", severity, where, why + ("" if sure else doubt), fix, also=(wrap,))
+    yield found(script, "S07", "error", where, why, doubt="" if sure else doubt, also=(wrap,))
 
 
 def _changes(script: Script) -> Iterator[Change]:
@@ -101,7 +95,7 @@ def _changes(script: Script) -> Iterator[Change]:
 
 
 def _change(script: Script, node: ast.AST, scope: Scope, target: ast.expr, to: bool) -> Change:
-    """See through `for p in model.body.parameters():`."""
+    """Resolve the loop variable of `for p in model.body.parameters():`."""
     context = script.context(node, scope.module)
     for place, loop in enumerate(context):
         items = getattr(loop.node, "iter", None) if isinstance(loop, Loop) else None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.drift import find_cause
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.project import Scope
@@ -18,9 +16,9 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S08",
     title="Only rank 0 takes the optimizer step",
-    symptom="No message. Rank 0 learns; the other ranks keep their first weights and send gradients that no longer match.",
+    symptom="No message. Rank 0 learns; the other ranks keep their initial weights and send gradients that do not match.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
-    fix="Step on every rank.",
+    fix="Step on every rank, and keep only printing and saving in the branch.",
     example="""\
   loss.backward()
 - if dist.get_rank() == 0:
@@ -32,13 +30,9 @@ ENTRY = Entry(
 
 
 @check("S08", source="script")
-def step_on_some_ranks(script: Script) -> Iterator[Finding]:
+def step_on_some_ranks(script: Script) -> Findings:
     """Report an optimizer step in a branch that only some ranks take."""
-    steps = [
-        call
-        for call in script.methods("step")
-        if script.is_kind(call.receiver, call.scope, "optimizer", "scaler")
-    ]
+    steps = [*script.methods_on("optimizer", "step"), *script.methods_on("scaler", "step")]
     if not wraps(script) or not steps or gradient_reductions(script, "broadcast"):
         return
     for call in steps:
@@ -51,19 +45,16 @@ def step_on_some_ranks(script: Script) -> Iterator[Finding]:
         zero = script.truth(guard.test, scope, 0) == guard.taken
         why = (
             f"Only {'rank 0 takes' if zero else 'the ranks other than 0 take'} this step "
-            f"(`{code(guard.test)}`). The others keep their old weights, so the models differ from "
-            "the first step on, without a message."
+            f"(`{code(guard.test)}`). The others keep their old weights, so the models silently differ."
         )
-        if not sure:
-            why += " Certain if all ranks train this model."
-        severity: Severity = "error" if sure else "suspect"
+        doubt = "" if sure else "if all ranks train this model"
         edits = out_of_branch(script, call, guard.node)
-        fix = "Step on every rank; keep only printing and saving in the branch."
-        yield found(script, "S08", severity, call, why, fix, edits=edits)
+        yield found(script, "S08", "error", call, why, doubt=doubt, edits=edits)
 
 
 def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:
-    """Return the condition that keeps some ranks from a call, or from all calls of its function."""
+    """Return the condition that keeps some ranks from making a call, or from calling its
+    function."""
     for one in call.inside(If):
         if not one.exits and script.differs(one.test, call.scope):
             return one, call.scope

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.events import Forward, Loader, Seed
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import is_parallel, words_of_project
 from paralab.doctor.static.models import is_decided, layers, wraps
@@ -23,19 +21,17 @@ from paralab.units import plural
 ENTRY = Entry(
     id="S10",
     title="Every rank draws the same random numbers",
-    symptom="No message. Dropout masks and augmentations are the same on all ranks, so there is less variety than expected.",
+    symptom="No message. Dropout masks and augmentations are the same on all ranks, so a step has less variety.",
     cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
-    fix="Build the model, then seed with `seed + rank`.",
+    fix="After building the model, seed with the rank: `torch.manual_seed(seed + rank)`.",
     example="""\
   torch.manual_seed(42)
   model = DistributedDataParallel(Net())
 + torch.manual_seed(42 + dist.get_rank())
 """,
-    sources=(
-        "huggingface/transformers#37932",
-        "nnaisense/bayesian-flow-networks#3",
-        "huggingface/pytorch-image-models#1519",
-        "pytorch/pytorch#3880",
+    sources=reports(
+        "huggingface/transformers#37932 nnaisense/bayesian-flow-networks#3 "
+        "huggingface/pytorch-image-models#1519 pytorch/pytorch#3880"
     ),
     silent=True,
 )
@@ -44,6 +40,8 @@ _DRAWS = (
     "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal", "random.",
     "numpy.random.", "torch.randperm",
 )  # fmt: skip
+# torch.manual_seed does not affect an object that has its own seed.
+_OWN_GENERATOR = re.compile(r"random\.(Random|SystemRandom|RandomState|Generator|default_rng)\.")
 _TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix")
 
 
@@ -53,19 +51,24 @@ _OF_RANK = re.compile(r"rank|initial_seed|info(\(\))?\.seed|urandom|time", re.I)
 
 
 @check("S10", source="script")
-def same_seed(script: Script) -> Iterator[Finding]:
-    """Report a seed without the rank, if the model or the data draws random numbers."""
+def same_seed(script: Script) -> Findings:
+    """Report a seed that does not depend on the rank, if the model or the data draws random
+    numbers."""
     sure = list(_same_seed(script))
     yield from sure or _by_name(script)
 
 
-def _by_name(script: Script) -> Iterator[Finding]:
+def _by_name(script: Script) -> Findings:
     """Suspect a seed in a parallel project in which no seed mentions the rank."""
     words = words_of_project(script)
-    calls = [call for call in script.methods(*_SEEDS) if _is_seed(call)]
-    calls = [call for call in calls if call.module is script.modules[0] and call.scope.is_function]
+    calls = [call for call in script.methods(*_SEEDS) if call.scope.is_function]
+    calls = [
+        call for call in calls if call.target.startswith(("torch.", "numpy.random", "random."))
+    ]
     with_rank = any("seed" in word for word in words)
     for call in calls if is_parallel(script) else ():
+        if call.module is not script.modules[0]:
+            continue
         worker = bool(_WORKER.search(call.scope.name))
         if with_rank and not worker:
             continue
@@ -74,25 +77,23 @@ def _by_name(script: Script) -> Iterator[Finding]:
         ):
             continue
         who = "workers" if worker else "ranks"
-        why = (
-            f"`{code(call.node)}` does not depend on the rank, so all {who} with the same number draw the same random "
-            "numbers. Certain if data or dropout uses them."
-        )
-        yield found(script, "S10", "suspect", call, why, ENTRY.fix)
+        why = f"`{code(call.node)}` does not depend on the rank, so all {who} draw the same random numbers."
+        yield found(script, "S10", "suspect", call, why, doubt="if the data or dropout uses them")
         return
 
 
-def _is_seed(call: Call) -> bool:
-    return call.target.startswith(("torch.", "numpy.random", "random."))
-
-
-def _same_seed(script: Script) -> Iterator[Finding]:
+def _same_seed(script: Script) -> Findings:
     seeds = script.calls_of("torch.manual_seed", "lightning.seed_everything")
     every = [value for call in script.methods(*_SEEDS) for value in _given(call)]
     if not seeds or not wraps(script) or any(script.nature(*one) == "rank" for one in every):
         return
     spawned = [scope for scope in script.scopes if scope.is_function and script.is_spawned(scope)]
-    seeds = [seed for seed in seeds if not spawned or _is_inside(script, seed, spawned)]
+    seeds = [
+        seed
+        for seed in seeds
+        if not spawned or any(way[-1][0] in spawned for way in ways(script, seed.node, seed.scope))
+    ]
+    seeds = [seed for seed in seeds if not _evaluates(script, seed.scope)]
     if not seeds:
         return  # this seeds the parent's generator, which spawned ranks do not inherit
     seed = seeds[0]
@@ -104,27 +105,24 @@ def _same_seed(script: Script) -> Iterator[Finding]:
     sure = same and draws and _runs(script, seed)
     why = (
         f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on every "
-        "rank: less variety per step than the ranks could provide, without a message."
+        "rank, and a step has less variety than intended."
     )
-    if not sure:
-        why += " Certain if this line runs with the same number on every rank."
-    fix = (
-        "Seed with the rank (`torch.manual_seed(seed + rank)`); DDP makes the first weights equal."
-    )
-    severity: Severity = "warning" if sure else "suspect"
-    yield found(script, "S10", severity, seed, why, fix)
+    doubt = "" if sure else "if this line runs with the same number on every rank"
+    yield found(script, "S10", "warning", seed, why, doubt=doubt)
 
 
 def _given(call: Call) -> list[tuple[ast.expr, Scope]]:
-    return [(one, call.scope) for one in (*call.node.args, *(k.value for k in call.node.keywords))]
+    return [(one, call.scope) for one in call.arguments]
 
 
-def _is_inside(script: Script, call: Call, functions: list[Scope]) -> bool:
-    return any(way[-1][0] in functions for way in ways(script, call.node, call.scope))
+def _evaluates(script: Script, scope: Scope) -> bool:
+    """Return whether a function only evaluates: it calls `model.eval()` and never `train()`."""
+    names = {call.method for call in script.reached(scope)} if scope.is_function else set()
+    return "eval" in names and names.isdisjoint({"train", "backward"})
 
 
 def _runs(script: Script, call: Call, depth: int = 4) -> bool:
-    """Return whether a call runs, with no undecided test around it."""
+    """Return whether a call certainly runs: no test around it is undecided."""
     if not is_decided(script, call):
         return False
     callers = script.callers(call.scope) if call.scope.is_function and depth else []
@@ -132,7 +130,7 @@ def _runs(script: Script, call: Call, depth: int = 4) -> bool:
 
 
 def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
-    """Return what training draws at random, in words, and whether that is certain."""
+    """Describe what training draws at random, and return whether that is certain."""
     for wrap in wraps(script):
         for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
             if layer is not None and "Dropout" in layer.target:
@@ -151,6 +149,7 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
             and call.target.startswith(_DRAWS)
             and (call.target.startswith("torch.") or script.methods("seed"))
             and not call.method.endswith(("seed", "default_rng"))
+            and not _OWN_GENERATOR.search(call.target)
             and call.argument(99, "generator") is None
         ):
             return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws", True
@@ -158,7 +157,7 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
 
 
 @check("S10", source="ranks")
-def same_streams(seen: Observation) -> Iterator[Finding]:
+def same_streams(seen: Observation) -> Findings:
     """Report random generators with the same state on every rank while training draws numbers."""
     if not is_data_parallel(seen) or not watched(seen):
         return
@@ -174,20 +173,14 @@ def same_streams(seen: Observation) -> Iterator[Finding]:
         return  # nothing draws random numbers while training
     first = rank.of(Forward)[equal[0]]
     seed = next((event for event in reversed(rank.of(Seed)) if event.t < first.t), None)
-    what = (
-        plural(dropouts, "dropout layer") if dropouts else "random numbers between forward passes"
-    )
+    what = plural(dropouts, "dropout layer") if dropouts else "random numbers between passes"
     why = (
         f"Every rank uses {f'torch.manual_seed({seed.seed})' if seed else 'the same seed'}, so all "
-        f"{len(seen.ranks)} random generators are in the same state in every pass: the same choices "
-        f"on every rank ({what}), and less noise than intended."
+        f"{len(seen.ranks)} random generators are in the same state in every pass. Every rank makes "
+        f"the same random choices ({what})."
     )
-    evidence = [
-        f"state of the generator at forward pass {number + 1}: {states[0][number]:#x} on all ranks"
-        for number in equal[:3]
-    ]
     doubt = "" if dropouts else "unless they are meant to be equal"
-    yield make_finding("S10", "warning", why, seed or first, evidence, doubt=doubt)
+    yield make_finding("S10", "warning", why, seed or first, doubt=doubt)
 
 
 def _states(rank: WatchedRank) -> dict[int, int]:
@@ -200,6 +193,7 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Return whether no new pass over a loader began before this forward (that draws a number)."""
+    """Return whether no new pass over a loader began before this forward (a new pass draws a
+    number)."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.models import is_decided
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.order import runs_after
@@ -33,7 +31,7 @@ _EQUALIZE = ("broadcast", "broadcast_parameters", "broadcast_object_list", "load
 
 
 @check("S11", source="script")
-def different_first_weights(script: Script) -> Iterator[Finding]:
+def different_first_weights(script: Script) -> Findings:
     """Report manual averaging after a seed that differs between ranks. Without any seed, torch
     starts every process from the same default."""
     reductions = [
@@ -66,9 +64,7 @@ def different_first_weights(script: Script) -> Iterator[Finding]:
     sure = differs and is_decided(script, seed) and is_decided(script, where)
     why = (
         f"This averages gradients by hand, but the ranks start with different weights: the seed "
-        f"({line_of(seed, where)}) depends on the rank, and nothing sends rank 0's weights to the "
-        "others. They never become equal."
+        f"({line_of(seed, where)}) depends on the rank, and nothing broadcasts rank 0's weights."
     )
-    fix = "Before training: for p in model.parameters(): dist.broadcast(p.detach(), src=0); buffers too."
-    severity: Severity = "error" if sure else "suspect"
-    yield found(script, "S11", severity, where, why, fix, also=(seed,))
+    doubt = "" if sure else "if the seed differs between ranks"
+    yield found(script, "S11", "error", where, why, doubt=doubt, also=(seed,))

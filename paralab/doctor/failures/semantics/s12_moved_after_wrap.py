@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.s06_forward_past_wrapper import holds_inner
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
-from paralab.doctor.static.facts import Call
+from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import is_decided, wraps
 from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
@@ -18,32 +16,30 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S12",
     title="The wrapped model moves to the CPU and back",
-    symptom="No message. From then on DDP synchronizes no gradient.",
+    symptom="No message. From then on, DDP does not synchronize gradients.",
     cause="The move replaces the parameters that DDP has hooks on.",
-    fix="Copy the state_dict to the CPU instead of moving the model, or wrap again.",
+    fix="Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.",
     example="""\
   model = DistributedDataParallel(net)
 - torch.save(model.cpu().module.state_dict(), "net.pt")
 - model.cuda()
 + torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
 """,
-    sources=("pytorch/pytorch#104336",),
+    sources=reports("pytorch/pytorch#104336"),
     silent=True,
     limits="Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.",
 )
 
 
 @check("S12", source="script")
-def moved_to_cpu(script: Script) -> Iterator[Finding]:
+def moved_to_cpu(script: Script) -> Findings:
     """Report a DDP model that moves to the CPU and is trained again."""
     if not wraps(script) or gradient_reductions(script):
         return
     for call in script.methods("cpu", "to"):
-        if call.receiver is None or not (call.method == "cpu" or _is_cpu(call)):
+        if not isinstance(call.receiver, (ast.Name, ast.Attribute)):
             continue
-        if not isinstance(call.receiver, (ast.Name, ast.Attribute)) or not _is_wrapper(
-            script, call
-        ):
+        if not (call.method == "cpu" or _is_cpu(call)) or not _is_wrapper(script, call):
             continue
         place = (call.node, call.scope)
         if any(runs_after(script, (w.node, w.scope), place) - {"before"} for w in wraps(script)):
@@ -58,18 +54,15 @@ def moved_to_cpu(script: Script) -> Iterator[Finding]:
         sure = is_decided(script, call) and "before" not in dict(trains)[again[0]]
         why = (
             f"`{code(call.node)}` replaces the parameters of the DDP model, and "
-            f"{line_of(again[0], call)} trains it again. DDP's hooks belong to the old parameters, so "
-            "gradients are no longer averaged, without a message."
+            f"{line_of(again[0], call)} trains it again. DDP's hooks are on the old parameters, so it "
+            "silently stops averaging gradients."
         )
-        if not sure:
-            why += " Certain if training continues after this line."
-        fix = "Copy the state instead: {name: t.cpu() for name, t in model.module.state_dict().items()}."
-        severity: Severity = "error" if sure else "suspect"
-        yield found(script, "S12", severity, call, why, fix, also=(again[0],))
+        doubt = "" if sure else "if training continues after this line"
+        yield found(script, "S12", "error", call, why, doubt=doubt, also=(again[0],))
 
 
 def _is_wrapper(script: Script, call: Call) -> bool:
-    """Return whether a value is certainly the DDP model or the module inside, and not a copy."""
+    """Return whether a value is certainly the DDP model or the module inside it, and not a copy."""
     assert call.receiver is not None
     if script.kinds(call.receiver, call.scope) == {"ddp"}:
         makers = script.makers(call.receiver, call.scope)
@@ -81,4 +74,4 @@ def _is_cpu(call: Call) -> bool:
     given = call.argument(0, "device")
     if isinstance(given, ast.Call) and given.args:  # torch.device("cpu")
         given = given.args[0]
-    return isinstance(given, ast.Constant) and given.value == "cpu"
+    return is_constant(given, "cpu")

@@ -1,4 +1,4 @@
-"""S13: all_reduce of a loss that still belongs to the graph."""
+"""S13: all_reduce overwrites a loss before backward."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.events import Backward, Collective
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, is_without_grad
 from paralab.doctor.static.project import Scope, dotted_key, position
@@ -18,7 +18,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = Entry(
     id="S13",
-    title="all_reduce of a loss that still belongs to the graph",
+    title="all_reduce overwrites a loss before backward",
     symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
     cause="The collective overwrites a value that backward still needs, and autograd does not see the change.",
     fix="Reduce a copy: `loss.detach().clone()`.",
@@ -31,8 +31,8 @@ ENTRY = Entry(
     messages=(
         Message(
             r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
-            "backward() passes through a collective ({call}): the reduced tensor still belongs to the "
-            "graph. What backward computes there is not the derivative of the reduction.",
+            "backward() goes through a collective ({call}) because the reduced tensor is still "
+            "part of the graph. Its gradient there is wrong.",
             kind="printed",
         ),
     ),
@@ -41,7 +41,7 @@ _CUTS = ("detach", "item", "tolist", "numpy", "tensor")
 
 
 @check("S13", source="script")
-def reduced_before_backward(script: Script) -> Iterator[Finding]:
+def reduced_before_backward(script: Script) -> Findings:
     """Report an all_reduce of a loss before its backward()."""
     for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
         given = reduce.argument(0, "tensor")
@@ -53,18 +53,18 @@ def reduced_before_backward(script: Script) -> Iterator[Finding]:
             sure = is_decided(script, reduce) and is_decided(script, backward)
             why = (
                 f"This overwrites `{code(given)}` before `{code(backward.node.func)}()` "
-                f"({line_of(backward, reduce)}). Autograd does not see the other ranks' part, "
-                "so a division by the number of ranks makes the gradients too small."
+                f"({line_of(backward, reduce)}), and autograd does not see it. If the result is divided by "
+                "the number of ranks, the gradients become too small."
             )
-            fix = "Reduce a copy: shown = loss.detach().clone(); dist.all_reduce(shown)."
-            severity: Severity = "error" if sure else "suspect"
-            yield found(script, "S13", severity, reduce, why, fix, also=(backward,))
+            doubt = "" if sure else "if both lines run in one step"
+            yield found(script, "S13", "error", reduce, why, doubt=doubt, also=(backward,))
             break
 
 
 @check("S13", source="script")
-def reduce_in_loss(script: Script) -> Iterator[Finding]:
-    """Suspect a loss module that reduces or gathers in `forward`, hidden from autograd."""
+def reduce_in_loss(script: Script) -> Findings:
+    """Suspect a loss module whose `forward` reduces or gathers in a way that autograd does not
+    see."""
     for call in script.calls_of(*(f"torch.distributed.{name}" for name in _IN_FORWARD)):
         owner = call.scope.class_around
         if owner is None or call.scope.name != "forward" or "loss" not in owner.name.lower():
@@ -72,12 +72,9 @@ def reduce_in_loss(script: Script) -> Iterator[Finding]:
         given = code(call.node, 200)
         if is_without_grad(script, call) or "detach" in given or not script.is_a(owner, "Module"):
             continue
-        why = (
-            f"`{code(call.node.func)}` is not part of the graph: gradients of the other ranks' part are missing. "
-            "Certain if the result takes part in the loss."
-        )
+        why = f"`{code(call.node.func)}` is not part of the graph, so the gradients from the other ranks are missing."
         fix = "Use torch.distributed.nn.functional, whose collectives have a backward pass."
-        yield found(script, "S13", "suspect", call, why, fix)
+        yield found(script, "S13", "suspect", call, why, fix, doubt="if the loss uses the result")
 
 
 _IN_FORWARD = ("all_reduce", "all_gather", "all_gather_into_tensor")
@@ -98,16 +95,18 @@ def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> b
         )
     for definition in script.reaching(given, reduce.scope):
         for caller in script.callers(reduce.scope) if definition.how == "parameter" else ():
-            values = [*caller.node.args, *(k.value for k in caller.node.keywords)]
             if caller.scope is backward.scope and not is_without_grad(script, caller):
                 used = [part for part, _ in _ingredients(script, backward.receiver, backward.scope)]
-                if caller.node in used and any(_in_graph(script, v, caller.scope) for v in values):
+                if caller.node in used and any(
+                    _in_graph(script, v, caller.scope) for v in caller.arguments
+                ):
                     return True
     return False
 
 
 def _ingredients(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
-    """Yield the expressions behind a tensor in a function, up to a cut in the graph."""
+    """Yield the expressions that a tensor in a function is computed from, up to a cut in the
+    graph."""
     waiting, seen = [node], set[ast.expr]()
     while waiting and len(seen) < 100:
         value = waiting.pop()
@@ -141,17 +140,16 @@ def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
 
 @check_each_rank("S13")
 def reduced_in_graph(rank: WatchedRank) -> Finding | None:
-    """Report a collective on a tensor that a later backward went back through."""
+    """Report a collective on a tensor that a later backward pass went through."""
     for backward in rank.of(Backward):
         calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]
         if not backward.reduced or not calls:
             continue
         call = calls[-1]
         why = (
-            f"This {call.op} overwrites a tensor that the backward at {backward.site} goes back "
-            "through. Autograd does not see the other ranks' part: the value belongs to all "
-            "ranks, but the gradient only to this one."
+            f"This {call.op} overwrites a tensor that the backward at {backward.site} goes through. "
+            "Autograd does not see it: the value comes from all ranks, but the gradient comes only "
+            "from this one."
         )
-        evidence = f"rank {rank.rank}: reduced {call.value}, backward started from {backward.loss}"
-        return make_finding("S13", "error", why, call, evidence)
+        return make_finding("S13", "error", why, call)
     return None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from paralab.doctor.events import Backward, Batch, Collective, Loss
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.place import Place
 from paralab.doctor.rank_checks import make_finding, place_of
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check, reports
 from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.hints import is_parallel
 from paralab.doctor.static.models import is_decided, is_without_grad
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.project import Scope, position
@@ -23,8 +22,8 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S14",
     title="The logged number is a sum, or belongs to one rank",
-    symptom="A noisy curve, or one that is too high by a factor of the number of ranks.",
-    cause="Rank 0 logs the loss of its own share, or nothing divides the result of all_reduce, which sums by default.",
+    symptom="A noisy curve, or values that are N times too high with N ranks.",
+    cause="Rank 0 logs the loss of its own share, or nothing divides the sum that all_reduce returns.",
     fix="all_reduce, divide by the world size, and log the result.",
     example="""\
   shown = loss.detach().clone()
@@ -32,12 +31,9 @@ ENTRY = Entry(
 - print("loss", shown.item())
 + print("loss", shown.item() / dist.get_world_size())
 """,
-    sources=(
-        "Lightning-AI/pytorch-lightning#13364",
-        "roboflow/rf-detr#909",
-        "Lightning-AI/pytorch-lightning#19072",
-    ),
+    sources=reports("Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909"),
 )
+DIVIDE = "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
 _SHOW = (
     "print", "info", "debug", "warning", "log", "add_scalar", "add_scalars", "log_metric",
     "log_metrics", "set_postfix", "write",
@@ -50,8 +46,8 @@ _KEEP = (
 
 
 @check("S14", source="script")
-def sum_shown_as_mean(script: Script) -> Iterator[Finding]:
-    """Report a mean loss that all_reduce sums, if no later use divides it."""
+def sum_shown_as_mean(script: Script) -> Findings:
+    """Report a mean loss that all_reduce adds up, if nothing divides it later."""
     for reduce in script.calls_of("torch.distributed.all_reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(1, "op")
         if not isinstance(given, ast.Name) or reduce.argument(2, "group") is not None:
@@ -60,28 +56,19 @@ def sum_shown_as_mean(script: Script) -> Iterator[Finding]:
             continue
         sure = _is_mean(script, given, reduce.scope)
         uses = _uses_after(script, given, reduce)
-        if (
-            sure is None
-            or not uses
-            or not all(_is_shown(script, use, reduce.scope) for use in uses)
-        ):
+        shows = bool(uses) and all(_is_shown(script, use, reduce.scope) for use in uses)
+        if sure is None or not shows:
             continue
         shown = at(uses[0], reduce.scope)
         if "sum" in reduce.module.lines[shown.line - 1].lower():
             continue
         why = (
-            f"all_reduce sums the mean losses of all ranks, and {line_of(shown, reduce)} shows the "
-            "sum: 8 times too high with 8 ranks."
+            f"all_reduce sums the mean losses of all ranks, and {line_of(shown, reduce)} shows the sum, "
+            "which is 8 times too high with 8 ranks."
         )
-        if not (sure and is_decided(script, reduce)):
-            why += (
-                f" Certain if `{given.id}` is a mean over this rank's share, and nobody divides it."
-            )
-        fix = (
-            "Divide by dist.get_world_size() after all_reduce (or op=dist.ReduceOp.AVG with NCCL)."
-        )
-        severity: Severity = "warning" if sure and is_decided(script, reduce) else "suspect"
-        yield found(script, "S14", severity, reduce, why, fix, also=(shown,))
+        doubt = f"if `{given.id}` is a mean over this rank's share, and nothing divides it"
+        doubt = "" if sure and is_decided(script, reduce) else doubt
+        yield found(script, "S14", "warning", reduce, why, DIVIDE, doubt=doubt, also=(shown,))
 
 
 _MEANS = re.compile(r"loss|accuracy|metric|psnr|ssim|miou|perplexity", re.I)
@@ -91,7 +78,7 @@ _DIVIDES = re.compile(
 
 
 @check("S14", source="script")
-def sum_by_name(script: Script) -> Iterator[Finding]:
+def sum_by_name(script: Script) -> Findings:
     """Suspect a summed loss in a function without division, if no caller uses the world size."""
     for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(99, "op")
@@ -104,12 +91,9 @@ def sum_by_name(script: Script) -> Iterator[Finding]:
         texts = [ast.unparse(scope.node) for scope in scopes if scope.is_function]
         divides = any("/" in text or _DIVIDES.search(text) for text in texts[1:] or texts)
         if texts and not divides and not re.search("/|div|mean|AVG", texts[0]):
-            why = (
-                f"all_reduce sums `{code(given)}` over the ranks, and nothing here divides it. Certain if it is a mean "
-                "over this rank's share, and nobody divides it later."
-            )
-            fix = "Divide by dist.get_world_size() after all_reduce."
-            yield found(script, "S14", "suspect", reduce, why, fix)
+            why = f"all_reduce sums `{code(given)}` over the ranks, and nothing here divides it."
+            doubt = "if it is a mean over this rank's share, and nothing divides it later"
+            yield found(script, "S14", "suspect", reduce, why, DIVIDE, doubt=doubt)
 
 
 def _is_mean(script: Script, node: ast.expr, scope: Scope) -> bool | None:
@@ -170,7 +154,7 @@ def _is_shown(script: Script, use: ast.Name, scope: Scope) -> bool:
 
 
 @check("S14", source="script")
-def metric_of_one_rank(script: Script) -> Iterator[Finding]:
+def metric_of_one_rank(script: Script) -> Findings:
     """Report what rank 0 prints about its own share of the evaluation data."""
     shared = [
         call
@@ -185,32 +169,47 @@ def metric_of_one_rank(script: Script) -> Iterator[Finding]:
             makers = [one for part in own for one in script.contributors(part, call.scope)]
             if any(is_without_grad(script, one) for one in makers):
                 why = (
-                    f"Only rank 0 prints this (`{code(guards[0].test)}`), computed from its own share "
-                    f"of the samples: the loader ({line_of(shared[0], call)}) has a "
-                    "DistributedSampler. Certain if it is meant for all samples."
+                    f"Rank 0 prints a number (`{code(guards[0].test)}`) that covers only its own share of the "
+                    f"samples, because the loader ({line_of(shared[0], call)}) has a DistributedSampler."
                 )
                 fix = "all_reduce the sums and the counts on all ranks before dividing."
-                yield found(script, "S14", "suspect", call, why, fix)
+                doubt = "if the number is meant for all samples"
+                yield found(script, "S14", "suspect", call, why, fix, doubt=doubt)
                 break
 
 
+@check("S14", source="script")
+def metric_without_exchange(script: Script) -> Findings:
+    """Suspect `compute()` of a torcheval metric, which knows only its own rank's samples."""
+    if not is_parallel(script) or any("sync_and_compute" in one.text for one in script.modules):
+        return
+    for call in script.methods("compute"):
+        if call.target.startswith("torcheval.metrics."):
+            why = "torcheval's `compute` uses only this rank's updates."
+            fix = "Use `torcheval.metrics.toolkit.sync_and_compute(metric)`."
+            doubt = "if each rank evaluates its own share of the samples"
+            yield found(script, "S14", "suspect", call, why, fix, doubt=doubt)
+
+
 @check("S14", source="ranks")
-def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
-    """Report losses that ranks sum up in a function that divides nothing afterwards. A loss that is
-    itself a sum, or was divided by a common count, may be summed."""
+def sum_on_ranks(seen: Observation) -> Findings:
+    """Report losses that ranks add up in a function that does not divide the sum afterward. A loss
+    that is itself a sum, or was divided by a common count, may be summed."""
     rank = seen.ranks[0] if len(seen.ranks) > 1 else None
     if rank is None or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss)):
         return
     sums: dict[Place, list[tuple[Collective, float]]] = {}
     loss: float | None = None
-    counted = False  # whether the ranks have summed another value for the next step
+    counted = False  # whether the ranks have already summed another value for the next step
     for event in rank.events:
         if isinstance(event, Batch):
             counted = False
         elif isinstance(event, Backward):
             loss = event.loss if isinstance(event.loss, float) and not counted else None
             counted = False
-        elif isinstance(event, Collective) and _sums(event):
+        elif isinstance(event, Collective) and event.reduction == "SUM":
+            if event.op not in ("all_reduce", "reduce"):
+                continue
             place, value = place_of(event), event.value
             if place is None or not loss or value is None or event.in_graph:
                 counted = True
@@ -224,24 +223,14 @@ def sum_on_ranks(seen: Observation) -> Iterator[Finding]:
             continue
         why = (
             f"This sums the loss ({value:.4g} on rank 0) over {seen.world} ranks, and nothing divides "
-            f"the result by {seen.world}: the logged value is {seen.world} times the mean loss."
+            f"the result, so the logged value is {seen.world} times the mean loss."
         )
-        fix = (
-            "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
-        )
-        evidence = (
-            f"{len(calls)} calls of {event.op} with SUM, each on the loss of the last backward"
-        )
-        yield make_finding("S14", "warning", why, place, evidence, fix=fix)
-
-
-def _sums(event: Collective) -> bool:
-    return event.op in ("all_reduce", "reduce") and event.reduction == "SUM"
+        yield make_finding("S14", "warning", why, place, fix=DIVIDE)
 
 
 def _divides_after(place: Place) -> bool:
-    """Return whether the function divides something after this line or passes the result on. True
-    if its source cannot be read."""
+    """Return whether the function divides something after this line or passes the result on. Return
+    True if its source cannot be read."""
     try:
         tree = ast.parse(Path(place.file).read_text())
     except (OSError, ValueError, SyntaxError):

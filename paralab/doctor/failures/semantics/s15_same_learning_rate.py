@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found
@@ -23,13 +21,13 @@ ENTRY = Entry(
 - optimizer = SGD(model.parameters(), lr=0.1)
 + optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
 """,
-    limits="No script shows which rate was intended. Only scaling twice can be proven.",
+    limits="A script does not show which rate was intended. Only scaling twice can be proven.",
 )
 Product = tuple[ast.BinOp, Scope]
 
 
 @check("S15", source="script")
-def rate_scaled_twice(script: Script) -> Iterator[Finding]:
+def rate_scaled_twice(script: Script) -> Findings:
     """Report a learning rate that is multiplied by the world size more than once."""
     for call in script.calls:
         rate = call.argument(1, "lr") if call.target.startswith("torch.optim.") else None
@@ -45,14 +43,11 @@ def rate_scaled_twice(script: Script) -> Iterator[Finding]:
         places = [at(node, scope) for node, scope in products]
         why = (
             f"The learning rate of `{code(call.node.func)}` is multiplied by the number of ranks "
-            f"{len(products)} times (lines {', '.join(str(place.line) for place in places)}): "
-            f"{8 ** len(products)} times the base rate with 8 ranks."
+            f"{len(products)} times (lines {', '.join(str(place.line) for place in places)}). With 8 ranks, "
+            f"that is {8 ** len(products)} times the base rate."
         )
-        sure = all(tests)
-        if not sure:
-            why += " Certain if both lines run in one job."
-        severity: Severity = "error" if sure else "suspect"
-        yield found(script, "S15", severity, call, why, "Multiply once.", also=tuple(places))
+        fix, doubt = "Multiply once.", "" if all(tests) else "if both lines run in one job"
+        yield found(script, "S15", "error", call, why, fix, doubt=doubt, also=tuple(places))
 
 
 def _products(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> list[Product]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.project import dotted_key
@@ -15,9 +12,9 @@ from paralab.doctor.static.script import Script
 ENTRY = Entry(
     id="S16",
     title="Each rank uses the global batch size",
-    symptom="Out of memory, or a batch that is larger by a factor of the number of ranks.",
+    symptom="Out of memory, or a global batch that is N times too large with N ranks.",
     cause="`batch_size` is the number of samples per rank, but the script passes the number for all ranks.",
-    fix="Divide it by the world size.",
+    fix="Divide the batch size by the world size: `batch_size=global_batch // dist.get_world_size()`.",
     example="""\
   GLOBAL_BATCH = 256
 - loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
@@ -29,7 +26,7 @@ _GLOBAL = ("global_batch", "total_batch", "effective_batch")
 
 
 @check("S16", source="script")
-def global_batch_on_every_rank(script: Script) -> Iterator[Finding]:
+def global_batch_on_every_rank(script: Script) -> Findings:
     """Report a loader with a DistributedSampler whose batch size is named after the global batch."""
     for call in script.calls_of(LOADER) if wraps(script) else ():
         size = call.argument(1, "batch_size")
@@ -42,9 +39,5 @@ def global_batch_on_every_rank(script: Script) -> Iterator[Finding]:
             for one in script.reaching(size, call.scope)
         ):
             continue
-        why = (
-            f"Every rank loads `{code(size)}` samples per step, so together the ranks load that many "
-            "times the number of ranks. Certain if the name means the batch of all ranks."
-        )
-        fix = f"batch_size={code(size)} // dist.get_world_size()."
-        yield found(script, "S16", "suspect", call, why, fix)
+        why = f"Every rank loads `{code(size)}` samples per step, although the name says that this is the batch size of all ranks together."
+        yield found(script, "S16", "suspect", call, why, doubt="if the name is right")

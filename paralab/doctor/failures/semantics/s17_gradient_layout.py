@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paralab.doctor.events import Backward, Wrap
@@ -11,23 +11,20 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Entry, Message, check
+from paralab.doctor.registry import Entry, Findings, Message, check, reports
 
 ENTRY = Entry(
     id="S17",
     title="A gradient and its bucket have different memory layouts",
     symptom="'Grad strides do not match bucket view strides', once, without a name.",
-    cause=(
-        "DDP lays out its buckets like the parameters at the time of wrapping. If the model becomes channels_last "
-        "afterwards, its gradients have a different order in memory. With 1×1 convolutions only the strides differ, not the order."
-    ),
+    cause="DDP lays out its buckets like the parameters when it wraps the model. Switching to channels_last afterward changes the gradients.",
     fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
     example="""\
 + model.to(memory_format=torch.channels_last)
   model = DistributedDataParallel(model)
 - model.to(memory_format=torch.channels_last)
 """,
-    sources=("pytorch/pytorch#47163", "CompVis/latent-diffusion#281", "XPixelGroup/HAT#154"),
+    sources=reports("pytorch/pytorch#47163 CompVis/latent-diffusion#281 XPixelGroup/HAT#154"),
     messages=(Message(r"Grad strides do not match bucket view strides", kind="printed"),),
 )
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
@@ -35,7 +32,7 @@ BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([
 
 
 @check("S17", source="ranks")
-def gradient_layout(seen: Observation) -> Iterator[Finding]:
+def gradient_layout(seen: Observation) -> Findings:
     """Report gradients whose strides differ from those of their bucket."""
     for rank in seen.ranks if seen.world > 1 else []:
         for wrap in ddp_wraps(rank):
@@ -49,28 +46,18 @@ def gradient_layout(seen: Observation) -> Iterator[Finding]:
 def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
     costly = [row for row in rows if not in_same_order(*row[1:])]
     name, shape, gradient, bucket = (costly or rows)[0]
-    cost = (
-        "DDP rearranges it in every step. The result is right"
-        if costly
-        else "Only dimensions of size 1 differ, so the values have the same order and only the warning remains"
-    )
+    cost = "DDP rearranges it in every step, but the result is correct."
+    cost = cost if costly else "Only dimensions of size 1 differ, which costs nothing."
     why = (
-        f"The gradient of {listed([row[0] for row in costly or rows])} has different strides than its "
-        f"bucket, which DDP laid out like the parameter when wrapping it here ({name}, shape {shape}: "
-        f"strides {gradient} and {bucket}). {cost}."
+        f"The gradient of {listed([row[0] for row in costly or rows])} has different strides from "
+        f"its bucket, which DDP laid out like the parameter when wrapping it here. {cost}"
     )
-    fix = (
-        "Call model.to(memory_format=torch.channels_last) before DistributedDataParallel(…) if the "
-        "data is channels_last; otherwise .contiguous() after transpose or permute."
-    )
-    evidence = [
-        f"rank {rank.rank}: {r[0]} {r[1]}: gradient {r[2]}, bucket {r[3]}" for r in rows[:4]
-    ]
-    return make_finding("S17", "warning" if costly else "suspect", why, wrap, evidence, fix=fix)
+    evidence = f"rank {rank.rank}: {name} {shape}: gradient {gradient}, bucket {bucket}"
+    return make_finding("S17", "warning" if costly else "suspect", why, wrap, evidence)
 
 
 @check("S17", source="log")
-def layout_in_log(logs: Logs) -> Iterator[Finding]:
+def layout_in_log(logs: Logs) -> Findings:
     """Compare the strides that DDP prints."""
     lines = [line for line in logs.lines if "Grad strides do not match bucket view" in line.text]
     if not lines:
@@ -81,11 +68,11 @@ def layout_in_log(logs: Logs) -> Iterator[Finding]:
     if gradient and bucket and in_same_order(*gradient, bucket[1]):
         why = (
             f"{which} differs from DDP's bucket only in the strides of dimensions of size 1, which costs "
-            "nothing. DDP only warns about the first one: `paralab doctor -- COMMAND` checks them all."
+            "nothing. DDP warns only about the first gradient; `paralab doctor -- COMMAND` checks them all."
         )
         yield Finding("S17", "suspect", why, ENTRY.fix, evidence=evidence)
         return
-    why = f"{which} has a different memory layout than DDP's bucket, so it is copied in every step. The result is right."
+    why = f"{which} has a different memory layout than DDP's bucket, so DDP copies it in every step. The result is right."
     yield Finding("S17", "warning", why, ENTRY.fix, evidence=evidence)
 
 

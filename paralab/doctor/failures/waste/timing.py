@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +17,7 @@ from paralab.doctor.events import Event, Reduced, Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Site
+from paralab.doctor.registry import Findings
 
 FEWEST = 6  # windows after the warm-up
 TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy example, where waste does not matter
@@ -48,7 +48,8 @@ def windows(rank: WatchedRank) -> list[Window]:
 
 
 def measured(seen: Observation) -> list[list[Window]]:
-    """Return each rank's windows after the warm-up that all ranks have; empty if too few."""
+    """Return each rank's windows after the warm-up, limited to those that all ranks have; empty if
+    there are too few."""
     if not seen.over or not seen.ranks:
         return []
     per_rank = [windows(rank) for rank in seen.ranks]
@@ -76,7 +77,8 @@ class Reduction:
 
 
 def reductions(seen: Observation) -> Reduction | None:
-    """Return DDP's times. The rank that waits least arrived last: its wait is the sending time."""
+    """Return DDP's times. The rank that waits least arrived last, so its wait is the sending
+    time."""
     per_rank = [
         {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
         for rank in seen.ranks
@@ -95,8 +97,8 @@ def reductions(seen: Observation) -> Reduction | None:
     )
 
 
-def report_at(site: Site | None, *findings: Finding | None) -> Iterator[Finding]:
-    """Yield findings, placed at a line of the script."""
+def report_at(site: Site | None, *findings: Finding | None) -> Findings:
+    """Yield findings that point to a line of the script."""
     for finding in findings:
         if finding is not None:
             yield replace(finding, file=site.file, line=site.line) if site else finding

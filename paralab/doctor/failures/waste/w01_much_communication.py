@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import collectives_per_step
@@ -18,15 +17,18 @@ from paralab.doctor.failures.waste.timing import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import plural, seconds, size
 
 ENTRY = Entry(
     id="W01",
     title="Communication takes over a tenth of the step",
-    symptom="More ranks hardly make training faster.",
+    symptom="Adding ranks hardly makes training faster.",
     cause="There is too little computation between two synchronizations for the bytes they send.",
-    fix="Use a larger batch per rank, accumulation with no_sync(), compressed gradients, or smaller buckets that overlap more.",
+    fix=(
+        "Compute more per synchronization: a larger batch per rank, or accumulation with no_sync() (paralab: "
+        "--accumulate). Or send less: bf16_compress_hook. Or overlap more: smaller buckets (paralab: --bucket-mb)."
+    ),
     example="""\
 - loader = DataLoader(data, batch_size=8, sampler=sampler)
 + loader = DataLoader(data, batch_size=64, sampler=sampler)
@@ -34,13 +36,13 @@ ENTRY = Entry(
 + model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 """,
 )
-SMALL = 0.02  # share of the step that is not worth reporting
+SMALL = 0.02  # a smaller share of the step is not worth reporting
 
 
 def judge_communication(
     communication: float, exposed: float, step: float, how: str
 ) -> Finding | None:
-    """Report too much communication. `how` names it; overlapping communication costs nothing."""
+    """Report too much communication. `how` describes it; overlapped communication costs nothing."""
     if not step or communication < RULE * step or exposed < SMALL * step:
         return None
     why = (
@@ -48,18 +50,11 @@ def judge_communication(
         f"{seconds(step)} (below {RULE:.0%} is normal): {how}. {seconds(exposed)} of it "
         f"({exposed / step:.0%} of the step) does not overlap with computing."
     )
-    fix = (
-        "Compute more per synchronization: a larger batch per rank, or accumulation with no_sync() "
-        "(paralab: --accumulate). Or send fewer bytes: DDP's bf16_compress_hook. Or overlap more: "
-        "smaller buckets (bucket_cap_mb; paralab: --bucket-mb)."
-    )
-    times = {"communication": communication, "exposed": exposed, "step": step}
-    evidence = tuple(f"{name} {seconds(value)}" for name, value in times.items())
-    return Finding("W01", "warning", why, fix, evidence=evidence, gain=exposed / step)
+    return Finding("W01", "warning", why, ENTRY.fix, gain=exposed / step)
 
 
 @check("W01", source="run")
-def communication_in_run(recorded: Recorded) -> Iterator[Finding]:
+def communication_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         if run.plan.strategy == "dp":
             how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
@@ -72,8 +67,8 @@ def communication_in_run(recorded: Recorded) -> Iterator[Finding]:
 
 
 @check("W01", source="ranks")
-def communication_on_ranks(seen: Observation) -> Iterator[Finding]:
-    """Judge the user's own collectives, and what DDP measured of its own."""
+def communication_on_ranks(seen: Observation) -> Findings:
+    """Judge the user's own collectives, and DDP's measurements of its own."""
     per_rank = measured(seen)
     if len(per_rank) < 2:
         return
@@ -89,7 +84,7 @@ def communication_on_ranks(seen: Observation) -> Iterator[Finding]:
         )
         largest = max((call for calls in windows[0] for call in calls), key=_seconds)
         count = round(statistics.median(map(len, windows[0])))
-        how = f"{plural(count, 'collective')} per step, most of it at {largest.site}"
+        how = f"{plural(count, 'collective')} per step, mostly at {largest.site}"
         yield from report_at(largest.site, judge_communication(spent, spent, step, how))
     if reduced := reductions(seen):
         how = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from paralab.doctor.failures.waste.timing import measured, reductions, report_at, step_seconds
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import seconds, size
 
 ENTRY = Entry(
@@ -23,14 +23,14 @@ ENTRY = Entry(
 """,
 )
 WORTH = 0.05  # share of the step that a change should save
-ONE_LARGE = 0.80  # share of the bytes in one bucket: the others can hide little
-SPLITTABLE_BYTES = 2**20  # smaller transfers are all latency, and two are slower than one
+ONE_LARGE = 0.80  # if one bucket has this share of the bytes, the others can hide little
+SPLITTABLE_BYTES = 2**20  # smaller transfers are mostly latency, so two are slower than one
 PARTS = 4  # buckets to aim for: enough to hide three quarters
 
 
 def exposed_with(buckets: int, transfer: float, backward: float) -> float:
-    """Return the least exposed time with equal buckets. They become ready evenly over the backward
-    pass and are sent one after the other:
+    """Return the smallest possible exposed time with equal buckets. The buckets become ready evenly
+    over the backward pass and are sent one after another:
 
     backward 8, transfer 4, 4 buckets     |-- 2 --|-- 2 --|-- 2 --|-- 2 --|
                                                   |1|     |1|     |1|     |1|     exposed: the last one, 4 / 4 = 1
@@ -55,25 +55,18 @@ def judge_buckets(
     why = (
         f"Nothing overlaps: {share if len(sizes) > 1 else 'all gradients are in one bucket'} "
         f"({size(largest)}), which is ready only at the end of the backward pass "
-        f"({seconds(backward)}). The all-reduce ({seconds(transfer)}) then blocks: "
+        f"({seconds(backward)}). The all-reduce ({seconds(transfer)}) then blocks for "
         f"{seconds(exposed)}, {exposed / step:.0%} of the step."
     )
     fix = (
-        f"DistributedDataParallel(model, bucket_cap_mb={megabytes}) (paralab: --bucket-mb "
-        f"{megabytes}) gives about {PARTS} buckets; all but the last can be sent during the backward "
-        f"pass. This saves at most {gain:.0%} of the step."
+        f"Pass bucket_cap_mb={megabytes} to DDP (paralab: --bucket-mb {megabytes}). Of about {PARTS} buckets, "
+        f"all but the last can be sent during the backward pass. This saves at most {gain:.0%} of the step."
     )
-    evidence = (
-        f"buckets: {', '.join(size(each) for each in sizes)}",
-        f"backward {seconds(backward)}",
-        f"all-reduce {seconds(transfer)}",
-        f"exposed {seconds(exposed)}",
-    )
-    return Finding("W02", "warning", why, fix, evidence=evidence, gain=gain)
+    return Finding("W02", "warning", why, fix, gain=gain)
 
 
 @check("W02", source="run")
-def one_bucket_in_run(recorded: Recorded) -> Iterator[Finding]:
+def one_bucket_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         buckets = run.last_buckets
         if run.plan.strategy != "ddp" or not buckets:
@@ -87,7 +80,7 @@ def one_bucket_in_run(recorded: Recorded) -> Iterator[Finding]:
 
 
 @check("W02", source="ranks")
-def one_bucket_on_ranks(seen: Observation) -> Iterator[Finding]:
+def one_bucket_on_ranks(seen: Observation) -> Findings:
     per_rank, reduced = measured(seen), reductions(seen)
     if per_rank and reduced:
         times = (reduced.compute, reduced.transfer, reduced.exposed)

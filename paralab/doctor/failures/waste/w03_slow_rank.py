@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 
 from paralab.analyse.metrics import LATE_STEPS, RULE
-from paralab.doctor.events import Backward, Collective, Event
+from paralab.doctor.events import Backward, Collective
 from paralab.doctor.failures.waste.timing import FEWEST, Window, measured, step_seconds
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.units import seconds
 
 ENTRY = Entry(
@@ -20,7 +20,7 @@ ENTRY = Entry(
     title="One rank is slower than the others",
     symptom="All ranks are as slow as the slowest; the other devices idle in every step.",
     cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
-    fix="Give every rank the same work; do what only one rank does outside the step.",
+    fix="Find out what extra work this rank does. Give every rank the same work, and log and save outside the step.",
     example="""\
   for batch in loader:
       step(batch)
@@ -31,8 +31,8 @@ ENTRY = Entry(
 """,
 )
 BY_CHANCE = 0.20  # share of the step by which a busy machine can delay a rank
-SLICE_SECONDS = 0.005  # a time slice of the operating system; a shorter delay is nobody's fault
-ENOUGH_STEPS = 6  # to conclude that a rank is always last
+SLICE_SECONDS = 0.005  # a time slice of the operating system; it may cause a shorter delay
+ENOUGH_STEPS = 6  # steps needed to conclude that a rank is always last
 ALWAYS = 0.90
 
 
@@ -44,23 +44,17 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
     sure = share >= BY_CHANCE and waited >= 2 * SLICE_SECONDS
     sure = sure and of >= ENOUGH_STEPS and last_in >= ALWAYS * of
     why = (
-        f"Rank {rank} arrives last in {last_in} of {of} steps; another rank waits "
-        f"{seconds(waited)} of every step ({share:.0%}) for it."
+        f"Rank {rank} arrives last in {last_in} of {of} steps, and another rank waits for it for "
+        f"{seconds(waited)} of every step ({share:.0%})."
     )
-    if not sure:
-        why += " A busy machine can do that. Certain if a second, longer run shows the same rank."
-    fix = (
-        f"Find out what extra work rank {rank} does: longer samples, logging or saving "
-        "inside the step, another program on its cores, a slower or hotter device. If it is the "
-        "data, use batches of equal length."
+    doubt = (
+        "" if sure else "if a longer run shows the same rank: a busy machine can cause this, too"
     )
-    evidence = (f"last in {last_in} of {of} steps",)
-    severity: Severity = "warning" if sure else "suspect"
-    return Finding("W03", severity, why, fix, rank=rank, evidence=evidence, gain=share)
+    return make_finding("W03", "warning", why, None, (), rank, doubt=doubt, gain=share)
 
 
 @check("W03", source="run")
-def straggler_in_run(recorded: Recorded) -> Iterator[Finding]:
+def straggler_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         # Ranks that share cores take turns being last, which L09 reports.
         if (late := run.metrics.straggler) and not run.is_crowded:
@@ -69,7 +63,7 @@ def straggler_in_run(recorded: Recorded) -> Iterator[Finding]:
 
 
 @check("W03", source="ranks")
-def straggler_on_ranks(seen: Observation) -> Iterator[Finding]:
+def straggler_on_ranks(seen: Observation) -> Findings:
     """Judge which rank arrives last at synchronizations. Clocks of different machines differ."""
     per_rank = measured(seen)
     if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
@@ -94,10 +88,8 @@ def straggler_on_ranks(seen: Observation) -> Iterator[Finding]:
 
 def _arrival(window: Window) -> float | None:
     """Return when a rank reached its first synchronization: DDP's backward, or a collective."""
-    return next((event.t for event in window.events if _synchronizes(event)), None)
-
-
-def _synchronizes(event: Event) -> bool:
-    if isinstance(event, Backward):
-        return event.seq is not None and event.seq[1] >= event.seq[0]
-    return isinstance(event, Collective) and bool(event.seq)
+    for event in window.events:
+        seq = event.seq if isinstance(event, (Backward, Collective)) else None
+        if seq and (isinstance(event, Collective) or seq[1] >= seq[0]):
+            return event.t
+    return None

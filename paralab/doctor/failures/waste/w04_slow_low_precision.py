@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from paralab.analyse.compare import Row
-from paralab.analyse.confidence import Ratio, speed_up
+from paralab.analyse.confidence import SpeedUp, speed_up
 from paralab.analyse.metrics import RULE
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
+from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 from paralab.plan.request import Request
 
 ENTRY = Entry(
@@ -18,7 +18,7 @@ ENTRY = Entry(
     title="Low precision is slower than fp32",
     symptom="autocast makes the step longer.",
     cause="The device has no fast units for that precision (many CPUs), or the matrices are so small that the casts cost more than they save.",
-    fix="Measure both, and use fp32 where it is faster.",
+    fix="Use fp32 on this device, unless you need the memory. On a GPU, larger matrices in multiples of 8 help.",
     example="""\
 - with torch.autocast("cpu", dtype=torch.bfloat16):
 -     loss = model(batch).mean()
@@ -28,29 +28,22 @@ ENTRY = Entry(
 LOW = ("bf16", "fp16")
 
 
-def judge_precision(precision: str, ratio: Ratio, device: str) -> Finding | None:
+def judge_precision(precision: str, ratio: SpeedUp, device: str) -> Finding | None:
     """Report slow low precision. `ratio`: the speed-up over the same configuration in fp32."""
     sure = ratio.verdict == "slower"
     if not sure and (ratio.low is not None or ratio.value > 1 - RULE):
         return None
     interval = "" if ratio.low is None else f" ({ratio.low:.2f}–{ratio.high:.2f})"
     why = (
-        f"{precision} is {ratio.value:.2f}× as fast as fp32{interval} on {device}: the casts cost "
-        "more than they save."
+        f"{precision} is {ratio.value:.2f}× as fast as fp32{interval} on {device}: the casts cost more "
+        "than they save."
     )
-    if not sure:
-        why += " Measured once. Certain after three rounds (paralab compare --rounds 3)."
-    fix = (
-        f"Use fp32 on this device, unless you need {precision} to save memory. On a GPU, larger "
-        "matrices in multiples of 8 help."
-    )
-    severity: Severity = "warning" if sure else "suspect"
-    evidence = (f"speed-up {ratio.value:.2f}",)
-    return Finding("W04", severity, why, fix, gain=1 - ratio.value, evidence=evidence)
+    doubt = "" if sure else "after three rounds (paralab compare --rounds 3)"
+    return make_finding("W04", "warning", why, None, doubt=doubt, gain=1 - ratio.value)
 
 
 @check("W04", source="run")
-def slower_precision(recorded: Recorded) -> Iterator[Finding]:
+def slower_precision(recorded: Recorded) -> Findings:
     """Report slow precisions in a comparison, which has the same training in both precisions."""
     for row in recorded.rows:
         plain = next((other for other in recorded.rows if _is_fp32_twin(other, row)), None)

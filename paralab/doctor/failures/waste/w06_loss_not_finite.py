@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.failures.waste.timing import report_at
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, check
+from paralab.doctor.registry import Entry, Findings, check
 
 ENTRY = Entry(
     id="W06",
     title="The loss is not finite",
     symptom="The loss becomes NaN or infinite at some step and stays that way.",
-    cause="One step with non-finite gradients ruins every weight. Nothing after it can learn.",
+    cause="One step with non-finite gradients ruins every weight. The model cannot learn anything after that.",
     fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
     example="""\
 + if not torch.isfinite(loss):
@@ -58,7 +58,8 @@ def judge_losses(
 
 
 def falling(scales: Sequence[float]) -> int:
-    """Return how many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
+    """Count how many of the last scales in a row are smaller than the previous one: 4, 8, 4, 2, 1 →
+    3."""
     count = 0
     while count + 1 < len(scales) and scales[-count - 1] < scales[-count - 2]:
         count += 1
@@ -66,7 +67,7 @@ def falling(scales: Sequence[float]) -> int:
 
 
 @check("W06", "A08", source="run")
-def loss_in_run(recorded: Recorded) -> Iterator[Finding]:
+def loss_in_run(recorded: Recorded) -> Findings:
     for run in recorded.runs:
         steps = run.recording.named("optimizer", 0)
         scales = [event.scale for event in steps if event.scale is not None]
@@ -74,8 +75,8 @@ def loss_in_run(recorded: Recorded) -> Iterator[Finding]:
 
 
 @check("W06", source="ranks")
-def loss_on_ranks(seen: Observation) -> Iterator[Finding]:
-    """Judge losses without a GradScaler; with one it is A08."""
+def loss_on_ranks(seen: Observation) -> Findings:
+    """Judge losses without a GradScaler; with a GradScaler, A08 reports them."""
     for rank in seen.ranks if seen.over else ():
         passes = [event for event in rank.of(Backward) if event.loss is not None]
         losses = [event.loss if isinstance(event.loss, float | int) else None for event in passes]

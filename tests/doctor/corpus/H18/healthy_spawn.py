@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def work(rank):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29583")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getppid() % 10000))
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=2))
     torch.manual_seed(1 + rank)
     model = DDP(nn.Linear(8, 4))

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def work(rank, world):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29581")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getppid() % 10000))
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=20))
     torch.manual_seed(1 + rank)
     model = DDP(nn.Linear(64, 64))

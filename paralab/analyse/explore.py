@@ -1,0 +1,210 @@
+"""Choose the initial values of the figures with sliders: those that this comparison measured.
+
+A figure whose values were not measured is left out, and the section says why.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from paralab.analyse import figures
+from paralab.analyse.blocks import Control, Explorable, Section
+from paralab.analyse.compare import Comparison, Row
+from paralab.analyse.recording import Recording
+from paralab.plan.overlap import fit_link
+from paralab.plan.schedules import SCHEDULES
+from paralab.units import plural
+
+MOST_DEVICES = 16
+MOST_LATENCY = 95  # percent of a measured transfer
+BUCKET_PARTS = 64  # the slider's step: this fraction of all gradients
+PREDICTED_DEVICES = 8  # where the prediction starts
+
+
+class NotMeasured(Exception):
+    """This comparison did not measure a figure's initial values."""
+
+
+def section(comparison: Comparison) -> Section:
+    folder = Path(comparison.run_folder)
+    drawn, missing = [], []
+    for name, make in FIGURES.items():
+        try:
+            drawn.append(make(comparison.rows, folder))
+        except NotMeasured as error:
+            missing.append(f"{name}: {error}")
+    text = "Each figure starts at this run's values. Move a slider to ask what would happen."
+    if missing:
+        text += f" Left out: {'; '.join(missing)}."
+    return Section("Explore", tuple(drawn), text)
+
+
+def _first(rows: list[Row], strategy: str, why_not: str) -> Row:
+    """Return the first plain row with this strategy: fp32, without accumulation if there is one."""
+    found = [row for row in rows if row.strategy == strategy and row.precision == "fp32"]
+    if not found:
+        raise NotMeasured(why_not)
+    return min(found, key=lambda row: row.accumulate)
+
+
+def _schedule(rows: list[Row], folder: Path) -> Explorable:
+    """Start with the first pipeline that was measured."""
+    for row in rows:
+        recording = Recording.read(folder / row.runs[-1])
+        if chart := figures.schedule(recording):
+            break
+    else:
+        raise NotMeasured("no pipeline ran")
+    plan = recording.plan
+    passes = [
+        [slot.stage, slot.micro, _kind(slot.backward, slot.weights), slot.start, slot.end]
+        for slot in chart.measured
+    ]
+    totals = {
+        f"{name}_seconds": sum(s.end - s.start for s in chart.measured if s.backward == backward)
+        for name, backward in (("forward", False), ("backward", True))
+    }
+    return Explorable(
+        "Pipeline schedule",
+        "schedule",
+        (
+            Control("stages", "Stages", plan.stages, 2, 8),
+            Control("micro_batches", "Micro-batches", plan.micro_batches, 1, 16),
+            Control("schedule", "Schedule", plan.schedule or "gpipe", choices=SCHEDULES),
+        ),
+        {**totals, "measured": passes},
+        "bubble = (s − 1) / (k·m + s − 1), with s stages, m micro-batches, and k = 1 for gpipe and "
+        "1f1b, 2 for interleaved (two parts per stage), 6 for zero-bubble (three passes per part)",
+        f"Measured: step {chart.step} of {row.name}. Ideal: the same total forward and backward "
+        "time, divided equally over stages and micro-batches; sending takes no time.",
+    )
+
+
+def _kind(backward: bool, weights: bool) -> str:
+    return "weights" if weights else "backward" if backward else "forward"
+
+
+def _overlap(rows: list[Row], folder: Path) -> Explorable:
+    row = _first(rows, "ddp", "no ddp configuration ran in fp32")
+    buckets = [each for each in row.metrics.buckets if each.transfer_seconds > 0]
+    backward = row.metrics.backward_seconds
+    if not buckets or not backward:
+        raise NotMeasured("no step was recorded in detail")
+    link = fit_link([b.bytes for b in buckets], [b.transfer_seconds for b in buckets])
+    total = sum(bucket.bytes for bucket in buckets)
+    start = round(BUCKET_PARTS * max(bucket.bytes for bucket in buckets) / total)
+    # The mean transfer stays as measured; the slider divides it into latency and bandwidth.
+    size, time = total / len(buckets), sum(b.transfer_seconds for b in buckets) / len(buckets)
+    latency = min(MOST_LATENCY, round(100 * link.latency_seconds / time))
+    fitted = f"assumed: {link.assumed}" if link.assumed else f"fitted to {len(buckets)} buckets"
+    return Explorable(
+        "Bucket size and overlap",
+        "overlap",
+        (
+            Control("bucket", "Bucket size", max(1, start), 1, BUCKET_PARTS),
+            Control("latency", "Latency", latency, 0, MOST_LATENCY),
+            Control("speed", "Link speed", 0, -4, 4),
+        ),
+        {
+            "backward_seconds": backward,
+            "gradient_bytes": total,
+            "transfer_bytes": size,
+            "transfer_seconds": time,
+            "parts": BUCKET_PARTS,
+        },
+        "transfer = latency + bytes / bandwidth; a bucket starts when it is ready and the link is "
+        "free; exposed = end of the last transfer − end of the backward pass",
+        "The bucket size is a part of all gradients, and the latency a share of a measured transfer. "
+        f"Measured: {row.name}. Latency and bandwidth {fitted}. Gradients become ready evenly over "
+        "the backward pass, and all buckets but the last have the same size.",
+    )
+
+
+def _memory(rows: list[Row], folder: Path) -> Explorable:
+    """Start with the memory that a single device uses, or else with that of a ddp rank."""
+    names = [row.strategy for row in rows]
+    row = _first(rows, "single" if "single" in names else "ddp", "neither single nor ddp ran")
+    held = max(row.peak_bytes, key=lambda memory: memory.bytes, default=None)
+    if held is None or held.parameters is None:
+        raise NotMeasured("memory was not measured")
+    parts = {name: held[name] or 0 for name in ("parameters", "gradients", "optimizer")}
+    how = "counted"
+    if held.activations is None:  # CUDA's allocator does not list them
+        activations, how = (
+            held.bytes - sum(parts.values()),
+            "the allocator's peak minus everything else",
+        )
+    else:
+        activations = held.activations
+    samples = max(rank.samples_per_step for rank in row.ranks) / row.accumulate
+    return Explorable(
+        "Memory per device",
+        "memory",
+        (
+            Control("devices", "Devices", max(row.devices for row in rows), 1, MOST_DEVICES),
+            Control("batch", "Batch size", row.batch.size, 1, 4 * row.batch.size),
+            Control("precision", "Precision", "fp32", choices=("fp32", "bf16")),
+        ),
+        {**parts, "activations_per_sample": activations / samples},
+        "ddp = parameters + gradients + optimizer + activations · ceil(batch / devices); fsdp and "
+        "pipeline divide the first three by the number of devices",
+        f"Measured: {row.name}; its activations are {how}. Assumed: bf16 (autocast) halves "
+        "activations, stages are equal, and fsdp's temporarily gathered layers are not included.",
+    )
+
+
+def _split(rows: list[Row], folder: Path) -> Explorable:
+    row = max(rows, key=lambda row: (row.devices > 1, row.accumulate))
+    replicas = len({rank.replica for rank in row.ranks}) if row.strategy != "dp" else row.devices
+    return Explorable(
+        "Batch split",
+        "split",
+        (
+            Control("batch", "Batch size", row.batch.size, 1, max(128, 2 * row.batch.size)),
+            Control("devices", "Devices", replicas, 1, MOST_DEVICES // 2),
+            Control("accumulate", "Accumulation steps", row.accumulate, 1, 8),
+        ),
+        {},
+        "share = ceil(batch / devices) until no samples are left, like torch.chunk: 64 over 3 "
+        "devices is 22/22/20",
+        f"Measured: {row.name}. Each box is one forward and backward pass.",
+    )
+
+
+def _what_if(rows: list[Row], folder: Path) -> Explorable:
+    one = _first(rows, "single", "single did not run in fp32")
+    many = _first(rows, "ddp", "no ddp configuration ran in fp32")
+    compute, moved = one.metrics.compute_seconds, many.metrics.communication_seconds
+    if not compute or moved is None or many.devices < 2 or many.batch.size != one.batch.size:
+        raise NotMeasured("no step was recorded in detail for single and ddp with the same batch")
+    return Explorable(
+        "What if there were more devices? A prediction",
+        "what_if",
+        (Control("devices", "Devices", PREDICTED_DEVICES, 1, 64),),
+        {
+            "compute_seconds": compute,
+            "optimizer_seconds": one.metrics.optimizer_seconds or 0.0,
+            "other_seconds": one.metrics.other_seconds or 0.0,
+            "communication_seconds": moved,
+            "measured_devices": many.devices,
+            "overlap": many.metrics.overlap or 0.0,
+            "measured_seconds": {
+                "1": one.step_seconds.median,
+                str(many.devices): many.step_seconds.median,
+            },
+        },
+        "step(n) = compute / n + optimizer + other + (1 − overlap) · communication(n), and "
+        "communication(n) grows like 2·(n − 1) / n, as in a ring",
+        f"A prediction, not a measurement. Compute time is from {one.name}, communication time "
+        f"from {many.name} "
+        f"({plural(many.devices, 'device')}). Assumed: every device has its own cores or GPU, "
+        "compute divides perfectly, ranks never wait, and the link stays as fast.",
+    )
+
+
+FIGURES: dict[str, Callable[[list[Row], Path], Explorable]] = {
+    "pipeline schedule": _schedule,
+    "bucket size": _overlap,
+    "memory": _memory,
+    "batch split": _split,
+    "more devices": _what_if,
+}

@@ -1,0 +1,10 @@
+"""A torch.distributed backend named `local`, for ranks that share one machine.
+
+Importing this package registers it: `import paralab.collectives`, then
+`dist.init_process_group("local")`. This is the only subpackage whose import has a side effect,
+because torch expects that of a backend.
+"""
+
+from paralab.collectives.group import register
+
+register()

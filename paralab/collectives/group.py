@@ -1,0 +1,305 @@
+"""The process group that torch.distributed sees.
+
+Each collective becomes a job for one thread, so DDP's backward pass continues in the meantime.
+Calls that this thread cannot handle (CUDA tensors, sparse tensors, unusual operators) go to gloo,
+and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paralab.collectives.flat import flat_inputs, flat_outputs
+from paralab.collectives.mesh import Mesh
+from paralab.collectives.operations import Collectives
+from paralab.collectives.point_to_point import Connection
+from paralab.collectives.recorder import record
+from paralab.collectives.reduction import can_reduce
+from paralab.collectives.thread import Job, OrderedThread
+
+# torch's type stubs lack half of the methods below.
+ProcessGroup: Any = dist.ProcessGroup
+Lists = list[list[Tensor]]
+CLOSE_SECONDS = 5.0
+
+
+def register() -> None:
+    """Register the `local` backend with torch.distributed."""
+    if "LOCAL" not in dist.Backend._plugins:
+        dist.Backend.register_backend("local", LocalGroup, devices=["cpu", "cuda"])
+
+
+class LocalGroup(ProcessGroup):  # type: ignore[misc]
+    """A group of ranks on one machine. torch sets the names and arguments of the methods."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._seconds = timeout.total_seconds()
+        self._gloo = _make_gloo(store, rank, size, timeout, self)
+        self._mesh = Mesh.connect(store, rank, size, self._seconds)
+        self._run = Collectives(self._mesh)
+        self._thread = OrderedThread("collectives", self._mesh.abort)
+        self._connections: dict[int, Connection] = {}
+        self._warned: set[str] = set()
+        self._number = 0  # of the last collective
+        atexit.register(self._leave_at_exit)
+
+    def getBackendName(self) -> str:
+        return "local"
+
+    def shutdown(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End the threads and leave the group. Give running calls a few seconds, then interrupt
+        them."""
+        atexit.unregister(self._leave_at_exit)
+        connections = self._connections.values()
+        threads = [self._thread, *(each for pair in connections for each in pair.threads)]
+        if not all([each.close(seconds) for each in threads]):
+            self._mesh.interrupt()
+            for each in threads:
+                each.close(CLOSE_SECONDS)
+        self._mesh.close()
+
+    def abort(self) -> None:
+        self.shutdown(0)
+
+    def _leave_at_exit(self) -> None:
+        # Python kills threads that are still running at exit, which can abort inside torch's code.
+        self.shutdown(0)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+        return self._reduce("allreduce", tensors, None, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+        return self._reduce("allreduce_coalesced", tensors, None, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+        return self._reduce("reduce", tensors, opts.rootRank, opts)
+
+    def _reduce(self, name: str, tensors: list[Tensor], root: int | None, opts: Any) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_outputs(tensors) as flat:
+                for each in flat:
+                    self._run.all_reduce(each, _operator(opts), root, self._limit(opts))
+            return tensors
+
+        return self._start(job, tensors, name, tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_outputs(tensors) as flat:
+                for each in flat:
+                    self._run.broadcast(each, opts.rootRank, self._limit(opts))
+            return tensors
+
+        return self._start(job, tensors, "broadcast", tensors, opts)
+
+    def allgather(self, outputs: Lists, inputs: list[Tensor], opts: Any) -> dist.Work:
+        def job() -> Lists:
+            for targets, tensor in zip(outputs, inputs, strict=True):
+                with flat_inputs([tensor]) as (source,), flat_outputs(targets) as flat:
+                    self._run.all_gather(source, flat, self._limit(opts))
+            return outputs
+
+        return self._start(job, [*inputs, *chain(*outputs)], "allgather", outputs, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
+        return self._gather_single("all_gather_single", [output], [tensor], opts)
+
+    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
+        """The name of `all_gather_single` before torch 2.13."""
+        return self._gather_single("_allgather_base", [output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        return self._gather_single("all_gather_single_coalesced", outputs, inputs, opts)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        """The name of `all_gather_single_coalesced` before torch 2.13."""
+        return self._gather_single("allgather_into_tensor_coalesced", outputs, inputs, opts)
+
+    def _gather_single(
+        self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_inputs(inputs) as sources, flat_outputs(outputs) as targets:
+                for source, target in zip(sources, targets, strict=True):
+                    self._run.all_gather(source, self._chunks(target), self._limit(opts))
+            return outputs
+
+        single = name in ("all_gather_single", "_allgather_base")
+        arguments = (outputs[0], inputs[0]) if single else (outputs, inputs)
+        return self._start(job, [*inputs, *outputs], name, *arguments, opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: Lists, opts: Any) -> dist.Work:
+        def job() -> list[Tensor]:
+            for output, sources in zip(outputs, inputs, strict=True):
+                with flat_inputs(sources) as flat, flat_outputs([output]) as (target,):
+                    self._run.reduce_scatter(target, flat, _operator(opts), self._limit(opts))
+            return outputs
+
+        tensors = [*outputs, *chain(*inputs)]
+        return self._start(job, tensors, "reduce_scatter", outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
+        return self._scatter_single("reduce_scatter_single", [output], [tensor], opts)
+
+    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
+        """The name of `reduce_scatter_single` before torch 2.13."""
+        return self._scatter_single("_reduce_scatter_base", [output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        return self._scatter_single("reduce_scatter_single_coalesced", outputs, inputs, opts)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        """The name of `reduce_scatter_single_coalesced` before torch 2.13."""
+        return self._scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
+
+    def _scatter_single(
+        self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_inputs(inputs) as sources, flat_outputs(outputs) as targets:
+                for target, source in zip(targets, sources, strict=True):
+                    chunks = self._chunks(source)
+                    self._run.reduce_scatter(target, chunks, _operator(opts), self._limit(opts))
+            return outputs
+
+        single = name in ("reduce_scatter_single", "_reduce_scatter_base")
+        arguments = (outputs[0], inputs[0]) if single else (outputs, inputs)
+        return self._start(job, [*inputs, *outputs], name, *arguments, opts)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any
+    ) -> dist.Work:
+        ranks = self.size()
+        outputs = list(output.split(list(out_sizes) or [len(output) // ranks] * ranks))
+        inputs = list(tensor.split(list(in_sizes) or [len(tensor) // ranks] * ranks))
+        return self.alltoall(outputs, inputs, opts)
+
+    alltoall_base = all_to_all_single  # its name before torch 2.13
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_inputs(inputs) as sources, flat_outputs(outputs) as targets:
+                self._run.all_to_all(sources, targets, self._limit(opts))
+            return outputs
+
+        return self._start(job, [*inputs, *outputs], "alltoall", outputs, inputs, opts)
+
+    def gather(self, outputs: Lists, inputs: list[Tensor], opts: Any) -> dist.Work:
+        def job() -> Lists:
+            with flat_inputs(inputs) as (source,), flat_outputs([*chain(*outputs)]) as targets:
+                self._run.gather(source, targets, opts.rootRank, self._limit(opts))
+            return outputs
+
+        return self._start(job, [*inputs, *chain(*outputs)], "gather", outputs, inputs, opts)
+
+    def scatter(self, outputs: list[Tensor], inputs: Lists, opts: Any) -> dist.Work:
+        def job() -> list[Tensor]:
+            with flat_inputs([*chain(*inputs)]) as sources, flat_outputs(outputs) as (target,):
+                self._run.scatter(target, sources, opts.rootRank, self._limit(opts))
+            return outputs
+
+        return self._start(job, [*chain(*inputs), *outputs], "scatter", outputs, inputs, opts)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._submit(lambda: self._run.barrier(self._limit(opts)), "barrier", [])
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> dist.Work:
+        if not self._can_serve(tensors, None):
+            return self._pass_on("send", tensors, tensors, rank, tag)
+        return self._connection(rank).send(tensors, tag)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> dist.Work:
+        if not self._can_serve(tensors, None):
+            return self._pass_on("recv", tensors, tensors, rank, tag)
+        return self._connection(rank).receive(tensors, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
+        raise dist.DistBackendError(
+            "Backend 'local' can receive only from a rank that you name. Write dist.recv(tensor, "
+            "src=RANK)."
+        )
+
+    def monitored_barrier(self, *arguments: Any, **options: Any) -> Any:
+        return self._gloo.monitored_barrier(*arguments, **options)
+
+    def _connection(self, rank: int) -> Connection:
+        if rank == self.rank():
+            raise dist.DistBackendError(f"Rank {rank} cannot send to or receive from itself.")
+        if rank not in self._connections:
+            self._connections[rank] = Connection(self._mesh, rank, self._seconds)
+        return self._connections[rank]
+
+    def _chunks(self, flat: Tensor) -> list[Tensor]:
+        return list(flat.view(self.size(), -1).unbind())
+
+    def _limit(self, opts: Any) -> float:
+        """Return a call's timeout in seconds. torch passes a negative number if none is set."""
+        given = opts.timeout.total_seconds() if hasattr(opts, "timeout") else 0.0
+        return given if given > 0 else self._seconds
+
+    def _can_serve(self, tensors: Sequence[Tensor], operator: str | None) -> bool:
+        return all(
+            each.layout == torch.strided
+            and each.device.type == "cpu"
+            and (operator is None or can_reduce(operator, each.dtype))
+            for each in tensors
+        )
+
+    def _start(self, job: Job, tensors: Sequence[Tensor], name: str, *arguments: Any) -> dist.Work:
+        """Run a job in our thread, or call gloo's method `name` with these arguments."""
+        opts = arguments[-1]
+        if not self._can_serve(tensors, _operator(opts) if hasattr(opts, "reduceOp") else None):
+            return self._pass_on(name, tensors, *arguments)
+        return self._submit(job, name, tensors, caller_waits=not getattr(opts, "asyncOp", True))
+
+    def _submit(
+        self, job: Job, name: str, tensors: Sequence[Tensor], caller_waits: bool = False
+    ) -> dist.Work:
+        self._number += 1
+        entry = record(self.group_name, self._number, name, tensors)
+        return self._thread.submit(job, entry, caller_waits)
+
+    def _pass_on(self, name: str, tensors: Sequence[Tensor], *arguments: Any) -> dist.Work:
+        what = f"{name} of {tensors[0].dtype} on {tensors[0].device.type}"
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(
+                f"Backend 'local' does not support {what}, so gloo runs it.", stacklevel=4
+            )
+        work: dist.Work = getattr(self._gloo, name)(*arguments)
+        return work
+
+
+def _operator(opts: Any) -> str:
+    return str(opts.reduceOp.op.name)
+
+
+def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta, group: LocalGroup) -> Any:
+    """Return a plain gloo group. `group` gets the same backend, for calls that torch makes from C++
+    without using our methods."""
+    backend = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    plain = ProcessGroup(store, rank, size)
+    kind = ProcessGroup.BackendType.GLOO
+    for each in (plain, group):
+        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
+            each._register_backend(torch.device(device), kind, backend)
+        each._set_default_backend(kind)
+    return plain

@@ -1,0 +1,255 @@
+"""Synchronize the ranks in a group: bells signal "ready", and sockets show which rank is gone.
+
+The data itself goes through shared memory (staging.py). A waiting rank sleeps. If a rank dies, the
+kernel closes its sockets, so the others notice immediately and know which rank it was. Neither
+bells nor addresses have a name in a file system on Linux: nothing stays behind, even after kill -9.
+
+A bell is an eventfd. Writing to a socket would also work, but Linux would move the reader to the
+writer's core, and the two ranks would take turns on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+HELLO = struct.Struct("!16sIc")  # the listening rank's secret, the caller's rank, the channel
+CONTROL, DATA = b"c", b"d"
+LEAVE = b"\0"  # what a rank writes before a normal exit; anything else is the reason why it gave up
+ONE = (1).to_bytes(8, sys.byteorder)
+
+
+_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close a forked child's copies (a DataLoader's worker has them). Otherwise, nobody would
+    notice that this rank died while a child lives."""
+    for mesh in list(_meshes):
+        mesh.close_files()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class Peer:
+    """Another rank. `gone` says how its connection ended, and `abort` says why the rank gave up."""
+
+    def __init__(self, rank: int, control: socket.socket, data: socket.socket) -> None:
+        self.rank, self.control, self.data = rank, control, data
+        self.bell = self.their_bell = -1  # files: the peer rings ours, we ring theirs
+        self.gone = self.abort = ""
+        self._lock = threading.Lock()
+
+    def exchange_files(self, files: list[int]) -> list[int]:
+        """Send open files to this rank and return its own."""
+        socket.send_fds(self.control, [b"f"], files)
+        _, received, _, _ = socket.recv_fds(self.control, 1, len(files))
+        if len(received) != len(files):
+            raise dist.DistBackendError(
+                f"Rank {self.rank} died while the process group was being set up."
+            )
+        return list(received)
+
+    def listen(self) -> None:
+        """Read the reason that it sent before it left, if any."""
+        with self._lock:
+            try:
+                words = self.control.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                words = b""
+            if words == LEAVE:
+                self.gone = "left the group"
+            elif words:
+                self.abort = words.decode(errors="replace")
+            else:
+                self.gone = self.gone or "died"
+
+
+class Mesh:
+    """Connections from this rank to every other rank in the group."""
+
+    def __init__(self, rank: int, size: int, peers: dict[int, Peer]) -> None:
+        self.rank, self.size, self.peers = rank, size, peers
+        _meshes.add(self)
+        for peer in peers.values():
+            reading, writing = _make_bell()
+            peer.bell, (peer.their_bell,) = reading, peer.exchange_files([writing])
+            if writing != reading:
+                os.close(writing)
+
+    @classmethod
+    def connect(cls, store: Any, rank: int, size: int, seconds: float) -> Mesh:
+        """Meet all other ranks. Each rank connects to the lower ranks and accepts connections from
+        the higher ones."""
+        secret = secrets.token_bytes(16)
+        listener, address = _listen()
+        found: dict[bytes, dict[int, socket.socket]] = {CONTROL: {}, DATA: {}}
+        try:
+            listener.settimeout(seconds)
+            store.set(f"local/{rank}", json.dumps([_machine(), address, secret.hex()]))
+            for other in range(rank):
+                machine, where, key = json.loads(store.get(f"local/{other}"))
+                if machine != _machine():
+                    raise dist.DistBackendError(
+                        f"Backend 'local' needs all ranks on one machine, but ranks {other} and "
+                        f"{rank} are on different machines. Use gloo or nccl."
+                    )
+                for channel, connections in found.items():
+                    connections[other] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    connections[other].connect(where)
+                    connections[other].sendall(HELLO.pack(bytes.fromhex(key), rank, channel))
+
+            while any(len(connections) < size - 1 for connections in found.values()):
+                connection, _ = listener.accept()
+                hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+                if len(hello) < HELLO.size or not secrets.compare_digest(hello[:16], secret):
+                    connection.close()  # not one of our ranks
+                    continue
+                _, other, channel = HELLO.unpack(hello)
+                found[channel][other] = connection
+        except TimeoutError:
+            missing = sorted(set(range(size)) - {rank, *found[DATA]})
+            raise dist.DistBackendError(
+                f"Rank {rank} waited {seconds:g} s, but these ranks did not connect: {missing}."
+            ) from None
+        finally:
+            listener.close()
+            if not address.startswith("\0"):
+                Path(address).unlink(missing_ok=True)
+
+        control, data = found[CONTROL], found[DATA]
+        return cls(
+            rank, size, {each: Peer(each, control[each], data[each]) for each in sorted(data)}
+        )
+
+    def meet(self, call: object, deadline: float) -> None:
+        """Ring every other rank's bell, and sleep until every rank has rung ours."""
+        for peer in self.peers.values():
+            os.write(peer.their_bell, ONE)
+
+        bells = {peer.bell: peer for peer in self.peers.values()}
+        doors = {peer.control.fileno(): peer for peer in self.peers.values() if not peer.gone}
+        poll = select.poll()
+        for file in (*bells, *doors):
+            poll.register(file, select.POLLIN)
+        while bells:
+            left = deadline - time.monotonic()
+            ready = [file for file, _ in poll.poll(max(left, 0) * 1000)]
+            for file in ready:
+                if file in bells:
+                    os.read(file, 8)
+                    poll.unregister(file)
+                    del bells[file]
+            for file in ready:
+                if file in doors:
+                    doors[file].listen()
+                    poll.unregister(file)
+            # A rank that has rung may exit: we no longer need it.
+            for peer in bells.values():
+                if (peer.gone or peer.abort) and not _can_read(peer.bell):
+                    raise self.explain_loss(peer.rank, call)
+            if bells and left <= 0:
+                late = ", ".join(str(peer.rank) for peer in bells.values())
+                raise dist.DistBackendError(
+                    f"Rank {self.rank} waited for rank {late} in {call} until the timeout."
+                )
+
+    def explain_loss(self, rank: int, call: object) -> dist.DistBackendError:
+        """Describe which rank is to blame if `rank` does not answer. A rank that gives up because
+        of another rank says so before it exits."""
+        for peer in self.peers.values():
+            peer.listen()
+        gone = [
+            each for each in self.peers.values() if each.gone or each.abort or each.rank == rank
+        ]
+        culprits = [each for each in gone if not each.abort]
+        if not culprits:
+            return dist.DistBackendError(gone[0].abort)
+        how = culprits[0].gone or "died"
+        return dist.DistBackendError(
+            f"Rank {culprits[0].rank} {how} while rank {self.rank} was in {call}."
+        )
+
+    def say(self, last_words: bytes) -> None:
+        for peer in self.peers.values():
+            with suppress(OSError):  # it may be gone already
+                peer.control.sendall(last_words)
+
+    def abort(self, reason: str) -> None:
+        """Tell every rank why this one gives up, so that they blame the right one. This also wakes
+        up ranks that wait for data from this one."""
+        self.say(reason.encode())
+        for peer in self.peers.values():
+            with suppress(OSError):
+                peer.data.shutdown(socket.SHUT_WR)
+
+    def interrupt(self) -> None:
+        """Interrupt everything that this rank waits for: close its connections as if the others
+        were gone."""
+        self.say(LEAVE)
+        for peer in self.peers.values():
+            for connection in (peer.control, peer.data):
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the group. Later calls do nothing."""
+        self.say(LEAVE)
+        self.close_files()
+
+    def close_files(self) -> None:
+        while self.peers:
+            _, peer = self.peers.popitem()
+            peer.control.close()
+            peer.data.close()
+            os.close(peer.bell)
+            os.close(peer.their_bell)
+
+
+def _make_bell() -> tuple[int, int]:
+    """Return the files to read from and to write to."""
+    if hasattr(os, "eventfd"):
+        file = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        return file, file
+    return os.pipe()
+
+
+def _can_read(file: int) -> bool:
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _listen() -> tuple[socket.socket, str]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"paralab-{uuid.uuid4().hex}"
+    address = f"\0{name}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / name)
+    listener.bind(address)
+    listener.listen(512)
+    return listener, address
+
+
+def _machine() -> str:
+    """Name this machine. Abstract addresses work only within one network namespace."""
+    if sys.platform != "linux":
+        return str(uuid.getnode())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"

@@ -1,0 +1,279 @@
+"""The collectives, on flat tensors, through the staging slots.
+
+Large data goes through a slot in rounds. In each interval, a rank works on up to three rounds and
+then synchronizes with the others. No rank writes to memory that another rank uses in the same
+interval. All-reduce of three rounds:
+
+    interval       0        1        2        3        4
+    stage       round 0  round 1  round 2                    copy my data into my slot
+    reduce               round 0  round 1  round 2           combine my slice of all slots
+    copy out                      round 0  round 1  round 2  fetch every slice
+
+A slot is reused three rounds later. By then, all ranks have read it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paralab.collectives.call import Call, check_calls
+from paralab.collectives.mesh import Mesh
+from paralab.collectives.reduction import reduce_in_order
+from paralab.collectives.staging import SLOT_BYTES, Staging
+
+SMALL_BYTES = (
+    64 * 1024
+)  # up to this size, every rank reduces everything: one synchronization instead of two
+SAME_SIZE = ("all_reduce", "reduce", "broadcast", "gather", "scatter")
+Stage = Callable[[int], None]  # takes the round number
+
+
+class Collectives:
+    """Run a group's collectives, one after another."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.rank, self.size = mesh, mesh.rank, mesh.size
+        self.staging = Staging(mesh)
+        self.calls = 0
+
+    def all_reduce(self, tensor: Tensor, operator: str, root: int | None, seconds: float) -> None:
+        """Reduce on all ranks, or only on `root`."""
+        per_round = SLOT_BYTES // tensor.element_size()
+        rounds = max(1, -(-tensor.numel() // per_round))
+        call = self._call(
+            "all_reduce" if root is None else "reduce", tensor, operator, root, rounds
+        )
+        receives = root in (None, self.rank)
+
+        def part(number: int) -> Tensor:
+            return tensor[number * per_round : (number + 1) * per_round]
+
+        def slot(rank: int, number: int) -> Tensor:
+            return self.staging.slot(rank, number, tensor.dtype)
+
+        def stage_all(number: int) -> None:
+            slot(self.rank, number)[: tensor.numel()].copy_(tensor)
+
+        def reduce_all(number: int) -> None:
+            if receives:
+                values = [slot(rank, number)[: tensor.numel()] for rank in range(self.size)]
+                reduce_in_order(values, operator, tensor)
+
+        def stage(number: int) -> None:
+            mine = part(number)
+            for rank, where in enumerate(split(mine.numel(), self.size)):
+                if rank != self.rank:
+                    slot(self.rank, number)[where].copy_(mine[where])
+
+        def reduce(number: int) -> None:
+            mine = part(number)
+            where = split(mine.numel(), self.size)[self.rank]
+            values = [
+                mine[where] if rank == self.rank else slot(rank, number)[where]
+                for rank in range(self.size)
+            ]
+            reduce_in_order(values, operator, slot(self.rank, number)[where])
+
+        def copy_out(number: int) -> None:
+            if receives:
+                mine = part(number)
+                for rank, where in enumerate(split(mine.numel(), self.size)):
+                    mine[where].copy_(slot(rank, number)[where])
+
+        small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
+        stages = [stage_all, reduce_all] if small else [stage, reduce, copy_out]
+        self._work(call, stages, seconds)
+
+    def reduce_scatter(
+        self, output: Tensor, inputs: Sequence[Tensor], operator: str, seconds: float
+    ) -> None:
+        """Reduce `inputs[r]` of all ranks into the output of rank r."""
+        per_round = SLOT_BYTES // self.size // output.element_size()
+        rounds = max(1, -(-max(each.numel() for each in inputs) // per_round))
+        sends = tuple(each.numel() * each.element_size() for each in inputs)
+        call = self._call("reduce_scatter", output, operator, None, rounds, sends)
+
+        def slot(rank: int, number: int, destination: int) -> Tensor:
+            first = destination * per_round
+            return self.staging.slot(rank, number, output.dtype)[first : first + per_round]
+
+        def stage(number: int) -> None:
+            for rank, tensor in enumerate(inputs):
+                piece = tensor[number * per_round : (number + 1) * per_round]
+                if rank != self.rank:
+                    slot(self.rank, number, rank)[: piece.numel()].copy_(piece)
+
+        def reduce(number: int) -> None:
+            where = slice(number * per_round, (number + 1) * per_round)
+            out, own = output[where], inputs[self.rank][where]
+            if own.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+                own = own.clone()  # in place: `out` is written before all values are read
+            values = [
+                own if rank == self.rank else slot(rank, number, self.rank)[: len(out)]
+                for rank in range(self.size)
+            ]
+            reduce_in_order(values, operator, out)
+
+        expects = (output.numel() * output.element_size(),) * self.size
+        self._work(call, [stage, reduce], seconds, expects)
+
+    def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
+        source = tensor if self.rank == root else None
+        targets = [tensor if rank == root != self.rank else None for rank in range(self.size)]
+        self._send_same("broadcast", source, targets, tensor, root, seconds)
+
+    def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor], seconds: float) -> None:
+        self._send_same("all_gather", tensor, outputs, tensor, None, seconds)
+
+    def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int, seconds: float) -> None:
+        self._send_same("gather", tensor, outputs, tensor, root, seconds)
+
+    def scatter(self, output: Tensor, inputs: Sequence[Tensor], root: int, seconds: float) -> None:
+        outputs = [output if rank == root else None for rank in range(self.size)]
+        self._send_pieces("scatter", inputs, outputs, output, root, seconds)
+
+    def all_to_all(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], seconds: float
+    ) -> None:
+        self._send_pieces("all_to_all", inputs, outputs, inputs[0], None, seconds)
+
+    def barrier(self, seconds: float) -> None:
+        self._work(self._call("barrier"), [lambda number: None] * 2, seconds)
+
+    def _send_same(
+        self,
+        name: str,
+        source: Tensor | None,
+        outputs: Sequence[Tensor | None],
+        like: Tensor,
+        root: int | None,
+        seconds: float,
+    ) -> None:
+        """Send `source` to all ranks, and receive `outputs[r]` from rank r."""
+        sources = [source] * self.size
+        self._exchange(name, sources, outputs, like, root, seconds, SLOT_BYTES, same=True)
+
+    def _send_pieces(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        like: Tensor,
+        root: int | None,
+        seconds: float,
+    ) -> None:
+        """Send `inputs[r]` to rank r, and receive `outputs[r]` from it."""
+        per_round = SLOT_BYTES // self.size
+        self._exchange(name, inputs, outputs, like, root, seconds, per_round, same=False)
+
+    def _exchange(
+        self,
+        name: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        like: Tensor,
+        root: int | None,
+        seconds: float,
+        per_round: int,
+        same: bool,
+    ) -> None:
+        """Move bytes. Each destination has its own place in the slot, unless all get the same
+        data."""
+        wrong = {each.dtype for each in (*inputs, *outputs) if each is not None} - {like.dtype}
+        if wrong:
+            raise dist.DistBackendError(f"{name} of {like.dtype} got a tensor of {wrong.pop()}.")
+        sources, targets = _as_bytes(inputs), _as_bytes(outputs)
+        sends = tuple(0 if each is None else each.numel() for each in sources)
+        expects = tuple(0 if each is None else each.numel() for each in targets)
+        rounds = max(1, -(-max((0, *sends, *expects)) // per_round))
+        call = self._call(name, like, "", root, rounds, sends)
+
+        def piece(tensor: Tensor, number: int) -> Tensor:
+            return tensor[number * per_round : (number + 1) * per_round]
+
+        def slot(rank: int, number: int, destination: int, size: int) -> Tensor:
+            first = 0 if same else destination * per_round
+            return self.staging.slot(rank, number, torch.uint8)[first : first + size]
+
+        def stage(number: int) -> None:
+            for rank, tensor in enumerate(sources):
+                if tensor is not None and (same or rank != self.rank):
+                    mine = piece(tensor, number)
+                    slot(self.rank, number, rank, mine.numel()).copy_(mine)
+                    if same:
+                        break
+
+        def fetch(number: int) -> None:
+            for rank, tensor in enumerate(targets):
+                if tensor is None:
+                    continue
+                out, own = piece(tensor, number), sources[rank] if rank < len(sources) else None
+                if rank != self.rank:
+                    out.copy_(slot(rank, number, self.rank, out.numel()))
+                elif own is not None:
+                    out.copy_(piece(own, number))
+
+        self._work(call, [stage, fetch], seconds, expects)
+
+    def _call(
+        self,
+        name: str,
+        tensor: Tensor | None = None,
+        operator: str = "",
+        root: int | None = None,
+        rounds: int = 1,
+        sends: tuple[int, ...] = (),
+    ) -> Call:
+        self.calls += 1
+        if tensor is None:
+            return Call(self.calls, name)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        elements = tensor.numel() if name in SAME_SIZE else None
+        shape = tuple(tensor.shape)
+        return Call(self.calls, name, dtype, elements, shape, operator, root, sends, rounds)
+
+    def _work(
+        self,
+        call: Call,
+        stages: Sequence[Stage],
+        seconds: float,
+        expects: tuple[int, ...] = (),
+    ) -> None:
+        """Run every stage on every round, each stage one interval after the one before it."""
+        deadline = time.monotonic() + seconds
+        note, rounds, interval = call.encode(), call.rounds, 0
+        self.staging.write_note(note)
+        while True:
+            for delay, stage in enumerate(stages):
+                # A rank with less data has nothing to do in the last rounds, but still synchronizes
+                # with the others.
+                if 0 <= interval - delay < call.rounds:
+                    stage(interval - delay)
+            interval += 1
+            if interval == rounds + len(stages) - 1:
+                break
+            self.mesh.meet(call, deadline)
+            if interval == 1:
+                notes = {rank: self.staging.read_note(rank) for rank in self.mesh.peers}
+                others = {
+                    rank: call if each == note else Call.decode(each)
+                    for rank, each in notes.items()
+                }
+                check_calls(self.rank, call, others, expects)
+                rounds = max(each.rounds for each in (call, *others.values()))
+        self.staging.turn += rounds
+
+
+def split(size: int, parts: int) -> list[slice]:
+    """Split a range as torch.chunk does: 10 over 4 is 3, 3, 3, 1."""
+    step = -(-size // parts)
+    return [slice(min(size, part * step), min(size, (part + 1) * step)) for part in range(parts)]
+
+
+def _as_bytes(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if each is None else each.view(torch.uint8) for each in tensors]

@@ -1,0 +1,130 @@
+"""The thread that runs a group's collectives in order, while the caller continues to compute."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Job = Callable[[], Any]
+Entry = dict[str, Any]  # recorder.py's entry for a job
+Work: Any = dist.Work  # torch's type stubs do not allow subclasses of it
+
+
+class LocalWork(Work):  # type: ignore[misc]
+    """What torch waits for: the result of a job, or its error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outcome: torch.futures.Future[Any] = torch.futures.Future()
+        # C++ code (DDP) sees an error only if a callback raises it.
+        self._checked = self._outcome.then(_result_or_raise)
+
+    def finish(self, outcome: Any) -> None:
+        self._outcome.set_result(outcome)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        outcome = self._outcome.wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._checked
+
+    def is_completed(self) -> bool:
+        return self._outcome.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and not isinstance(self._outcome.value(), Exception)
+
+    def exception(self) -> Exception | None:
+        outcome = self._outcome.value() if self.is_completed() else None
+        return outcome if isinstance(outcome, Exception) else None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        return self._checked.wait()
+
+
+def _result_or_raise(future: torch.futures.Future[Any]) -> Any:
+    outcome = future.value()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+class OrderedThread:
+    """Run jobs one after another. After the first error every later job fails with the same one,
+    because the ranks no longer agree on what comes next."""
+
+    def __init__(self, name: str, on_error: Callable[[str], None]) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Job, Entry, LocalWork] | None] = queue.SimpleQueue()
+        self._on_error = on_error
+        self._error: Exception | None = None
+        self._count = threading.Lock()
+        self._unfinished = 0
+        self._running = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name=f"local {name}", daemon=True)
+        self._ready = threading.Event()
+        self._thread.start()
+        self._ready.wait()
+        # Threads that start later use the number that was set last, so we set ours again.
+        torch.set_num_threads(torch.get_num_threads())
+
+    def submit(self, job: Job, entry: Entry, caller_waits: bool = False) -> LocalWork:
+        """Start a job. If no job is running and the caller waits for the result anyway, the
+        caller's own thread runs the job, which saves two thread switches."""
+        work = LocalWork()
+        with self._count:
+            self._unfinished += 1
+            here = caller_waits and self._unfinished == 1
+            if here:
+                self._running.acquire()
+            else:
+                self._jobs.put((job, entry, work))
+        if here:
+            self._finish(job, entry, work)
+        return work
+
+    def close(self, seconds: float) -> bool:
+        """Return whether the thread ended within this time."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        # This is elementwise work on shared cores: more threads would only compete with training.
+        torch.set_num_threads(1)
+        self._ready.set()
+        while (item := self._jobs.get()) is not None:
+            self._running.acquire()
+            self._finish(*item)
+
+    def _finish(self, job: Job, entry: Entry, work: LocalWork) -> None:
+        """Run a job while holding `_running`, then release it."""
+        result = None
+        entry["state"] = "started"
+        try:
+            if self._error is None:
+                result = job()
+                entry["state"] = "completed"
+        except Exception as error:
+            self._error = error
+            self._on_error(str(error))
+        except BaseException as error:  # Ctrl-C in the caller's own thread
+            self._error = dist.DistBackendError(f"{type(error).__name__} interrupted a collective.")
+            self._on_error(str(self._error))
+            raise
+        finally:
+            with self._count:
+                self._unfinished -= 1
+            self._running.release()
+            work.finish(result if self._error is None else self._error)

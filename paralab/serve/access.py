@@ -1,0 +1,99 @@
+"""Who may read the pages: a browser on this machine that knows the token.
+
+Other programs can send requests to a local port, and so can any web page that the user visits. So
+each request needs the token, in the URL or in the cookie that the first page sets. A `Host` header
+with another name means that a web page pointed its own name at this machine (DNS rebinding).
+"""
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOSTS = ("127.0.0.1", "localhost")
+METHODS = ("GET", "HEAD")
+# Charts have style attributes. Scripts and style sheets come only from this server.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+NO_TOKEN = "This page needs the token from its address. Open the complete address that `paralab serve` printed.\n"
+WRONG_HOST = "This server answers only to the names 127.0.0.1 and localhost.\n"
+WRONG_METHOD = "This server answers only GET and HEAD requests: it never changes anything.\n"
+
+
+class Guard:
+    """Refuses requests before they reach the app, and adds the security headers to all answers."""
+
+    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
+        self.app, self.token, self.cookie = app, token, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        in_url = self._is_token(_token_in_url(scope["query_string"]))
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if in_url and message["status"] < 400:
+                    value = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
+                    headers.append("Set-Cookie", value)
+            await send(message)
+
+        refusal = self._refuse(scope, in_url)
+        await (refusal or self.app)(scope, receive, send_safely)
+
+    def _refuse(self, scope: Scope, in_url: bool) -> PlainTextResponse | None:
+        headers = Headers(scope=scope)
+        if not is_local(headers.getlist("host")):
+            return PlainTextResponse(WRONG_HOST, 421)
+        if scope["method"] not in METHODS:
+            return PlainTextResponse(WRONG_METHOD, 405, {"Allow": ", ".join(METHODS)})
+        if not in_url and not self._is_token(_token_in_cookie(headers, self.cookie)):
+            return PlainTextResponse(NO_TOKEN, 403)
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        """Compare in constant time, so that timing does not reveal the token."""
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def is_local(hosts: list[str]) -> bool:
+    """Return whether the request names this machine. The port may differ, because `ssh -L` forwards
+    any port."""
+    if len(hosts) != 1:
+        return False
+    name, _, port = hosts[0].partition(":")
+    return name.lower() in HOSTS and (not port or port.isdecimal())
+
+
+def _token_in_url(query: bytes) -> str:
+    try:
+        return parse_qs(query.decode("ascii"), max_num_fields=20).get("token", [""])[0]
+    except ValueError:
+        return ""
+
+
+def _token_in_cookie(headers: Headers, name: str) -> str:
+    try:
+        cookies = SimpleCookie(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    return cookies[name].value if name in cookies else ""

@@ -1,0 +1,126 @@
+"""Follow one run for all its viewers: read the new events, and run the doctor from time to time."""
+
+import threading
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from paralab.analyse.manifest import RunManifest, manifest_of
+from paralab.doctor.catalog import apply
+from paralab.doctor.finding import Finding, ordered
+from paralab.doctor.recorded import Recorded
+from paralab.record.folder import RunFolder
+from paralab.record.reader import read_failures
+from paralab.serve.problem import EXPECTED, explain
+from paralab.serve.runs import last_written
+from paralab.serve.safe_path import NotServed, open_folder, require_inside
+from paralab.serve.state import DoctorFinding, Snapshot, snapshot_of, starts_of
+from paralab.serve.status import IS_OVER, Status, is_running, status_of
+from paralab.show.follow import Follower
+
+POLL_SECONDS = 0.2
+# The doctor reads all events, so its share of the time is limited.
+DOCTOR_SECONDS, DOCTOR_SHARE = 5.0, 0.05
+MOST_BYTES = 200 << 20  # bytes of events; the doctor does not read more than this
+
+
+class LiveRun:
+    """One run. `look` may be called from several threads."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.folder = root, RunFolder(open_folder(root, name))
+        self.manifest = manifest_of(self.folder.path, RunManifest)
+        self.follower = Follower(self.manifest.plan, self.folder)
+        self._lock = threading.Lock()
+        self._looked_at = float("-inf")
+        self._seen: tuple[object, ...] = ()
+        self._snapshot: Snapshot | None = None
+        self._findings: tuple[DoctorFinding, ...] = ()
+        self._doctor_note = "The doctor reads the events after the first steps."
+        self._doctor_due = 0.0  # time.monotonic()
+        self._examined: tuple[int, Status] = (0, "starting")
+
+    def look(self) -> Snapshot:
+        """Read what is new. If nothing is new, the snapshot is the same object as before."""
+        with self._lock:
+            now = time.monotonic()
+            if self._snapshot is None or now - self._looked_at >= POLL_SECONDS:
+                self._looked_at = now
+                self._read()
+            assert self._snapshot is not None
+            return self._snapshot
+
+    def _read(self) -> None:
+        if not (self.folder.path / "manifest.json").exists():
+            raise NotServed(f"{self.folder.path} was deleted.")
+        require_inside(self.root, self.folder.path)  # a link may be new
+        self.follower.poll()
+        running = {
+            rank.plan.rank: is_running(rank.started) for rank in self.follower.ranks if rank.started
+        }
+        silent = max(0.0, time.time() - last_written(self.folder.path))
+        status = self._status(silent, running)
+        self._examine(status)
+        seen = (
+            self.follower.events_read,
+            status,
+            tuple(running.items()),
+            int(silent),
+            self._findings,
+        )
+        if seen != self._seen or self._snapshot is None:
+            self._seen = seen
+            failures = read_failures(self.folder.path)
+            snapshot = snapshot_of(
+                self.follower,
+                self.manifest,
+                self.folder,
+                status,
+                silent,
+                running,
+                failures[-1].problem if failures else "",
+            )
+            snapshot = replace(snapshot, findings=self._findings, doctor_note=self._doctor_note)
+            self._snapshot = snapshot if snapshot != self._snapshot else self._snapshot
+
+    def _status(self, silent: float, running: dict[int, bool | None]) -> Status:
+        ends = [rank.ended for rank in self.follower.ranks if rank.ended]
+        return status_of(
+            starts_of(self.follower),
+            ends,
+            self.follower.plan.world_size,
+            silent,
+            (self.folder.path / "result.json").exists(),
+            lambda start: running[start.rank or 0],
+        )
+
+    def _examine(self, status: Status) -> None:
+        """Run the doctor if it is due, and once more when the run is over."""
+        examined = (self.follower.done, status)
+        if examined == self._examined or (not self.follower.done and status not in IS_OVER):
+            return
+        if time.monotonic() < self._doctor_due and self._examined[1] == status:
+            return
+        size = sum(path.stat().st_size for path in self.folder.events.iterdir())
+        if size > MOST_BYTES:
+            self._doctor_note = "The events are too large for the live page: run `paralab doctor`."
+            return
+        begin = time.monotonic()
+        self._examined = examined
+        self._doctor_note = ""
+        try:
+            found = apply("run", Recorded.read(self.folder.path), on_error=lambda *_: None)
+            self._findings = tuple(
+                DoctorFinding.like(each) for each in ordered(found) if not _is_early(each, status)
+            )
+        except EXPECTED as error:
+            self._doctor_note = f"The doctor could not read this run. {explain(error)}"
+        spent = time.monotonic() - begin
+        self._doctor_due = time.monotonic() + max(DOCTOR_SECONDS, spent / DOCTOR_SHARE)
+
+
+def _is_early(finding: Finding, status: Status) -> bool:
+    """Return whether the finding only says that a run has not ended."""
+    suspected = finding.id == "H12" and finding.severity == "suspect"
+    return suspected and status in ("starting", "not started", "running", "silent")

@@ -1,0 +1,16 @@
+"""The explanation on a page for a folder that cannot be shown."""
+
+from paralab.errors import ParalabError, from_os_error
+
+# A damaged or edited folder can raise any of these in the analysis.
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+EXPECTED = (ParalabError, OSError, *DAMAGED)
+
+
+def explain(error: Exception) -> str:
+    """Return one or two sentences without a traceback."""
+    if isinstance(error, ParalabError):
+        return str(error)
+    if isinstance(error, OSError):
+        return str(from_os_error(error))
+    return f"The folder is damaged: {type(error).__name__}: {error}."

@@ -1,0 +1,270 @@
+"""List the runs and experiments below a folder, newest first, without reading their events.
+
+A finished run's numbers come from its result.json, and a running one's from the last lines of its
+event files. A folder that cannot be read is a row with the reason. Finished rows are remembered, so
+that listing 200 runs again takes milliseconds.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from paralab.analyse.manifest import ExperimentManifest, RunManifest
+from paralab.analyse.recording import median
+from paralab.errors import ParalabError
+from paralab.plan.plan import label
+from paralab.record.events import End, Start, Step
+from paralab.record.reader import parse
+from paralab.record.types import Record, convert, read_manifest, read_object
+from paralab.serve.problem import EXPECTED, explain
+from paralab.serve.safe_path import NotServed, require_inside
+from paralab.serve.status import IS_OVER, SILENT_SECONDS, Status, status_of
+from paralab.units import plural
+
+MOST_LEVELS = 4  # a class has runs at class/student/run
+MOST_FOLDERS = 5000  # the limit on visited folders, so that `paralab serve /` ends
+# Read this much of an event file, for its start event and its last steps.
+FIRST_BYTES, LAST_BYTES = 4096, 65536
+FINISHED: Status = "completed"
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """One run or experiment. Unknown numbers are None."""
+
+    name: str  # the path below the served folder
+    kind: str  # run, compare, scale, tune, verify, practical, slurm, or unknown
+    status: Status
+    configuration: str = ""
+    workload: str = ""
+    created: float = 0.0  # Unix time
+    step_seconds: float | None = None
+    loss: float | None = None
+    step: int | None = None
+    num_steps: int | None = None
+    silent_seconds: float | None = None  # if the run is not over: since its last event
+    reason: str = ""  # why the folder cannot be read
+
+
+class Listing:
+    """The rows of the served folder, or of one experiment in it. Rows of finished runs are
+    remembered until their files change."""
+
+    def __init__(self, root: Path, experiment: Path | None = None) -> None:
+        self.root, self.experiment = root, experiment
+        self._known: dict[Path, tuple[tuple[int, ...], Row]] = {}
+
+    def read(self) -> list[Row]:
+        folders = find_runs(self.experiment or self.root, inside=self.experiment is not None)
+        rows = [self._row(folder) for folder in folders]
+        if self.experiment:  # its runs are planned together, and start one after another
+            rows = [
+                replace(row, status="not started") if row.status == "starting" else row
+                for row in rows
+            ]
+        return sorted(rows, key=lambda row: (-row.created, row.name))
+
+    def _row(self, folder: Path) -> Row:
+        stamp = _stamp(folder)
+        known = self._known.get(folder)
+        if known and known[0] == stamp:
+            return known[1]
+        row = read_row(self.root, folder)
+        if row.status in IS_OVER:
+            self._known[folder] = (stamp, row)
+        return row
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """Return a value that changes when a finished folder is replaced or edited."""
+    stamp = []
+    for name in ("", "manifest.json", "outcome.json", "result.json"):
+        with suppress(OSError):
+            stamp.append((folder / name).stat().st_mtime_ns)
+    return tuple(stamp)
+
+
+def find_runs(root: Path, inside: bool = False) -> Iterator[Path]:
+    """Yield the run and experiment folders, but not the runs inside an experiment. `inside`: the
+    root is an experiment; yield its runs."""
+    folders = [(root, 0)]
+    looked_at = 0
+    while folders and looked_at < MOST_FOLDERS:
+        folder, level = folders.pop()
+        looked_at += 1
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        names = {entry.name for entry in entries}
+        is_run = bool(names & {"manifest.json", "manifest.part", "events"})
+        if is_run and not (inside and level == 0):
+            yield folder
+        elif level < MOST_LEVELS:
+            folders += [
+                (folder / entry.name, level + 1)
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            ]
+
+
+def read_row(root: Path, folder: Path) -> Row:
+    """Read one folder. A problem becomes the row's reason."""
+    name = folder.relative_to(root).as_posix()
+    created = _seconds_of(folder)
+    try:
+        require_inside(root, folder)
+        manifest = read_manifest(folder)
+        kind = str(manifest.get("kind", "run"))
+        with suppress(ValueError):
+            created = datetime.fromisoformat(str(manifest.get("created"))).timestamp()
+        common = {"name": name, "kind": kind, "created": created}
+        return _run(folder, manifest, common) if kind == "run" else _other(folder, manifest, common)
+    except EXPECTED as error:
+        reason = error.problem if isinstance(error, ParalabError) else explain(error)
+        if not isinstance(error, NotServed) and not (folder / "manifest.json").exists():
+            reason = "it has no manifest.json: the run is about to start, or it was killed"
+        return Row(name=name, kind="unknown", status="damaged", created=created, reason=reason)
+
+
+def _run(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
+    read = convert(manifest, RunManifest, folder / "manifest.json")
+    plan = read.plan
+    common |= {"configuration": label(plan), "workload": read.workload.name}
+    common |= {"num_steps": plan.num_steps}
+    if result := _result(folder):
+        losses = [loss for loss in result.losses if loss is not None]
+        return Row(
+            **common,
+            status=result.status,
+            step_seconds=result.step_seconds.median if result.step_seconds else None,
+            loss=losses[-1] if losses else None,
+            step=result.reached_step,
+        )
+
+    starts, ends, steps = _read_ends(folder, plan.world_size)
+    silent = max(0.0, time.time() - last_written(folder))
+    status = status_of(starts, ends, plan.world_size, silent, has_result=False)
+    last = min((max(own, default=-1) for own in steps), default=-1)
+    known = [own[last] for own in steps if last in own]
+    return Row(
+        **common,
+        status=status,
+        step_seconds=median([step.seconds for own in steps for step in own.values()]),
+        loss=sum(step.loss for step in known) if len(known) == plan.world_size else None,
+        step=last + 1,
+        silent_seconds=None if status in IS_OVER else silent,
+    )
+
+
+class _Median(msgspec.Struct):
+    median: float
+
+
+class _Result(msgspec.Struct):
+    """The fields of result.json that a row shows."""
+
+    status: Status
+    reached_step: int
+    losses: list[float | None]
+    step_seconds: _Median | None = None
+
+
+def _result(folder: Path) -> _Result | None:
+    try:
+        value = read_object(folder / "result.json")
+        return convert(value, _Result, folder / "result.json")
+    except ParalabError:
+        return None
+
+
+def _read_ends(
+    folder: Path, world_size: int
+) -> tuple[list[Start], list[End], list[dict[int, Step]]]:
+    """Read the first and the last lines of each rank's newest event file."""
+    starts: list[Start] = []
+    ends: list[End] = []
+    steps: list[dict[int, Step]] = []
+    for rank in range(world_size):
+        attempts = sorted((folder / "events").glob(f"rank{rank}.*jsonl"), key=_attempt)
+        events = (
+            [event for line in _lines(attempts[-1]) if (event := parse(line))] if attempts else []
+        )
+        starts += [event for event in events if isinstance(event, Start)]
+        ends += [event for event in events if isinstance(event, End)]
+        steps.append({event.step: event for event in events if isinstance(event, Step)})
+    return starts, ends, steps
+
+
+def _attempt(path: Path) -> int:
+    """`rank0.jsonl` -> 0, `rank0.2.jsonl` -> 2."""
+    number = path.name.split(".")[1]
+    return int(number) if number.isdigit() else 0
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the complete lines at the start and at the end of a file."""
+    with path.open("rb") as file:
+        first = file.read(FIRST_BYTES)
+        size = file.seek(0, os.SEEK_END)
+        rest = max(len(first), size - LAST_BYTES)
+        file.seek(rest)
+        last = file.read()
+    if rest == len(first):  # the whole file
+        return (first + last).split(b"\n")[:-1]
+    return first.split(b"\n")[:-1] + last.split(b"\n")[1:-1]
+
+
+def last_written(folder: Path) -> float:
+    """Return when a rank wrote its last event, or else when the manifest was written."""
+    times = [_seconds_of(folder / "manifest.json")]
+    with suppress(OSError):
+        times += [entry.stat().st_mtime for entry in os.scandir(folder / "events")]
+    return max(times)
+
+
+def _seconds_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _other(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
+    """Read an experiment: a comparison, a search, a verification, a practical, or a Slurm job."""
+    workload = manifest.get("workload")
+    name = str(workload.get("name", "")) if isinstance(workload, dict) else ""
+    common |= {"workload": name, "configuration": _describe(folder, manifest)}
+    if (folder / "outcome.json").exists() or (folder / "result.json").exists():
+        return Row(**common, status=FINISHED)
+    runs = [path.parent for path in folder.glob("**/manifest.json") if path.parent != folder]
+    newest = max(runs, key=last_written, default=folder)
+    silent = max(0.0, time.time() - last_written(newest))
+    starts = [] if newest == folder else _read_ends(newest, _world_size(newest))[0]
+    status = status_of(starts, [], len(starts) + 1, silent, has_result=False)
+    if status == "killed" and silent < SILENT_SECONDS:  # between two runs
+        status = "running"
+    return Row(**common, status=status, silent_seconds=silent)
+
+
+def _world_size(run: Path) -> int:
+    ranks = [path.name.split(".")[0] for path in (run / "events").glob("rank*.jsonl")]
+    return len(set(ranks))
+
+
+def _describe(folder: Path, manifest: dict[str, Any]) -> str:
+    about, planned = manifest.get("about"), manifest.get("configurations")
+    if isinstance(about, dict) and about.get("practical"):
+        student = f", {about['variant']}" if about.get("variant") else ""
+        return f"practical {about['practical']}{student}"
+    if isinstance(planned, list) and "kind" in manifest:
+        with suppress(ParalabError):
+            convert(manifest, ExperimentManifest, folder / "manifest.json")
+            return plural(len(planned), "configuration")
+    return ""

@@ -1,0 +1,91 @@
+"""Turn a name from a URL into a folder below the served folder, and refuse everything else.
+
+A run folder may come from someone else. Its links, or the run names in its manifest, may point to
+any file on this machine. So before a page reads a folder, `open_folder` checks that every link in
+it, and every run that it names, stays below the served folder.
+"""
+
+import os
+import stat
+from pathlib import Path, PurePosixPath
+
+from paralab.errors import ParalabError, UsageError
+from paralab.record.types import read_object
+
+SKIPPED = "checkpoints"  # no page reads checkpoints, which can have many files
+
+
+class NotServed(UsageError):
+    """The name does not refer to a folder below the served folder."""
+
+
+def find_folder(root: Path, name: str) -> Path:
+    """Return the folder with this name. Its path may contain links that stay below `root`."""
+    parts = PurePosixPath(name).parts
+    if not name or "\0" in name or "\\" in name or name.startswith("/") or ".." in parts:
+        raise NotServed(f"{name!r} is not the name of a folder below {root}.")
+    try:
+        path = (root / name).resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise NotServed(f"There is no folder {name!r} below {root}.") from error
+    if not path.is_relative_to(root.resolve()):
+        raise NotServed(f"{name!r} leads out of {root}.")
+    if not path.is_dir():
+        raise NotServed(f"{name!r} is not a folder.")
+    return root / name
+
+
+def open_folder(root: Path, name: str) -> Path:
+    """Return the folder after checking that everything a page reads in it is below `root`."""
+    folder = find_folder(root, name)
+    require_inside(root, folder)
+    return folder
+
+
+def require_inside(root: Path, folder: Path) -> None:
+    """Refuse a folder with a link that leaves `root`, a file that is not a plain file, or a
+    manifest that names a run outside `root`."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            require_file_inside(root, Path(parent, name))
+        folders[:] = [each for each in folders if each != SKIPPED]
+
+
+def require_file_inside(root: Path, path: Path) -> None:
+    """Apply the same rules to one file, which may be missing."""
+    inside = root.resolve()
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        _require_link_inside(path, inside)
+    elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NotServed(f"{path} is not a plain file.")
+    if path.name in ("manifest.json", "outcome.json"):
+        _require_runs_inside(path, inside)
+
+
+def _require_link_inside(link: Path, inside: Path) -> None:
+    try:
+        target = link.resolve()
+        is_plain = not target.exists() or target.is_file() or target.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise NotServed(f"The link {link} cannot be resolved.") from error
+    if not target.is_relative_to(inside) or not is_plain:
+        raise NotServed(f"The link {link} points outside {inside}.")
+
+
+def _require_runs_inside(path: Path, inside: Path) -> None:
+    """Check the runs that an experiment's manifest names. A damaged manifest names none."""
+    try:
+        configurations = read_object(path).get("configurations")
+    except ParalabError:
+        return
+    for each in configurations if isinstance(configurations, list) else ():
+        runs = each.get("runs") if isinstance(each, dict) else None
+        for run in runs if isinstance(runs, list) else ():
+            if not isinstance(run, str) or "\0" in run:
+                raise NotServed(f"{path} names a run {run!r}.")
+            if not (path.parent / run).resolve().is_relative_to(inside):
+                raise NotServed(f"{path} refers to the run {run!r}, which is outside {inside}.")

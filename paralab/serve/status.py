@@ -1,0 +1,66 @@
+"""Determine a run's status from its ranks' end events or, without them, from whether their
+processes still exist.
+
+A killed run does not write an end event, so a missing one does not mean that the run is still
+training.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import psutil
+
+from paralab.record.events import End, Start
+from paralab.record.reader import RunStatus, read_status
+
+# `starting` and `not started`: no rank has started, in the first minute and later. `silent`: the
+# ranks are on another machine, and nothing was written for a while.
+Status = Literal["starting", "not started", "running", "silent", "damaged"] | RunStatus
+IS_OVER: tuple[Status, ...] = ("completed", "stopped", "failed", "interrupted")
+
+# A launcher reads the events and writes result.json after the ranks have ended. It may also start
+# them again.
+GRACE_SECONDS = 8.0
+SILENT_SECONDS = 60.0
+CLOCK_SECONDS = 2.0  # a process may appear to start this long after its start event
+
+
+def is_running(start: Start) -> bool | None:
+    """Return whether the rank's process exists, or None if it runs on another machine. A process
+    that started after the event is a different one with the same id."""
+    if start.node and start.node.partition(".")[0] != socket.gethostname().partition(".")[0]:
+        return None
+    try:
+        process = psutil.Process(start.pid)
+        is_same = process.create_time() <= start.unix_seconds + CLOCK_SECONDS
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return None
+
+
+def status_of(
+    starts: Sequence[Start],
+    ends: Sequence[End],
+    world_size: int,
+    silent_seconds: float,
+    has_result: bool,
+    is_running: Callable[[Start], bool | None] = is_running,
+) -> Status:
+    """Return a run's status. `silent_seconds`: how long ago a rank wrote its last event;
+    `has_result`: whether the launcher wrote result.json, its last act."""
+    written = read_status({number: [end] for number, end in enumerate(ends)}, world_size)
+    if has_result or (len(ends) == world_size and written in ("completed", "stopped")):
+        return written
+    if not starts:
+        return "starting" if silent_seconds < SILENT_SECONDS else "not started"
+    ranks = [is_running(start) for start in starts]
+    if True in ranks:
+        return "running"
+    # Ranks that failed may be started again, and ranks elsewhere cannot be seen.
+    limit = SILENT_SECONDS if None in ranks else GRACE_SECONDS
+    if silent_seconds < limit:
+        return "running"
+    return "silent" if None in ranks and not ends else written

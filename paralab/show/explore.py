@@ -1,0 +1,252 @@
+"""The figures with sliders: compute a figure's state from its sliders and its measured constants.
+
+page.js does the same in the browser (explore.js); a test moves the sliders and compares. The state
+that Python draws is the one that a reader without scripts sees.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from paralab.analyse.blocks import Explorable
+from paralab.plan.batches import chunk_sizes, even_sizes
+from paralab.plan.memory import STRATEGIES, DeviceMemory, device_memory
+from paralab.plan.overlap import Link, reduce_buckets
+from paralab.plan.scaling import predict_step
+from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble, misfit, order, simulate
+from paralab.units import measure
+
+Values = Mapping[str, Any]
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+OTHER_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # devices to compare a prediction with
+
+
+class Box(NamedTuple):
+    start: float
+    end: float
+    kind: str
+    words: str = ""
+
+
+class Lane(NamedTuple):
+    label: str
+    boxes: tuple[Box, ...]
+
+
+class Output(NamedTuple):
+    """A number below the figure. `value` is exact; `text` is what the reader sees."""
+
+    name: str
+    label: str
+    value: float | str
+    text: str
+
+
+class State(NamedTuple):
+    unit: str  # of the axis
+    lanes: tuple[Lane, ...]
+    outputs: tuple[Output, ...]
+    problem: str = ""  # why these values cannot be combined
+
+
+def start_of(block: Explorable) -> State:
+    return state_of(block, {control.name: control.value for control in block.controls})
+
+
+def state_of(block: Explorable, values: Values) -> State:
+    return FIGURES[block.figure](values, block.constants)
+
+
+def control_words(block: Explorable, name: str, value: int) -> str:
+    """Return what a slider shows beside its label."""
+    if name == "latency":
+        return f"{value} %"
+    if name == "speed":
+        return f"× {2.0**value:g}"
+    if name == "bucket":
+        return f"{value} / {block.constants['parts']}"
+    return str(value)
+
+
+def _output(name: str, label: str, value: float, unit: str) -> Output:
+    return Output(name, label, value, measure(value, unit))
+
+
+def _schedule(values: Values, constants: Values) -> State:
+    stages, micro, name = values["stages"], values["micro_batches"], values["schedule"]
+    measured = [
+        Lane(f"measured {stage}", tuple(_measured_boxes(constants["measured"], stage)))
+        for stage in range(1 + max(row[0] for row in constants["measured"]))
+    ]
+    measured_end = max(box.end for lane in measured for box in lane.boxes)
+    if problem := misfit(name, stages, micro):
+        unknown = [
+            Output(key, label, "", "–")
+            for key, label in (("bubble", "Ideal bubble"), ("ideal_seconds", "Ideal time"))
+        ]
+        end = _output("measured_seconds", "Measured time", measured_end, "seconds")
+        rest = (end, Output("difference", "Difference", "", "–"))
+        return State("seconds", tuple(measured), (*unknown, *rest), problem)
+
+    parts = PARTS_PER_RANK[name]
+    forward, backward = (
+        constants[f"{way}_seconds"] / (stages * micro * parts) for way in ("forward", "backward")
+    )
+    seconds = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
+    slots = simulate(order(name, stages, micro), seconds)
+    ideal_end = max(slot.end for slot in slots)
+    ideal = [
+        Lane(
+            f"ideal {stage}",
+            tuple(
+                Box(slot.start, slot.end, KINDS[slot.action.kind], str(slot.action.micro))
+                for slot in slots
+                if slot.rank == stage
+            ),
+        )
+        for stage in range(stages)
+    ]
+    shorter, ends = (ideal, (ideal_end, measured_end))
+    if ideal_end > measured_end:
+        shorter, ends = measured, (measured_end, ideal_end)
+    shaded = [
+        Lane(lane.label, (*lane.boxes, Box(*ends, "difference"))) if lane in shorter else lane
+        for lane in (*ideal, *measured)
+    ]
+    bubble = ideal_bubble(stages, micro, name)
+    passes = parts * micro * (3 if name == "zero-bubble" else 1)
+    formula = f"({stages} − 1) / ({passes} + {stages} − 1) = {measure(bubble, 'share')}"
+    return State(
+        "seconds",
+        tuple(shaded),
+        (
+            Output("bubble", "Ideal bubble", bubble, formula),
+            _output("ideal_seconds", "Ideal time", ideal_end, "seconds"),
+            _output("measured_seconds", "Measured time", measured_end, "seconds"),
+            Output(
+                "difference",
+                "Difference",
+                measured_end - ideal_end,
+                _signed(measured_end - ideal_end),
+            ),
+        ),
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{measure(abs(value), 'seconds')}"
+
+
+def _measured_boxes(passes: list[list[Any]], stage: int) -> list[Box]:
+    return [Box(start, end, kind, str(n)) for row, n, kind, start, end in passes if row == stage]
+
+
+def _overlap(values: Values, constants: Values) -> State:
+    backward, total = constants["backward_seconds"], constants["gradient_bytes"]
+    size = total * values["bucket"] / constants["parts"]
+    latency = constants["transfer_seconds"] * values["latency"] / 100
+    rate = constants["transfer_bytes"] / (constants["transfer_seconds"] - latency)
+    rate *= 2.0 ** values["speed"]
+    transfers = reduce_buckets(backward, total, size, Link(latency, rate))
+    end = transfers[-1].end
+    exposed = max(0.0, end - backward)
+    busy = sum(each.end - each.start for each in transfers)
+    boxes = tuple(
+        Box(each.start, each.end, "all_reduce", str(n)) for n, each in enumerate(transfers)
+    )
+    device = (Box(0.0, backward, "backward", "backward"), Box(backward, end, "exposed", ""))
+    one = latency + size / rate
+    formula = f"{measure(latency, 'seconds')} + {measure(size, 'bytes')} / "
+    formula += f"{measure(rate, 'bytes')}/s = {measure(one, 'seconds')}"
+    return State(
+        "seconds",
+        (Lane("device", device if exposed else device[:1]), Lane("all-reduce", boxes)),
+        (
+            _output("bucket_bytes", "Bucket size", size, "bytes"),
+            _output("buckets", "Buckets", len(transfers), "number"),
+            Output("transfer", "One transfer", one, formula),
+            _output("hidden", "Hidden share", 1 - exposed / busy, "share"),
+            _output("exposed", "Exposed", exposed, "seconds"),
+        ),
+    )
+
+
+def _memory(values: Values, constants: Values) -> State:
+    names = ("parameters", "gradients", "optimizer", "activations_per_sample")
+    whole = DeviceMemory(*(constants[name] for name in names))
+    lanes, outputs = [], []
+    for strategy in STRATEGIES:
+        held = device_memory(
+            strategy, values["devices"], values["batch"], whole, values["precision"]
+        )
+        boxes, start = [], 0.0
+        for kind, bytes_ in held._asdict().items():
+            boxes.append(Box(start, start + bytes_, kind, measure(bytes_, "bytes")))
+            start += bytes_
+        lanes.append(Lane(strategy, tuple(boxes)))
+        outputs.append(_output(strategy, strategy, start, "bytes"))
+    return State("bytes", tuple(lanes), tuple(outputs))
+
+
+def _split(values: Values, constants: Values) -> State:
+    shares = chunk_sizes(values["batch"], values["devices"])
+    lanes, first = [], 0
+    for device, share in enumerate(shares):
+        boxes, start = [], first
+        for piece in even_sizes(share, values["accumulate"]):
+            boxes += [Box(start, start + piece, "samples", str(piece))] if piece else []
+            start += piece
+        lanes.append(Lane(f"device {device}", tuple(boxes)))
+        first += share
+    each = -(-values["batch"] // values["devices"])
+    formula = f"ceil({values['batch']} / {values['devices']}) = {each}"
+    pieces = [str(piece) for piece in even_sizes(shares[0], values["accumulate"]) if piece]
+    return State(
+        "samples",
+        tuple(lanes),
+        (
+            Output("share", "Largest share", each, formula),
+            Output("split", "Split", "/".join(map(str, shares)), "/".join(map(str, shares))),
+            Output("passes", "Passes of device 0", " + ".join(pieces), " + ".join(pieces)),
+            _output("idle", "Devices without samples", shares.count(0), "number"),
+        ),
+    )
+
+
+def _what_if(values: Values, constants: Values) -> State:
+    names = ("compute_seconds", "optimizer_seconds", "other_seconds", "communication_seconds")
+    known = [constants[name] for name in (*names, "measured_devices", "overlap")]
+    chosen = values["devices"]
+    lanes = []
+    for devices in sorted({*OTHER_COUNTS, chosen}):
+        parts = predict_step(devices, *known)
+        boxes, start = [], 0.0
+        for kind, seconds in zip(("compute", "optimizer", "other", "exposed"), parts, strict=True):
+            boxes += [Box(start, start + seconds, kind)] if seconds else []
+            start += seconds
+        mark = " ←" if devices == chosen else ""
+        lanes.append(Lane(f"{devices}{mark}", tuple(boxes)))
+    one, step = (sum(predict_step(devices, *known)) for devices in (1, chosen))
+    compute, optimizer, other, exposed = (
+        measure(part, "seconds") for part in predict_step(chosen, *known)
+    )
+    formula = f"{compute} + {optimizer} + {other} + {exposed} = {measure(step, 'seconds')}"
+    measured = constants["measured_seconds"].get(str(chosen))
+    return State(
+        "seconds",
+        tuple(lanes),
+        (
+            Output("step", "Predicted step", step, formula),
+            _output("speed_up", "Predicted speed-up", one / step, "×"),
+            _output("efficiency", "Efficiency", one / step / chosen, "share"),
+            Output("measured", "Measured step", measured or "", measure(measured, "seconds")),
+        ),
+    )
+
+
+FIGURES: Mapping[str, Callable[[Values, Values], State]] = {
+    "schedule": _schedule,
+    "overlap": _overlap,
+    "memory": _memory,
+    "split": _split,
+    "what_if": _what_if,
+}

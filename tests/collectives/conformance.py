@@ -1,0 +1,221 @@
+"""Run under torchrun with 3 ranks: torch's own components on `local`, each against plain arithmetic
+or against gloo. Prints one line for each check that passed."""
+
+import os
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import paralab.collectives  # noqa: F401
+
+warnings.simplefilter("error", UserWarning)  # `local` warns if it leaves a call to gloo
+torch.manual_seed(0)
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)).double()
+
+
+def batch(rank):
+    return torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def serial(steps=2):
+    """Train on the batches of all ranks at once."""
+    plain = model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        plain(torch.cat([batch(rank) for rank in range(SIZE)])).square().mean().backward()
+        optimizer.step()
+    return plain.state_dict()
+
+
+def train(parallel, steps=2):
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        parallel(batch(RANK)).square().mean().backward()
+        optimizer.step()
+
+
+def close(states):
+    for name, value in serial().items():
+        torch.testing.assert_close(states[name], value, rtol=0, atol=1e-15)
+
+
+def views():
+    table = torch.arange(12.0).view(3, 4) + RANK
+    columns = table.t()[::2]  # neither contiguous nor dense
+    dist.all_reduce(columns)
+    expected = (torch.arange(12.0).view(3, 4) + 1).t()[::2] * SIZE
+    assert torch.equal(columns, expected)
+    assert torch.equal(table[:, 1], torch.arange(12.0).view(3, 4)[:, 1] + RANK)  # untouched
+
+    outputs = [torch.empty(4, 6)[:, ::2] for _ in range(SIZE)]
+    dist.all_gather(outputs, torch.full((4, 3), float(RANK)))
+    assert [each.unique().item() for each in outputs] == [0.0, 1.0, 2.0]
+
+
+def public_functions():
+    tensor = torch.full((5,), RANK + 1.0)
+    work = dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    assert tensor.tolist() == [2.0] * 5
+    mine = torch.tensor([RANK])
+    everything = torch.empty(SIZE, dtype=torch.int64)
+    gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather_single(everything, mine)
+    assert everything.tolist() == [0, 1, 2]
+    part = torch.empty(1, dtype=torch.int64)
+    scatter_single(part, everything)
+    assert part.item() == SIZE * RANK
+    outputs = torch.empty(3, dtype=torch.int64)
+    dist.all_to_all_single(outputs, torch.arange(3) + 10 * RANK)
+    assert outputs.tolist() == [RANK, 10 + RANK, 20 + RANK]
+    dist.reduce(tensor, dst=1)
+    assert tensor.tolist() == [6.0 if RANK == 1 else 2.0] * 5
+    parts = [torch.empty(2) for _ in range(SIZE)] if RANK == 2 else None
+    dist.gather(torch.full((2,), float(RANK)), parts, dst=2)
+    assert RANK != 2 or [each[0].item() for each in parts] == [0, 1, 2]
+    dist.scatter(
+        tensor, [torch.full((5,), float(r)) for r in range(3)] if RANK == 0 else None, src=0
+    )
+    assert tensor.tolist() == [float(RANK)] * 5
+    dist.barrier()
+
+
+def objects():
+    found = [None] * SIZE
+    dist.all_gather_object(found, {"rank": RANK, "text": "x" * (10 + 1000 * RANK)})
+    assert [each["rank"] for each in found] == [0, 1, 2]
+    shared = [{"from": RANK}]
+    dist.broadcast_object_list(shared, src=1)
+    assert shared == [{"from": 1}]
+
+
+def subgroups():
+    odd, even = dist.new_group([1]), dist.new_group([0, 2])
+    tensor = torch.tensor([float(RANK)])
+    dist.all_reduce(tensor, group=odd if RANK == 1 else even)
+    assert tensor.item() == (1 if RANK == 1 else 2)
+    assert dist.get_backend(even if RANK != 1 else odd) == "local"
+
+
+def point_to_point():
+    large = torch.full((300_000,), float(RANK))
+    received = torch.empty_like(large)
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    # Every rank sends first. More than a socket's buffer is on its way in a ring.
+    sends = [dist.isend(large, after), dist.isend(large[:3], after, tag=7)]
+    tagged = torch.empty(3)
+    dist.recv(tagged, before, tag=7)  # the second message first
+    dist.recv(received, before)
+    for work in sends:
+        work.wait()
+    assert received.unique().item() == before
+    assert tagged.unique().item() == before
+
+
+def ddp():
+    parallel = DistributedDataParallel(model(), bucket_cap_mb=0.0005)
+    train(parallel)
+    close(parallel.module.state_dict())
+
+
+def fsdp():
+    mesh = init_device_mesh("cpu", (SIZE,))
+    parallel = model()
+    for layer in parallel:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(parallel, mesh=mesh)
+    train(parallel)
+    close({name: value.full_tensor() for name, value in parallel.state_dict().items()})
+
+    folder = [tempfile.mkdtemp() if RANK == 0 else ""]
+    dist.broadcast_object_list(folder)
+    state = parallel.state_dict()
+    dcp.save(state, checkpoint_id=folder[0])
+    for value in state.values():
+        value.to_local().zero_()
+    dcp.load(state, checkpoint_id=folder[0])
+    close({name: value.full_tensor() for name, value in state.items()})
+
+
+def dtensor():
+    mesh = init_device_mesh("cpu", (SIZE,))
+    whole = torch.arange(30.0).view(6, 5)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(rows.redistribute(placements=[Replicate()]).to_local(), whole)
+    assert torch.equal(rows.redistribute(placements=[Shard(1)]).full_tensor(), whole)
+    assert rows.sum().full_tensor().item() == whole.sum().item()
+
+
+def pipeline():
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 6).double() for _ in range(SIZE)]
+    stage = PipelineStage(layers[RANK], RANK, SIZE, torch.device("cpu"))
+    inputs, targets = torch.cat([batch(0), batch(1)]), torch.zeros(8, 6, dtype=torch.float64)
+    schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    if RANK == 0:
+        schedule.step(inputs)
+    elif RANK == SIZE - 1:
+        schedule.step(target=targets)
+    else:
+        schedule.step()
+    plain = nn.Sequential(*[nn.Linear(6, 6).double() for _ in range(SIZE)])
+    for mine, theirs in zip(plain, layers, strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    nn.functional.mse_loss(plain(inputs), targets).backward()
+    torch.testing.assert_close(
+        layers[RANK].weight.grad, plain[RANK].weight.grad, rtol=0, atol=1e-15
+    )
+
+
+def left_to_gloo():
+    # What `local` cannot do goes to gloo, and says so.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tensor = torch.eye(2).to_sparse()
+        dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), SIZE * torch.eye(2))
+    assert [each for each in caught if "gloo" in str(each.message)]
+
+
+CHECKS = (
+    views,
+    public_functions,
+    objects,
+    subgroups,
+    point_to_point,
+    ddp,
+    fsdp,
+    dtensor,
+    pipeline,
+    left_to_gloo,
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group(sys.argv[1])
+    RANK, SIZE = dist.get_rank(), dist.get_world_size()
+    for check in CHECKS:
+        check()
+        dist.barrier()
+        if RANK == 0:
+            print(check.__name__, flush=True)
+    dist.destroy_process_group()
+    os._exit(0)

@@ -1,0 +1,5 @@
+"""The browser of the page tests."""
+
+from tests.show.conftest import browser, missing
+
+__all__ = ["browser", "missing"]
