@@ -86,10 +86,10 @@ def test_every_file_imports_only_what_the_design_allows():
 def test_the_training_half_needs_torch_and_the_standard_library_alone():
     """The modules that need psutil or msgspec are for the launching and the reading half."""
     others = {
-        PACKAGE / "machine" / "processes.py",
+        *(PACKAGE / "machine" / f"{name}.py" for name in ("processes", "mps")),
         *(PACKAGE / "record" / f"{name}.py" for name in ("events", "reader", "types")),
     }
-    unwanted = r"machine(\.| import )processes|record(\.| import )(events|reader|types)\b"
+    unwanted = r"machine(\.| import )(processes|mps)\b|record(\.| import )(events|reader|types)\b"
     known = {"paralab", "torch", "__future__", *sys.stdlib_module_names}
     for package in ("worker", "workload", "plan", "record", "machine", "observe"):
         for path in (PACKAGE / package).glob("**/*.py"):

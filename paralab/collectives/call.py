@@ -32,6 +32,7 @@ class Call:
     root: int | None = None
     sends: tuple[int, ...] = ()
     rounds: int = 1
+    device: str = "cpu"
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -44,10 +45,13 @@ class Call:
 
     def same_work(self, other: Call) -> bool:
         mine, theirs = (
-            (each.number, each.name, each.dtype, each.elements, each.operator, each.root)
-            for each in (self, other)
+            (*each.kind, each.number, each.elements, each.root) for each in (self, other)
         )
         return mine == theirs
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        return self.name, self.dtype, self.operator, self.device
 
     def __str__(self) -> str:
         words = [f"{self.name}({self.operator})" if self.operator else self.name]
@@ -55,6 +59,8 @@ class Call:
             words.append(f"with root {self.root}")
         if self.dtype:
             words.append(f"of {self.dtype} {list(self.shape)}")
+        if self.device != "cpu":
+            words.append(f"on {self.device}")
         return " ".join(words)
 
 

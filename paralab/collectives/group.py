@@ -1,8 +1,8 @@
 """The process group that torch.distributed sees.
 
 Each collective becomes a job for one thread, so DDP's backward pass continues in the meantime.
-Calls that this thread cannot handle (CUDA tensors, sparse tensors, unusual operators) go to gloo,
-and a warning says so once.
+Calls that this thread cannot handle (sparse tensors, unusual operators, GPUs that cannot share
+memory) go to gloo, and a warning says so once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paralab.collectives.flat import flat_inputs, flat_outputs
+from paralab.collectives.gpu_staging import GpuStaging
 from paralab.collectives.mesh import Mesh
 from paralab.collectives.operations import Collectives
 from paralab.collectives.point_to_point import Connection
@@ -51,6 +52,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         self._connections: dict[int, Connection] = {}
         self._warned: set[str] = set()
         self._number = 0  # of the last collective
+        self._gpu: GpuStaging | None = None  # from the first collective on a GPU on
         atexit.register(self._leave_at_exit)
 
     def getBackendName(self) -> str:
@@ -66,6 +68,8 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             self._mesh.interrupt()
             for each in threads:
                 each.close(CLOSE_SECONDS)
+        if self._gpu:
+            self._gpu.close()
         self._mesh.close()
 
     def abort(self) -> None:
@@ -222,13 +226,9 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return self._submit(lambda: self._run.barrier(self._limit(opts)), "barrier", [])
 
     def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> dist.Work:
-        if not self._can_serve(tensors, None):
-            return self._pass_on("send", tensors, tensors, rank, tag)
         return self._connection(rank).send(tensors, tag)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> dist.Work:
-        if not self._can_serve(tensors, None):
-            return self._pass_on("recv", tensors, tensors, rank, tag)
         return self._connection(rank).receive(tensors, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
@@ -256,12 +256,33 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return given if given > 0 else self._seconds
 
     def _can_serve(self, tensors: Sequence[Tensor], operator: str | None) -> bool:
-        return all(
-            each.layout == torch.strided
-            and each.device.type == "cpu"
-            and (operator is None or can_reduce(operator, each.dtype))
-            for each in tensors
+        return (
+            all(
+                each.layout == torch.strided
+                and (operator is None or can_reduce(operator, each.dtype))
+                for each in tensors
+            )
+            and len({each.device for each in tensors}) <= 1
+            and self._can_reach(tensors[0].device if tensors else torch.device("cpu"))
         )
+
+    def _can_reach(self, device: torch.device) -> bool:
+        """Return whether ranks share memory on this device. For the first collective on a GPU, set
+        it up with the other ranks."""
+        if device.type == "cpu":
+            return True
+        if not self._gpu:
+
+            def exchange(mine: bytes) -> list[bytes]:
+                return self._run.exchange_bytes("GPU setup", mine, self._seconds)
+
+            def set_up() -> None:
+                self._gpu = GpuStaging(self.rank(), device, exchange)
+                self._run.staging[device.type] = self._gpu
+
+            self._submit(set_up, "GPU setup", []).wait()
+        assert self._gpu
+        return not self._gpu.problem and device == self._gpu.stream.device
 
     def _start(self, job: Job, tensors: Sequence[Tensor], name: str, *arguments: Any) -> dist.Work:
         """Run a job in our thread, or call gloo's method `name` with these arguments."""
@@ -275,14 +296,21 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         self._number += 1
         entry = record(self.group_name, self._number, name, tensors)
-        return self._thread.submit(job, entry, caller_waits)
+        if not any(each.is_cuda for each in tensors):
+            return self._thread.submit(job, entry, caller_waits)
+
+        assert self._gpu
+        for each in tensors:
+            each.record_stream(self._gpu.stream)
+        return self._thread.submit(job, entry, caller_waits, self._gpu.stream)
 
     def _pass_on(self, name: str, tensors: Sequence[Tensor], *arguments: Any) -> dist.Work:
         what = f"{name} of {tensors[0].dtype} on {tensors[0].device.type}"
         if what not in self._warned:
             self._warned.add(what)
+            reason = f" ({self._gpu.problem})" if self._gpu and self._gpu.problem else ""
             warnings.warn(
-                f"Backend 'local' does not support {what}, so gloo runs it.", stacklevel=4
+                f"Backend 'local' does not support {what}{reason}, so gloo runs it.", stacklevel=4
             )
         work: dist.Work = getattr(self._gloo, name)(*arguments)
         return work

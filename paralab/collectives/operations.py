@@ -24,7 +24,8 @@ from torch import Tensor
 from paralab.collectives.call import Call, check_calls
 from paralab.collectives.mesh import Mesh
 from paralab.collectives.reduction import reduce_in_order
-from paralab.collectives.staging import SLOT_BYTES, Staging
+from paralab.collectives.shared_memory import Notes
+from paralab.collectives.staging import Staging
 
 SMALL_BYTES = (
     64 * 1024
@@ -38,12 +39,14 @@ class Collectives:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank, self.size = mesh, mesh.rank, mesh.size
-        self.staging = Staging(mesh)
+        self.notes = Notes(mesh)
+        self.staging: dict[str, Staging] = {"cpu": Staging(mesh)}  # by type of device
         self.calls = 0
 
     def all_reduce(self, tensor: Tensor, operator: str, root: int | None, seconds: float) -> None:
         """Reduce on all ranks, or only on `root`."""
-        per_round = SLOT_BYTES // tensor.element_size()
+        staging = self.staging[tensor.device.type]
+        per_round = staging.slot_bytes // tensor.element_size()
         rounds = max(1, -(-tensor.numel() // per_round))
         call = self._call(
             "all_reduce" if root is None else "reduce", tensor, operator, root, rounds
@@ -54,7 +57,7 @@ class Collectives:
             return tensor[number * per_round : (number + 1) * per_round]
 
         def slot(rank: int, number: int) -> Tensor:
-            return self.staging.slot(rank, number, tensor.dtype)
+            return staging.slot(rank, number, tensor.dtype)
 
         def stage_all(number: int) -> None:
             slot(self.rank, number)[: tensor.numel()].copy_(tensor)
@@ -87,20 +90,21 @@ class Collectives:
 
         small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
         stages = [stage_all, reduce_all] if small else [stage, reduce, copy_out]
-        self._work(call, stages, seconds)
+        self._work(call, staging, stages, seconds)
 
     def reduce_scatter(
         self, output: Tensor, inputs: Sequence[Tensor], operator: str, seconds: float
     ) -> None:
         """Reduce `inputs[r]` of all ranks into the output of rank r."""
-        per_round = SLOT_BYTES // self.size // output.element_size()
+        staging = self.staging[output.device.type]
+        per_round = staging.slot_bytes // self.size // output.element_size()
         rounds = max(1, -(-max(each.numel() for each in inputs) // per_round))
         sends = tuple(each.numel() * each.element_size() for each in inputs)
         call = self._call("reduce_scatter", output, operator, None, rounds, sends)
 
         def slot(rank: int, number: int, destination: int) -> Tensor:
             first = destination * per_round
-            return self.staging.slot(rank, number, output.dtype)[first : first + per_round]
+            return staging.slot(rank, number, output.dtype)[first : first + per_round]
 
         def stage(number: int) -> None:
             for rank, tensor in enumerate(inputs):
@@ -120,7 +124,7 @@ class Collectives:
             reduce_in_order(values, operator, out)
 
         expects = (output.numel() * output.element_size(),) * self.size
-        self._work(call, [stage, reduce], seconds, expects)
+        self._work(call, staging, [stage, reduce], seconds, expects)
 
     def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
         source = tensor if self.rank == root else None
@@ -142,8 +146,15 @@ class Collectives:
     ) -> None:
         self._send_pieces("all_to_all", inputs, outputs, inputs[0], None, seconds)
 
+    def exchange_bytes(self, name: str, mine: bytes, seconds: float) -> list[bytes]:
+        """Return the bytes of every rank. All ranks pass the same number of bytes."""
+        source = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        outputs = [torch.empty_like(source) for _ in range(self.size)]
+        self._send_same(name, source, outputs, source, None, seconds)
+        return [each.numpy().tobytes() for each in outputs]
+
     def barrier(self, seconds: float) -> None:
-        self._work(self._call("barrier"), [lambda number: None] * 2, seconds)
+        self._work(self._call("barrier"), self.staging["cpu"], [lambda number: None] * 2, seconds)
 
     def _send_same(
         self,
@@ -156,7 +167,7 @@ class Collectives:
     ) -> None:
         """Send `source` to all ranks, and receive `outputs[r]` from rank r."""
         sources = [source] * self.size
-        self._exchange(name, sources, outputs, like, root, seconds, SLOT_BYTES, same=True)
+        self._exchange(name, sources, outputs, like, root, seconds, same=True)
 
     def _send_pieces(
         self,
@@ -168,8 +179,7 @@ class Collectives:
         seconds: float,
     ) -> None:
         """Send `inputs[r]` to rank r, and receive `outputs[r]` from it."""
-        per_round = SLOT_BYTES // self.size
-        self._exchange(name, inputs, outputs, like, root, seconds, per_round, same=False)
+        self._exchange(name, inputs, outputs, like, root, seconds, same=False)
 
     def _exchange(
         self,
@@ -179,7 +189,6 @@ class Collectives:
         like: Tensor,
         root: int | None,
         seconds: float,
-        per_round: int,
         same: bool,
     ) -> None:
         """Move bytes. Each destination has its own place in the slot, unless all get the same
@@ -187,6 +196,8 @@ class Collectives:
         wrong = {each.dtype for each in (*inputs, *outputs) if each is not None} - {like.dtype}
         if wrong:
             raise dist.DistBackendError(f"{name} of {like.dtype} got a tensor of {wrong.pop()}.")
+        staging = self.staging[like.device.type]
+        per_round = staging.slot_bytes // (1 if same else self.size)
         sources, targets = _as_bytes(inputs), _as_bytes(outputs)
         sends = tuple(0 if each is None else each.numel() for each in sources)
         expects = tuple(0 if each is None else each.numel() for each in targets)
@@ -198,7 +209,7 @@ class Collectives:
 
         def slot(rank: int, number: int, destination: int, size: int) -> Tensor:
             first = 0 if same else destination * per_round
-            return self.staging.slot(rank, number, torch.uint8)[first : first + size]
+            return staging.slot(rank, number, torch.uint8)[first : first + size]
 
         def stage(number: int) -> None:
             for rank, tensor in enumerate(sources):
@@ -218,7 +229,7 @@ class Collectives:
                 elif own is not None:
                     out.copy_(piece(own, number))
 
-        self._work(call, [stage, fetch], seconds, expects)
+        self._work(call, staging, [stage, fetch], seconds, expects)
 
     def _call(
         self,
@@ -235,11 +246,13 @@ class Collectives:
         dtype = str(tensor.dtype).removeprefix("torch.")
         elements = tensor.numel() if name in SAME_SIZE else None
         shape = tuple(tensor.shape)
-        return Call(self.calls, name, dtype, elements, shape, operator, root, sends, rounds)
+        device = tensor.device.type
+        return Call(self.calls, name, dtype, elements, shape, operator, root, sends, rounds, device)
 
     def _work(
         self,
         call: Call,
+        staging: Staging,
         stages: Sequence[Stage],
         seconds: float,
         expects: tuple[int, ...] = (),
@@ -247,7 +260,7 @@ class Collectives:
         """Run every stage on every round, each stage one interval after the one before it."""
         deadline = time.monotonic() + seconds
         note, rounds, interval = call.encode(), call.rounds, 0
-        self.staging.write_note(note)
+        self.notes.write(call.number, note)
         while True:
             for delay, stage in enumerate(stages):
                 # A rank with less data has nothing to do in the last rounds, but still synchronizes
@@ -257,16 +270,16 @@ class Collectives:
             interval += 1
             if interval == rounds + len(stages) - 1:
                 break
-            self.mesh.meet(call, deadline)
+            staging.meet(lambda: self.mesh.meet(call, deadline))
             if interval == 1:
-                notes = {rank: self.staging.read_note(rank) for rank in self.mesh.peers}
+                notes = {rank: self.notes.read(call.number, rank) for rank in self.mesh.peers}
                 others = {
                     rank: call if each == note else Call.decode(each)
                     for rank, each in notes.items()
                 }
                 check_calls(self.rank, call, others, expects)
                 rounds = max(each.rounds for each in (call, *others.values()))
-        self.staging.turn += rounds
+        staging.turn += rounds
 
 
 def split(size: int, parts: int) -> list[slice]:

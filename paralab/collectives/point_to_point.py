@@ -1,6 +1,7 @@
 """Send and receive between two ranks, through a dedicated socket.
 
-Each direction has a thread, so two ranks can send to each other at the same time.
+Each direction has a thread, so two ranks can send to each other at the same time. CUDA tensors go
+through host memory.
 """
 
 from __future__ import annotations
@@ -43,16 +44,21 @@ class Connection:
                         raise self._explain("send", error) from None
             return tensors
 
-        return self.sender.submit(job, record("", None, "send", tensors))
+        entry = record("", None, "send", tensors)
+        return self.sender.submit(job, entry, stream=_stream_for(tensors))
 
     def receive(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
         def job() -> list[torch.Tensor]:
             with flat_outputs(tensors) as flat:
                 for each in flat:
-                    self._receive(each, tag)
+                    host = torch.empty_like(each, device="cpu") if each.is_cuda else each
+                    self._receive(host, tag)
+                    if host is not each:
+                        each.copy_(host)
             return tensors
 
-        return self.receiver.submit(job, record("", None, "recv", tensors))
+        entry = record("", None, "recv", tensors)
+        return self.receiver.submit(job, entry, stream=_stream_for(tensors))
 
     def _receive(self, tensor: torch.Tensor, tag: int) -> None:
         target = _bytes(tensor)
@@ -105,5 +111,9 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")[:16]
 
 
+def _stream_for(tensors: list[torch.Tensor]) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(tensors[0].device) if tensors[0].is_cuda else None
+
+
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+    return memoryview(tensor.view(torch.uint8).cpu().numpy()).cast("B")  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,16 +18,41 @@ Work: Any = dist.Work  # torch's type stubs do not allow subclasses of it
 
 
 class LocalWork(Work):  # type: ignore[misc]
-    """What torch waits for: the result of a job, or its error."""
+    """What torch waits for: the result of a job, or its error.
 
-    def __init__(self) -> None:
+    A job on a GPU is finished once its work is queued on `stream`. Whoever waits for the result then
+    makes the current stream wait for it, as with NCCL.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         super().__init__()
-        self._outcome: torch.futures.Future[Any] = torch.futures.Future()
+        self._stream = stream
+        self._end: torch.cuda.Event | None = None
+        self._outcome: torch.futures.Future[Any] = torch.futures.Future(
+            devices=[stream.device] if stream else None
+        )
+        if stream:
+            self._ready = torch.cuda.current_stream(stream.device).record_event()
         # C++ code (DDP) sees an error only if a callback raises it.
         self._checked = self._outcome.then(_result_or_raise)
 
+    @contextmanager
+    def run_on_stream(self) -> Iterator[None]:
+        """On a GPU, queue the work in this block after what the caller has queued so far."""
+        if not self._stream:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._ready)
+            yield
+
     def finish(self, outcome: Any) -> None:
-        self._outcome.set_result(outcome)
+        if not self._stream:
+            self._outcome.set_result(outcome)
+            return
+        with torch.cuda.stream(self._stream):
+            self._end = self._stream.record_event()
+            self._outcome.set_result(outcome)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         outcome = self._outcome.wait()
@@ -38,7 +64,7 @@ class LocalWork(Work):  # type: ignore[misc]
         return self._checked
 
     def is_completed(self) -> bool:
-        return self._outcome.done()
+        return self._outcome.done() and (self._end is None or self._end.query())
 
     def is_success(self) -> bool:
         return self.is_completed() and not isinstance(self._outcome.value(), Exception)
@@ -79,10 +105,16 @@ class OrderedThread:
         # Threads that start later use the number that was set last, so we set ours again.
         torch.set_num_threads(torch.get_num_threads())
 
-    def submit(self, job: Job, entry: Entry, caller_waits: bool = False) -> LocalWork:
+    def submit(
+        self,
+        job: Job,
+        entry: Entry,
+        caller_waits: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> LocalWork:
         """Start a job. If no job is running and the caller waits for the result anyway, the
         caller's own thread runs the job, which saves two thread switches."""
-        work = LocalWork()
+        work = LocalWork(stream)
         with self._count:
             self._unfinished += 1
             here = caller_waits and self._unfinished == 1
@@ -114,7 +146,8 @@ class OrderedThread:
         entry["state"] = "started"
         try:
             if self._error is None:
-                result = job()
+                with work.run_on_stream():
+                    result = job()
                 entry["state"] = "completed"
         except Exception as error:
             self._error = error

@@ -11,7 +11,9 @@ from paralab.launch.inspect import Inspected, inspect_workload
 from paralab.launch.job import Training
 from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import Machine, threads_asked, usable_cores
-from paralab.machine.precision import probe_cpu
+from paralab.machine.mps import probe_mps
+from paralab.machine.nccl import probe_nccl_sharing
+from paralab.machine.precision import Probe, probe_cpu
 from paralab.plan.check import check
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
@@ -22,7 +24,14 @@ from paralab.units import count, plural, size
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Inspection, Summary
 
-_probe_once = cache(probe_cpu)
+
+@cache
+def _probe_once(what: str) -> Probe:
+    """Try a precision on the CPU, or one of the ways to share a GPU."""
+    others = {"mps": probe_mps, "nccl": probe_nccl_sharing}
+    return others[what]() if what in others else probe_cpu(what)
+
+
 _inspect = cache(inspect_workload)
 
 

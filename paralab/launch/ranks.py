@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from paralab.launch.processes import INSIDE, Child, start
 from paralab.launch.run_options import Deadlines
 from paralab.launch.watchdog import LateRank, Watchdog
 from paralab.machine.host import loopback
+from paralab.machine.mps import mps_daemon
 from paralab.machine.signals import STOP, STOPS, set_handlers
 from paralab.plan.plan import Plan, RankPlan
 from paralab.plan.request import prefix_words
@@ -78,13 +79,17 @@ def run_ranks(
     """
     plans = [Plan.from_json(spec["plan"]) for spec in specs]
     variables = {name: value for plan in plans for name, value in plan.environment.items()}
-    plan = replace(max(plans, key=lambda plan: plan.world_size), environment=variables)
+    plan = max(plans, key=lambda plan: plan.world_size)
     here = [plan.ranks[seat.rank]] if seat else list(plan.ranks)
     numbers = [rank.rank for rank in here]
     interface = seat.interface if seat else loopback()
     folder.logs.mkdir(exist_ok=True)
 
-    with tempfile.TemporaryDirectory(prefix="paralab-") as name:
+    nothing: AbstractContextManager[dict[str, str]] = nullcontext({})
+    with (
+        mps_daemon() if any(plan.mps for plan in plans) else nothing as mps,
+        tempfile.TemporaryDirectory(prefix="paralab-") as name,
+    ):
         private = Path(name)
         board = StatusBoard.create(private / "board", plan.world_size)
         task = {
@@ -103,7 +108,7 @@ def run_ranks(
         ranks: list[Child] = []
         try:
             for rank in here:
-                ranks.append(_start(folder, spec, plan, rank, interface))
+                ranks.append(_start(folder, spec, plan, rank, interface, variables | mps))
             exits = _watch(ranks, watchdog, on_poll)
             return replace(exits, errors=read_errors(private, numbers))
         finally:
@@ -111,11 +116,16 @@ def run_ranks(
 
 
 def _start(
-    folder: RunFolder, spec: Path, plan: Plan, rank: RankPlan, interface: str | None
+    folder: RunFolder,
+    spec: Path,
+    plan: Plan,
+    rank: RankPlan,
+    interface: str | None,
+    variables: dict[str, str],
 ) -> Child:
     environment = {
         **os.environ,
-        **plan.environment,
+        **variables,
         "RANK": str(rank.rank),
         "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(plan.world_size),
@@ -125,7 +135,7 @@ def _start(
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     prefix = prefix_words(plan.prefix, rank.rank, rank.local_rank) if plan.prefix else ()
-    own = bool(plan.environment)
+    own = bool(variables)
     with (folder.logs / f"rank{rank.rank}.txt").open("ab") as log:
         return start("paralab.worker", [str(spec)], environment, log, prefix, own)
 

@@ -39,6 +39,7 @@ class Machine:
     gpus: tuple[Gpu, ...]
     backends: tuple[str, ...]
     no_gpu_reason: str | None
+    nccl: tuple[int, ...] = ()  # NCCL's version
 
 
 def core_numbers() -> list[int]:

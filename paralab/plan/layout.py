@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +13,6 @@ from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
 from paralab.plan.request import Request
 from paralab.units import plural
-
-PREFERRED = ("nccl", "local", "gloo")  # the fastest backend first
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
     if request.device == "cuda" and not gpus:
         raise UsageError(
             f"--device cuda needs a GPU, but this machine has none: {machine.no_gpu_reason}.",
-            fix="--device cpu (CPU ranks over gloo), or leave out --device",
+            fix="--device cpu (CPU ranks), or leave out --device",
         )
     given = None if request.device == "auto" else request.device
     because = f"found {plural(gpus, 'GPU')}" if gpus else f"no GPU: {machine.no_gpu_reason}"
@@ -138,51 +135,3 @@ def count_threads(
 
     threads = asked or max(1, int(cores / devices))
     return reasons.choose("threads per device", request.threads_per_device, threads, because)
-
-
-def choose_backend(
-    request: Request, machine: Machine, layout: Layout, reasons: Reasons
-) -> str | None:
-    """Choose the torch.distributed backend. Return None for a single process."""
-    if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
-        if request.backend:
-            raise UsageError(
-                f"--backend {request.backend}: {request.strategy} without --schedule has one "
-                "process, so no rank sends anything to another.",
-                fix="leave out --backend, or add --schedule gpipe",
-            )
-        return None
-    users = Counter(name for row in layout.cells for name in {cell.name for cell in row})
-    shared = layout.device == "cuda" and max(users.values()) > 1
-    nodes = len({place.node for place in layout.places}) or 1
-    if shared and request.strategy == "fsdp":
-        ranks, gpus = plural(len(layout.cells), "rank"), plural(len(users), "GPU")
-        raise UsageError(
-            f"In fsdp with {ranks} on {gpus}, ranks would share a GPU. NCCL refuses that, "
-            "and gloo's sharded collectives crash on CUDA tensors.",
-            fix=f"--device cpu, --replicas {len(users)}, or use ddp",
-        )
-
-    refused = {
-        "nccl": "the ranks are CPU processes" * (layout.device == "cpu")
-        or "ranks share a GPU, which NCCL refuses" * shared,
-        "local": "its shared memory is for CPU tensors" * (layout.device == "cuda")
-        or f"the ranks are on {nodes} nodes, which do not share memory" * (nodes > 1)
-        or "it needs Linux" * ("local" not in machine.backends),
-        "gloo": "",
-    }
-    if request.backend and refused[request.backend]:
-        raise UsageError(
-            f"--backend {request.backend} is not possible here: {refused[request.backend]}.",
-            fix=f"--backend {next(name for name in PREFERRED if not refused[name])}",
-        )
-    usual = next(name for name in PREFERRED if not refused[name])
-    because = {
-        "nccl": "no two ranks share a GPU",
-        "local": "CPU ranks on one machine share memory",
-        "gloo": "ranks share a GPU, which NCCL refuses"
-        if shared
-        else "the ranks are CPU processes",
-    }
-    chosen: str = reasons.choose("backend", request.backend, usual, because[usual])
-    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else chosen

@@ -113,6 +113,7 @@ class Plan:
     chunks: int = 1  # model parts per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
     draws: bool = False  # whether the forward pass draws random numbers
+    mps: bool = False  # whether processes on one GPU compute at the same time
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
 
     @property

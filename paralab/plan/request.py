@@ -169,7 +169,12 @@ class Request:
         DEVICES,
         choices=BACKENDS,
         strategies=BETWEEN_RANKS,
-        shown="nccl for one GPU per rank; local for CPU ranks on one machine; otherwise gloo",
+        shown="nccl for one GPU per rank; local for other ranks on one machine; otherwise gloo",
+    )
+    mps: bool | None = option(
+        "Run NVIDIA's MPS daemon, so that ranks on one GPU compute at the same time.",
+        DEVICES,
+        label=lambda _: "MPS",
     )
     threads_per_device: int | None = option(
         "CPU threads per device.", DEVICES, shown="cores ÷ devices, at least 1"

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
+from paralab.plan.backend import choose_backend, choose_bucket, choose_mps, nccl_environment
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
 from paralab.plan.check import check, check_model
 from paralab.plan.grid import Place
 from paralab.plan.layout import (
-    choose_backend,
     choose_device,
     count_launched,
     count_threads,
@@ -58,15 +58,20 @@ def resolve(
     ranks = plan_ranks(request, batch, layout)
     threads = count_threads(request, machine, layout, threads_asked, reasons)
     samples, steps = _choose_length(request, summary, reasons)
-    find_unused = _choose_ddp_options(request, summary, reasons)
+    backend = choose_backend(request, machine, layout, probe, reasons)
+    mps = choose_mps(request, layout, probe, reasons)
+    bucket_mb = choose_bucket(request, layout, summary, backend, mps, reasons)
+    find_unused = _choose_find_unused(request, summary, reasons)
     chunks = _count_chunks(request, batch, reasons)
 
     return Plan(
         strategy=request.strategy,
         workload=request.workload,
         **asdict(batch),
-        **asdict(precision),
-        bucket_mb=request.bucket_mb,
+        **asdict(precision)
+        | {"environment": precision.environment | nccl_environment(layout, backend)},
+        bucket_mb=bucket_mb,
+        mps=mps,
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),
         sync_every_pass=bool(request.sync_every_pass),
@@ -79,7 +84,7 @@ def resolve(
         device=device,
         placement=request.placement or "spread",
         threads_per_device=threads,
-        backend=choose_backend(request, machine, layout, reasons),
+        backend=backend,
         prefix=request.prefix,
         schedule=request.schedule,
         chunks=chunks,
@@ -132,14 +137,11 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
     return chunks
 
 
-def _choose_ddp_options(request: Request, summary: Summary, reasons: Reasons) -> bool:
+def _choose_find_unused(request: Request, summary: Summary, reasons: Reasons) -> bool:
     """Return whether DDP must look for parameters without a gradient."""
-    if request.strategy not in BUCKETED:
+    if request.strategy not in BUCKETED or request.schedule:
         return False
-    default = "25 MB" if request.schedule else "25 MB, 1 MB for the first"
-    given = f"{request.bucket_mb:g} MB" if request.bucket_mb else None
-    reasons.choose("bucket", given, default, "the default in PyTorch's DDP")
-    if request.schedule or not (request.find_unused or summary.unused):
+    if not (request.find_unused or summary.unused):
         return False
 
     names = ", ".join(summary.unused[:3]) + (", …" if len(summary.unused) > 3 else "")

@@ -90,6 +90,7 @@ def inspect_machine() -> Machine:
             *(("local",) if known and sys.platform == "linux" else ()),
         ),
         no_gpu_reason=reason,
+        nccl=torch.cuda.nccl.version() if number and dist.is_nccl_available() else (),
     )
 
 

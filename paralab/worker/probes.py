@@ -161,8 +161,10 @@ class Probe:
 
 
 def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
-    """Return whether a collective completes on the stream (NCCL) rather than on the host (gloo)."""
-    return tensor.is_cuda and "nccl" in dist.get_backend(group)
+    """Return whether a collective completes on the stream (NCCL, local) rather than on the host
+    (gloo)."""
+    backend = dist.get_backend(group)
+    return tensor.is_cuda and ("nccl" in backend or "local" in backend)
 
 
 class SplitNotes:

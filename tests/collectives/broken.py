@@ -15,6 +15,7 @@ import paralab.collectives  # noqa: F401
 
 fault = sys.argv[1]
 torch.set_num_threads(1)
+torch.set_default_device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 dist.init_process_group("local")
 rank = dist.get_rank()
 dist.all_reduce(torch.ones(4))

@@ -1,5 +1,8 @@
 """Run under torchrun with 3 ranks: torch's own components on `local`, each against plain arithmetic
-or against gloo. Prints one line for each check that passed."""
+or against gloo. Prints one line for each check that passed.
+
+    conformance.py BACKEND [cpu|cuda]
+"""
 
 import os
 import sys
@@ -16,9 +19,13 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import paralab.collectives  # noqa: F401
+from paralab.collectives.reduction import DTYPES, can_reduce
 
 warnings.simplefilter("error", UserWarning)  # `local` warns if it leaves a call to gloo
+OPERATORS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR")
+DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
+# A GPU adds up the products of a matrix product in another order.
+CLOSE = {"rtol": 0, "atol": 1e-15 if DEVICE.type == "cpu" else 1e-13}
 torch.manual_seed(0)
 
 
@@ -28,7 +35,9 @@ def model():
 
 
 def batch(rank):
-    return torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    generator = torch.Generator().manual_seed(rank)
+    numbers = torch.randn(4, 6, dtype=torch.float64, generator=generator, device="cpu")
+    return numbers.to(DEVICE)
 
 
 def serial(steps=2):
@@ -52,7 +61,7 @@ def train(parallel, steps=2):
 
 def close(states):
     for name, value in serial().items():
-        torch.testing.assert_close(states[name], value, rtol=0, atol=1e-15)
+        torch.testing.assert_close(states[name], value, **CLOSE)
 
 
 def views():
@@ -137,7 +146,7 @@ def ddp():
 
 
 def fsdp():
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(DEVICE.type, (SIZE,))
     parallel = model()
     for layer in parallel:
         fully_shard(layer, mesh=mesh)
@@ -156,7 +165,7 @@ def fsdp():
 
 
 def dtensor():
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(DEVICE.type, (SIZE,))
     whole = torch.arange(30.0).view(6, 5)
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     assert torch.equal(rows.redistribute(placements=[Replicate()]).to_local(), whole)
@@ -167,7 +176,7 @@ def dtensor():
 def pipeline():
     torch.manual_seed(3)
     layers = [nn.Linear(6, 6).double() for _ in range(SIZE)]
-    stage = PipelineStage(layers[RANK], RANK, SIZE, torch.device("cpu"))
+    stage = PipelineStage(layers[RANK], RANK, SIZE, DEVICE)
     inputs, targets = torch.cat([batch(0), batch(1)]), torch.zeros(8, 6, dtype=torch.float64)
     schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     if RANK == 0:
@@ -180,9 +189,33 @@ def pipeline():
     for mine, theirs in zip(plain, layers, strict=True):
         mine.load_state_dict(theirs.state_dict())
     nn.functional.mse_loss(plain(inputs), targets).backward()
-    torch.testing.assert_close(
-        layers[RANK].weight.grad, plain[RANK].weight.grad, rtol=0, atol=1e-15
-    )
+    torch.testing.assert_close(layers[RANK].weight.grad, plain[RANK].weight.grad, **CLOSE)
+
+
+def same_on_every_device():
+    # Every operator and type gives the bits that it gives on the CPU.
+    for dtype in DTYPES:
+        for operator in OPERATORS:
+            if not can_reduce(operator, dtype):
+                continue
+            generator = torch.Generator().manual_seed(RANK)
+            mine = torch.randint(
+                0, 2 if dtype == torch.bool else 5, (1001,), generator=generator, device="cpu"
+            )
+            expected, tensor = mine.to(dtype), mine.to(dtype).to(DEVICE)
+            for each in (expected, tensor):
+                dist.all_reduce(each, op=getattr(dist.ReduceOp, operator))
+            assert torch.equal(tensor.cpu(), expected), (dtype, operator)
+
+
+def large():
+    # More than one slot: many rounds.
+    for elements in (100_000_000, 100_000_001) if DEVICE.type == "cuda" else (10_000_001,):
+        tensor = torch.full((elements,), RANK + 1.0)
+        tensor[-1] = 0
+        dist.all_reduce(tensor)
+        assert tensor[:-1].eq(6).all()
+        assert tensor[-1] == 0
 
 
 def left_to_gloo():
@@ -205,11 +238,14 @@ CHECKS = (
     fsdp,
     dtensor,
     pipeline,
+    same_on_every_device,
+    large,
     left_to_gloo,
 )
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_default_device(DEVICE)
     dist.init_process_group(sys.argv[1])
     RANK, SIZE = dist.get_rank(), dist.get_world_size()
     for check in CHECKS:

@@ -59,6 +59,8 @@ def test_torch_components_run_on_local():
         "fsdp",
         "dtensor",
         "pipeline",
+        "same_on_every_device",
+        "large",
         "left_to_gloo",
     ]
 

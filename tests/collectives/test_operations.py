@@ -26,8 +26,7 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch):
     """Slots of 240 bytes, so that a thousand numbers need many rounds."""
-    for module in (operations, staging):
-        monkeypatch.setattr(module, "SLOT_BYTES", 240)
+    monkeypatch.setattr(staging.Staging, "slot_bytes", 240)
     monkeypatch.setattr(operations, "SMALL_BYTES", 40)
 
 

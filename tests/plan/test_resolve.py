@@ -179,7 +179,7 @@ def test_backends():
         ("ddp", CPU, "nccl", "CPU processes", "--backend gloo"),
         ("ddp", CPU, "local", "Linux", "--backend gloo"),
         ("ddp", machine(GPU), "nccl", "share a GPU", "--backend gloo"),
-        ("ddp", machine(GPU, GPU), "local", "CPU tensors", "--backend nccl"),
+        ("fsdp", machine(GPU), "gloo", "crash on CUDA tensors", "--device cpu"),
         ("pipeline", CPU, "gloo", "one process", "--schedule"),
     ],
 )
@@ -299,3 +299,38 @@ def test_a_wrong_number_of_launched_ranks_is_refused(strategy, options, problem)
 def test_a_launched_rank_without_a_gpu_is_refused():
     with pytest.raises(UsageError, match="n1"):
         joined("ddp", launched("A", ""), on=machine(GPU))
+
+
+def test_ranks_that_share_a_gpu_use_local_and_one_bucket_unless_mps_runs():
+    on = replace(machine(GPU), backends=("gloo", "nccl", "local"), nccl=(2, 29, 7))
+    turns = plan("ddp", on=on)
+    assert (turns.backend, turns.mps) == ("local", False)
+    whole = turns.bucket_mb
+    assert whole is not None
+    assert whole * 2**20 > summary().parameter_bytes
+    assert plan("ddp", on=on, bucket_mb=3.0).bucket_mb == 3
+    together = plan("ddp", on=on, mps=True, probe=lambda what: Probe(True, "it works"))
+    assert (together.mps, together.bucket_mb) == (True, None)
+    without = plan("ddp", on=on, mps=True, probe=lambda what: Probe(False, "not installed"))
+    assert (without.mps, without.bucket_mb) == (False, whole)
+    assert plan("fsdp", on=on).backend == "local"
+    assert plan("ddp", on=machine(GPU, GPU)).bucket_mb is None
+
+
+def test_nccl_shares_a_gpu_from_2_30_on_if_asked_and_if_it_works():
+    new = replace(machine(GPU), backends=("gloo", "nccl", "local"), nccl=(2, 30, 1))
+    works = plan("ddp", on=new, backend="nccl", probe=lambda what: Probe(True, "it works"))
+    assert works.environment == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    assert plan("ddp", on=new).backend == "local"
+    for on, probe in (
+        (new, Probe(False, "no answer within 60 s")),
+        (replace(new, nccl=(2, 29, 7)), Probe(True, "")),
+    ):
+        with pytest.raises(UsageError) as refused:
+            plan("ddp", on=on, backend="nccl", probe=lambda what, probe=probe: probe)
+        assert "--backend local" in refused.value.fix
+
+
+def test_mps_needs_a_gpu():
+    with pytest.raises(UsageError):
+        plan("ddp", on=CPU, mps=True)

@@ -55,7 +55,7 @@ class PipelineProcesses(Strategy):
         self.context, self.model = context, model
         self.device = torch.device(rank.devices[0].torch)
         # gloo can send only from host memory.
-        self.wire = self.device if "nccl" in (plan.backend or "") else torch.device("cpu")
+        self.wire = torch.device("cpu") if plan.backend == "gloo" else self.device
         # Micro-batches move along one group, and gradients are summed over the other.
         self.pipeline = group_of(plan, "pipeline", rank.replica)
         self.replicas = group_of(plan, "replicas", rank.stage)

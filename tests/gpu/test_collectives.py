@@ -1,0 +1,91 @@
+"""The backend `local` with CUDA tensors: ranks that share a GPU exchange them through CUDA IPC."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+import torch
+
+from tests.collectives.test_group import finish, start
+from tests.conftest import ROOT, run_paralab, wait_until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.processes]
+DAEMON = "nvidia-cuda-mps-control"
+
+
+def test_torch_components_run_on_one_gpu():
+    codes, outputs = finish(start("conformance.py", "local", "cuda"))
+    assert codes == [0, 0, 0], outputs
+    names = [line for line in outputs[0][0].splitlines() if line.isidentifier()]
+    assert names[-1] == "left_to_gloo"
+    assert {"ddp", "fsdp", "dtensor", "pipeline", "same_on_every_device", "large"} < set(names)
+
+
+@pytest.mark.parametrize(
+    ("fault", "culprit", "witnesses"),
+    [
+        ("killed", "Rank 1 died", [0, 2]),
+        ("sizes", "Ranks make different calls", [0, 1, 2]),
+        ("ddp", "Rank 1 died", [0, 2]),
+    ],
+)
+def test_a_fault_names_the_culprit(fault, culprit, witnesses):
+    _, outputs = finish(start("broken.py", fault, "cuda"))
+    reports = [json.loads(line) for text, _ in outputs for line in text.splitlines()]
+    assert sorted(report["rank"] for report in reports) == witnesses, outputs
+    for report in reports:
+        assert culprit in report["error"]
+        assert report["seconds"] < 2
+
+
+def test_no_gpu_memory_stays_behind_after_kill_9():
+    free = torch.cuda.mem_get_info()[0]
+    shared = set(os.listdir("/dev/shm"))
+    processes = start("broken.py", "endless", "cuda")
+    for each in processes:
+        each.stdout.readline()
+    wait_until(lambda: torch.cuda.mem_get_info()[0] < free - 300 * 2**20)
+    for each in processes:
+        each.send_signal(signal.SIGKILL)
+    finish(processes)
+    wait_until(lambda: torch.cuda.mem_get_info()[0] > free - 50 * 2**20)
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hybrid --schedule 1f1b"])
+def test_every_strategy_with_ranks_on_one_gpu_trains_like_a_single_device(tmp_path, strategy):
+    proof = run_paralab(
+        "verify", *strategy.split(), "--workload", "gpt:tiny", "--device", "cuda", "--json",
+        cwd=tmp_path,
+    ).json  # fmt: skip
+    assert proof["passed"]
+    assert any(each["equal"] for each in proof["configurations"])
+
+
+def daemons():
+    return [each for each in psutil.process_iter() if DAEMON[:15] in each.name()]
+
+
+RUN = ("run", "ddp", "--device", "cuda", "--mps", "--workload", "mlp:tiny")
+
+
+def test_mps_runs_during_the_run_and_stops_with_it(tmp_path):
+    result = run_paralab(*RUN, "--steps", "5", "--json", cwd=tmp_path).json
+    assert result["plan"]["mps"]
+    assert result["plan"]["backend"] == "local"
+    wait_until(lambda: not daemons())
+
+
+def test_mps_stops_even_if_paralab_is_killed(tmp_path):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "paralab", *RUN, "--steps", "1000000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as run:
+        wait_until(lambda: daemons(), seconds=60)
+        wait_until(lambda: list(tmp_path.glob("runs/*/events/rank0.jsonl")), seconds=60)
+        run.kill()
+    wait_until(lambda: not daemons(), seconds=30)
