@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ import torch
 from paralab.collectives.gpu_driver import GpuMemory
 from paralab.collectives.staging import SLOTS, Staging
 
-SLOT_BYTES = 32 * 2**20  # larger than one of DDP's buckets: fewer rounds, so fewer meetings
+SLOT_BYTES = 32 * 2**20  # at first: larger than one of DDP's buckets
+PART_OF_MEMORY = 64  # all slots of a rank use at most a 64th of its GPU
+MEET_ONCE_RANKS = 4  # more ranks would read too much if each reduced everything
 # A rank records an event again two meetings later. By then, all ranks have waited for it.
 EVENTS = 2
 INVITATION_BYTES = 1024
@@ -29,61 +32,74 @@ INVITATION_BYTES = 1024
 
 class GpuStaging(Staging):
     """The slots of every rank on its GPU. All ranks must create it at the same time. If a rank
-    cannot share memory, `problem` says why, on all ranks, and nothing works here."""
+    cannot share memory, `problem` says why, on all ranks, and nothing works here.
 
-    slot_bytes = SLOT_BYTES
+    The slots grow with the largest tensor. Ranks that take turns on a GPU then need fewer turns.
+    """
 
     def __init__(
-        self, rank: int, device: torch.device, exchange: Callable[[bytes], list[bytes]]
+        self, rank: int, size: int, device: torch.device, exchange: Callable[[bytes], list[bytes]]
     ) -> None:
+        self.rank, self.device, self._exchange = rank, device, exchange
         self.turn = self._meetings = 0
+        self.meet_once_bytes = 2**62 if size <= MEET_ONCE_RANKS else Staging.meet_once_bytes
+        memory = torch.cuda.get_device_properties(device).total_memory
+        self._most_bytes = max(SLOT_BYTES, memory // PART_OF_MEMORY // SLOTS)
         self._memory: list[GpuMemory] = []
         with torch.cuda.device(device):
             # High priority: a rank's copies must not queue behind its own backward pass.
             self.stream = torch.cuda.Stream(priority=-1)
-            self.stream.synchronize()  # CUDA is initialized in this thread
-            mine = self._invite(device)
-            invitations = list(map(_decode, exchange(_encode(mine))))
+        self.problem = self._share(SLOT_BYTES)
+
+    def fit(self, size: int) -> None:
+        wanted = min(self._most_bytes, 1 << (size - 1).bit_length()) // 4096 * 4096
+        if wanted > self.slot_bytes and self._share(wanted):
+            self._most_bytes = self.slot_bytes  # not enough memory: do not try again
+
+    def _share(self, slot_bytes: int) -> str:
+        """Replace all slots on all ranks. If a rank cannot, keep the old ones and return the reason,
+        which is the same on all ranks."""
+        self.stream.synchronize()  # no rank uses the old slots after the exchange
+        with torch.cuda.device(self.device):
+            own, mine = _allocate(SLOTS * slot_bytes, self.device)
+            invitations = list(map(_decode, self._exchange(_encode(mine))))
             problem = next((each["problem"] for each in invitations if "problem" in each), "")
+            others: dict[int, _Peer] = {}
             if not problem:
-                problem = self._open(rank, device, invitations)
-            problems = [_decode(each) for each in exchange(_encode({"problem": problem}))]
-        self.problem: str = next((each["problem"] for each in problems if each["problem"]), "")
-        if self.problem:
-            self.close()
+                others, problem = self._open(invitations, SLOTS * slot_bytes)
+            problems = [
+                _decode(each)["problem"] for each in self._exchange(_encode({"problem": problem}))
+            ]
+        problem = next(filter(None, problems), "")
+        mapped = [own, *others.values()]
+        if problem:
+            _close(each.memory for each in mapped if each)
+            return problem
 
-    def _invite(self, device: torch.device) -> dict[str, Any]:
-        """Return what other ranks need to use this rank's memory and events, or the problem."""
-        try:
-            own = GpuMemory.allocate(SLOTS * self.slot_bytes, device)
-            self._memory.append(own)
-            self._own_events = [torch.cuda.Event(interprocess=True) for _ in range(EVENTS)]
-            events = [_text(each.ipc_handle()) for each in self._own_events]
-            return {"memory": _text(own.handle()), "events": events}
-        except (OSError, RuntimeError) as error:
-            return {"problem": str(error).splitlines()[0]}
-
-    def _open(self, rank: int, device: torch.device, invitations: list[dict[str, Any]]) -> str:
-        """Map every other rank's memory. Return the problem, if any."""
-        own, size = self._memory[0], SLOTS * self.slot_bytes
-        self._events: list[list[torch.cuda.Event]] = []
-        self._data = []
-        try:
-            for other, each in enumerate(invitations):
-                memory = own
-                if other != rank:
-                    memory = GpuMemory.open(_bytes(each["memory"]), size, device)
-                    self._memory.append(memory)
-                    self._events.append(
-                        [
-                            torch.cuda.Event.from_ipc_handle(device, _bytes(event))
-                            for event in each["events"]
-                        ]
-                    )
-                self._data.append(memory.data.view(SLOTS, -1))
-        except (OSError, RuntimeError) as error:
-            return str(error).splitlines()[0]
+        assert own
+        _close(self._memory)
+        self._memory = [each.memory for each in mapped if each]
+        self.slot_bytes, self._own_events = slot_bytes, own.events
+        self._events = [each.events for each in others.values()]
+        by_rank = {self.rank: own, **others}
+        self._data = [by_rank[each].memory.data.view(SLOTS, -1) for each in sorted(by_rank)]
         return ""
+
+    def _open(self, invitations: list[dict[str, Any]], size: int) -> tuple[dict[int, _Peer], str]:
+        """Map the other ranks' memory. Return it by rank, and the problem, if any."""
+        peers: dict[int, _Peer] = {}
+        try:
+            for rank, each in enumerate(invitations):
+                if rank != self.rank:
+                    memory = GpuMemory.open(_bytes(each["memory"]), size, self.device)
+                    events = [
+                        torch.cuda.Event.from_ipc_handle(self.device, _bytes(event))
+                        for event in each["events"]
+                    ]
+                    peers[rank] = _Peer(memory, events)
+        except (OSError, RuntimeError) as error:
+            return peers, str(error).splitlines()[0]
+        return peers, ""
 
     def meet(self, meet: Callable[[], None]) -> None:
         number = self._meetings % EVENTS
@@ -96,9 +112,32 @@ class GpuStaging(Staging):
     def close(self) -> None:
         """Give the memory back. The driver keeps it until the other ranks have closed it too."""
         self.stream.synchronize()
-        while self._memory:
-            with suppress(RuntimeError):
-                self._memory.pop().close()
+        _close(self._memory)
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """One rank's slots and events, as this rank sees them."""
+
+    memory: GpuMemory
+    events: list[torch.cuda.Event]
+
+
+def _allocate(size: int, device: torch.device) -> tuple[_Peer | None, dict[str, Any]]:
+    """Return this rank's memory and what the others need to use it, or the problem."""
+    try:
+        memory = GpuMemory.allocate(size, device)
+        events = [torch.cuda.Event(interprocess=True) for _ in range(EVENTS)]
+        handles = [_text(each.ipc_handle()) for each in events]
+        return _Peer(memory, events), {"memory": _text(memory.handle()), "events": handles}
+    except (OSError, RuntimeError) as error:
+        return None, {"problem": str(error).splitlines()[0]}
+
+
+def _close(memory: Iterable[GpuMemory]) -> None:
+    for each in memory:
+        with suppress(RuntimeError):
+            each.close()
 
 
 def _encode(message: dict[str, Any]) -> bytes:

@@ -277,7 +277,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
                 return self._run.exchange_bytes("GPU setup", mine, self._seconds)
 
             def set_up() -> None:
-                self._gpu = GpuStaging(self.rank(), device, exchange)
+                self._gpu = GpuStaging(self.rank(), self.size(), device, exchange)
                 self._run.staging[device.type] = self._gpu
 
             self._submit(set_up, "GPU setup", []).wait()

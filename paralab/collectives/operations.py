@@ -27,9 +27,6 @@ from paralab.collectives.reduction import reduce_in_order
 from paralab.collectives.shared_memory import Notes
 from paralab.collectives.staging import Staging
 
-SMALL_BYTES = (
-    64 * 1024
-)  # up to this size, every rank reduces everything: one synchronization instead of two
 SAME_SIZE = ("all_reduce", "reduce", "broadcast", "gather", "scatter")
 Stage = Callable[[int], None]  # takes the round number
 
@@ -46,6 +43,8 @@ class Collectives:
     def all_reduce(self, tensor: Tensor, operator: str, root: int | None, seconds: float) -> None:
         """Reduce on all ranks, or only on `root`."""
         staging = self.staging[tensor.device.type]
+        size = tensor.numel() * tensor.element_size()
+        staging.fit(size)
         per_round = staging.slot_bytes // tensor.element_size()
         rounds = max(1, -(-tensor.numel() // per_round))
         call = self._call(
@@ -60,12 +59,14 @@ class Collectives:
             return staging.slot(rank, number, tensor.dtype)
 
         def stage_all(number: int) -> None:
-            slot(self.rank, number)[: tensor.numel()].copy_(tensor)
+            mine = part(number)
+            slot(self.rank, number)[: len(mine)].copy_(mine)
 
         def reduce_all(number: int) -> None:
             if receives:
-                values = [slot(rank, number)[: tensor.numel()] for rank in range(self.size)]
-                reduce_in_order(values, operator, tensor)
+                mine = part(number)
+                values = [slot(rank, number)[: len(mine)] for rank in range(self.size)]
+                reduce_in_order(values, operator, mine)
 
         def stage(number: int) -> None:
             mine = part(number)
@@ -88,8 +89,8 @@ class Collectives:
                 for rank, where in enumerate(split(mine.numel(), self.size)):
                     mine[where].copy_(slot(rank, number)[where])
 
-        small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
-        stages = [stage_all, reduce_all] if small else [stage, reduce, copy_out]
+        twice = size > staging.meet_once_bytes
+        stages = [stage, reduce, copy_out] if twice else [stage_all, reduce_all]
         self._work(call, staging, stages, seconds)
 
     def reduce_scatter(

@@ -22,6 +22,8 @@ class Staging:
     the same slot in the same round."""
 
     slot_bytes = 2 * 2**20
+    # Up to this size, every rank reduces everything: the ranks meet once instead of twice.
+    meet_once_bytes = 64 * 2**10
 
     def __init__(self, mesh: Mesh) -> None:
         self.turn = 0
@@ -29,6 +31,9 @@ class Staging:
 
     def slot(self, rank: int, round_number: int, dtype: torch.dtype) -> torch.Tensor:
         return self._data[rank][(self.turn + round_number) % SLOTS].view(dtype)
+
+    def fit(self, size: int) -> None:
+        """Prepare for a collective of this size, which is the same on all ranks."""
 
     def meet(self, meet: Callable[[], None]) -> None:
         """Wait until all ranks have finished their work on the slots."""

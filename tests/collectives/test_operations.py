@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paralab.collectives import operations, staging
+from paralab.collectives import staging
 from paralab.collectives.mesh import Mesh
 from paralab.collectives.operations import Collectives, split
 from paralab.collectives.thread import OrderedThread
@@ -27,7 +27,7 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def small_slots(monkeypatch):
     """Slots of 240 bytes, so that a thousand numbers need many rounds."""
     monkeypatch.setattr(staging.Staging, "slot_bytes", 240)
-    monkeypatch.setattr(operations, "SMALL_BYTES", 40)
+    monkeypatch.setattr(staging.Staging, "meet_once_bytes", 40)
 
 
 def in_ranks(size, work):
@@ -67,7 +67,7 @@ def test_a_range_is_split_as_torch_splits_it():
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("small", [0, 240], ids=["slices", "everyone reduces"])
 def test_all_reduce_on_any_size_and_type(ranks, small, monkeypatch):
-    monkeypatch.setattr(operations, "SMALL_BYTES", small)
+    monkeypatch.setattr(staging.Staging, "meet_once_bytes", small)
     sizes = [size for size in SIZES if not small or size <= 30]
     cases = [(size, dtype) for size in sizes for dtype in (*FLOATS, *WHOLE)]
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -65,7 +67,8 @@ def test_every_strategy_with_ranks_on_one_gpu_trains_like_a_single_device(tmp_pa
 
 
 def daemons():
-    return [each for each in psutil.process_iter() if DAEMON[:15] in each.name()]
+    names = [each.info["name"] or "" for each in psutil.process_iter(["name"])]
+    return [name for name in names if DAEMON.startswith(name) and name]
 
 
 RUN = ("run", "ddp", "--device", "cuda", "--mps", "--workload", "mlp:tiny")
@@ -79,9 +82,6 @@ def test_mps_runs_during_the_run_and_stops_with_it(tmp_path):
 
 
 def test_mps_stops_even_if_paralab_is_killed(tmp_path):
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "paralab", *RUN, "--steps", "1000000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as run:
