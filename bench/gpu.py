@@ -132,6 +132,8 @@ def main() -> None:
             ).returncode
             != 0
         )
+        sharing = [sys.executable, str(ROOT / "bench/gpu_sharing.py")]
+        failed += subprocess.run(sharing, cwd=ROOT).returncode != 0
     sys.exit(bool(failed))
 
 

@@ -2,6 +2,7 @@
 
 from paralab.launch.inspect import inspect_machine
 from paralab.machine.host import Machine
+from paralab.machine.mps import probe_mps, running_daemon
 from paralab.machine.precision import probe_cpu
 from paralab.plan.precision import too_old
 from paralab.record.folder import PACKAGES, version
@@ -26,9 +27,17 @@ def environment() -> Environment:
     backends = {
         "gloo": "usable: CPU ranks, and ranks that share a GPU",
         "nccl": nccl,
-        "local": "usable: CPU ranks on this machine, through shared memory",
+        "local": "usable: ranks on this machine, through shared memory (CPU) or CUDA IPC",
     }
-    for name in backends.keys() - set(machine.backends):
+    if machine.gpus:
+        tried, running = probe_mps(), running_daemon()
+        hint = (
+            ""
+            if running
+            else "; --mps starts a daemon for a run, nvidia-cuda-mps-control -d one that stays"
+        )
+        backends["mps"] = ("usable: " if tried.works else "not usable: ") + tried.reason + hint
+    for name in {"gloo", "nccl", "local"} - set(machine.backends):
         missing = "needs Linux" if name == "local" else "this torch is built without it"
         backends[name] = f"not usable: {missing}"
     packages = {name: version(name) for name in PACKAGES}

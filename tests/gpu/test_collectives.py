@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ def test_a_fault_names_the_culprit(fault, culprit, witnesses):
 
 def test_no_gpu_memory_stays_behind_after_kill_9():
     free = torch.cuda.mem_get_info()[0]
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     processes = start("broken.py", "endless", "cuda")
     for each in processes:
         each.stdout.readline()
@@ -53,7 +54,18 @@ def test_no_gpu_memory_stays_behind_after_kill_9():
         each.send_signal(signal.SIGKILL)
     finish(processes)
     wait_until(lambda: torch.cuda.mem_get_info()[0] > free - 50 * 2**20)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
+
+
+def shared_memory():
+    """Return what is in /dev/shm, without the CUDA driver's own files."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm.")}
+
+
+def test_the_launcher_removes_the_drivers_files_of_its_ranks(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    run_paralab(*"run ddp --workload mlp:tiny --steps 3 --device cuda".split(), cwd=tmp_path)
+    assert set(os.listdir("/dev/shm")) <= before
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hybrid --schedule 1f1b"])
@@ -67,8 +79,10 @@ def test_every_strategy_with_ranks_on_one_gpu_trains_like_a_single_device(tmp_pa
 
 
 def daemons():
-    names = [each.info["name"] or "" for each in psutil.process_iter(["name"])]
-    return [name for name in names if DAEMON.startswith(name) and name]
+    """Return the daemon and its server, by the 15 characters that Linux stores."""
+    processes = [each.info for each in psutil.process_iter(["name", "status"])]
+    alive = [each["name"] for each in processes if each["status"] != psutil.STATUS_ZOMBIE]
+    return [name for name in alive if name and name == DAEMON[:15]]
 
 
 RUN = ("run", "ddp", "--device", "cuda", "--mps", "--workload", "mlp:tiny")
@@ -76,8 +90,8 @@ RUN = ("run", "ddp", "--device", "cuda", "--mps", "--workload", "mlp:tiny")
 
 def test_mps_runs_during_the_run_and_stops_with_it(tmp_path):
     result = run_paralab(*RUN, "--steps", "5", "--json", cwd=tmp_path).json
-    assert result["plan"]["mps"]
-    assert result["plan"]["backend"] == "local"
+    plan = json.loads(Path(tmp_path, result["run_folder"], "manifest.json").read_text())["plan"]
+    assert (plan["backend"], plan["mps"]) == ("local", True)
     wait_until(lambda: not daemons())
 
 

@@ -269,8 +269,8 @@ def test_computing_agrees_with_the_profiler(tmp_path):
 
 
 def test_communication_agrees_with_the_profiler(tmp_path):
-    """Two ranks on one GPU over gloo."""
-    options = ["--workload", "mlp:large", "--steps", "12", "--profile"]
+    """Two ranks on one GPU over gloo, whose collectives torch's profiler records."""
+    options = ["--workload", "mlp:large", "--steps", "12", "--profile", "--backend", "gloo"]
     result = run_paralab("run", "ddp", *options, "--device", "cuda", "--json", cwd=tmp_path).json
     recording, spans, steps = profiled(tmp_path / result["run_folder"])
     theirs = length(
