@@ -116,17 +116,11 @@ def choose_mps(
     if not request.mps:
         return False
     if layout.device == "cpu":
-        raise UsageError(
-            "--mps lets processes share a GPU, but this run uses the CPU.",
-            fix="leave out --mps",
-        )
-    if layout.places:
-        raise UsageError(
-            "--mps: another launcher started the ranks, so paralab cannot start a daemon before "
-            "them.",
-            fix="nvidia-cuda-mps-control -d on each node before the launch",
-        )
-    tried = probe("mps")
+        tried = Probe(False, "this run uses the CPU")
+    elif layout.places:
+        tried = Probe(False, "the ranks are already running; start the daemon before them")
+    else:
+        tried = probe("mps")
     reasons.add("MPS", "on" if tried.works else "off", f"requested; {tried.reason}")
     return tried.works
 

@@ -331,6 +331,5 @@ def test_nccl_shares_a_gpu_from_2_30_on_if_asked_and_if_it_works():
         assert "--backend local" in refused.value.fix
 
 
-def test_mps_needs_a_gpu():
-    with pytest.raises(UsageError):
-        plan("ddp", on=CPU, mps=True)
+def test_mps_on_a_cpu_is_off():
+    assert not plan("ddp", on=CPU, mps=True).mps
