@@ -174,6 +174,7 @@ class Request:
     mps: bool | None = option(
         "Run NVIDIA's MPS daemon, so that ranks on one GPU compute at the same time.",
         DEVICES,
+        strategies=BETWEEN_RANKS,
         label=lambda _: "MPS",
     )
     threads_per_device: int | None = option(
