@@ -32,6 +32,9 @@ def losses_of(row: Row, one: Row) -> dict[str, float]:
         return max(0.0, (mine[name] or 0.0) - work * (one.metrics[name] or 0.0))
 
     computing = more("compute_seconds")
+    optimizer = "the optimizer step"
+    if row.strategy in ("ddp", "hybrid"):
+        optimizer += ", which every replica repeats"
     idle = mine.bubble.measured if mine.bubble else 0.0
     bubble = min(computing, idle * (mine.compute_seconds or 0.0))
     known = {
@@ -39,7 +42,7 @@ def losses_of(row: Row, one: Row) -> dict[str, float]:
         "waiting for a slower rank": more("exposed_waiting_seconds"),
         "idle stages (the bubble)": bubble,
         "slower compute": computing - bubble,
-        "the optimizer step, which every device repeats": more("optimizer_seconds"),
+        optimizer: more("optimizer_seconds"),
     }
     lost = row.step_seconds.median - perfect_seconds(row, one)
     return known | {"other": max(0.0, lost - sum(known.values()))}

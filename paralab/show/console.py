@@ -9,7 +9,7 @@ from rich.table import Table
 
 from paralab.show.visible import visible
 
-PIPED_WIDTH = 120  # for pipes and files, which have no width; rich would use 80
+PIPED_WIDTH = 130  # for pipes and files, which have no width; fits the default comparison
 
 
 class VisibleConsole(Console):
