@@ -62,7 +62,9 @@ class GpuStaging(Staging):
         self.stream.synchronize()  # no rank uses the old slots after the exchange
         with torch.cuda.device(self.device):
             own, mine = _allocate(SLOTS * slot_bytes, self.device)
-            invitations = list(map(_decode, self._exchange(_encode(mine))))
+            answers = self._exchange(_encode(mine | {"most_bytes": self._most_bytes}))
+            invitations = list(map(_decode, answers))
+            self._most_bytes = min(each["most_bytes"] for each in invitations)  # GPUs may differ
             problem = next((each["problem"] for each in invitations if "problem" in each), "")
             others: dict[int, _Peer] = {}
             if not problem:
@@ -98,7 +100,7 @@ class GpuStaging(Staging):
                     ]
                     peers[rank] = _Peer(memory, events)
         except (OSError, RuntimeError) as error:
-            return peers, str(error).splitlines()[0]
+            return peers, _first_line(error)
         return peers, ""
 
     def meet(self, meet: Callable[[], None]) -> None:
@@ -131,13 +133,17 @@ def _allocate(size: int, device: torch.device) -> tuple[_Peer | None, dict[str, 
         handles = [_text(each.ipc_handle()) for each in events]
         return _Peer(memory, events), {"memory": _text(memory.handle()), "events": handles}
     except (OSError, RuntimeError) as error:
-        return None, {"problem": str(error).splitlines()[0]}
+        return None, {"problem": _first_line(error)}
 
 
 def _close(memory: Iterable[GpuMemory]) -> None:
     for each in memory:
         with suppress(RuntimeError):
             each.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
 
 
 def _encode(message: dict[str, Any]) -> bytes:

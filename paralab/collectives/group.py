@@ -68,7 +68,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             self._mesh.interrupt()
             for each in threads:
                 each.close(CLOSE_SECONDS)
-        if self._gpu:
+        if self._gpu and not self._thread.error:  # otherwise, its stream may wait for a dead rank
             self._gpu.close()
         self._mesh.close()
 
@@ -77,6 +77,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
 
     def _leave_at_exit(self) -> None:
         # Python kills threads that are still running at exit, which can abort inside torch's code.
+        self._gpu = None  # the driver frees its memory
         self.shutdown(0)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:

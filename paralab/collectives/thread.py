@@ -94,7 +94,7 @@ class OrderedThread:
     def __init__(self, name: str, on_error: Callable[[str], None]) -> None:
         self._jobs: queue.SimpleQueue[tuple[Job, Entry, LocalWork] | None] = queue.SimpleQueue()
         self._on_error = on_error
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._count = threading.Lock()
         self._unfinished = 0
         self._running = threading.Lock()
@@ -145,19 +145,19 @@ class OrderedThread:
         result = None
         entry["state"] = "started"
         try:
-            if self._error is None:
+            if self.error is None:
                 with work.run_on_stream():
                     result = job()
                 entry["state"] = "completed"
         except Exception as error:
-            self._error = error
+            self.error = error
             self._on_error(str(error))
         except BaseException as error:  # Ctrl-C in the caller's own thread
-            self._error = dist.DistBackendError(f"{type(error).__name__} interrupted a collective.")
-            self._on_error(str(self._error))
+            self.error = dist.DistBackendError(f"{type(error).__name__} interrupted a collective.")
+            self._on_error(str(self.error))
             raise
         finally:
             with self._count:
                 self._unfinished -= 1
             self._running.release()
-            work.finish(result if self._error is None else self._error)
+            work.finish(result if self.error is None else self.error)
