@@ -5,8 +5,6 @@ its collectives. Otherwise py-spy (pip install "paralab[attach]") reads the stac
 does not pause the processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -111,9 +109,7 @@ def attach(pid: int) -> Attached:
             return _ask_observed(Path(folder))
 
     spy = _find_spy()
-    before = {
-        rank: (processes.cpu_seconds_of(each), _stack(spy, each)) for rank, each in family.items()
-    }
+    before = {r: (processes.cpu_seconds_of(pid), _stack(spy, pid)) for r, pid in family.items()}
     time.sleep(LOOK_AGAIN_SECONDS)
     ranks = []
     for rank, each in family.items():
@@ -179,9 +175,7 @@ def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
         f"at {first.place}. It exited without an error: after an error, its launcher would end the "
         "other ranks."
     )
-    fix = (
-        "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did before."
-    )
+    fix = "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did."
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
 
 
@@ -210,9 +204,8 @@ def _report_different_calls(first: RankNow, other: RankNow, ranks: Ranks) -> Fin
 def _report_same_call(first: RankNow, ranks: Ranks) -> Finding:
     why = (
         f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and no rank is "
-        "missing. "
-        "Either the network does not respond, or only some ranks called an earlier collective, so "
-        "this call is paired with a different one."
+        "missing. Either the network does not respond, or only some ranks called an earlier "
+        "collective, so this call is paired with a different one."
     )
     fix = "`paralab doctor --stall 60 -- COMMAND` records every collective with its line."
     return make_finding("H10", "suspect", why, first.place, _evidence(ranks), fix=fix)
@@ -222,8 +215,7 @@ def _report_same_call(first: RankNow, ranks: Ranks) -> Finding:
 
 
 def ranks_of(pid: int) -> dict[int, int]:
-    """Map rank to process id. `pid` is a launcher, one of its ranks, or a program without a
-    launcher."""
+    """Map rank to process id. `pid` is a launcher, a rank, or a program without a launcher."""
     if not psutil.pid_exists(pid):
         raise UsageError(
             f"There is no process {pid} on this machine.",

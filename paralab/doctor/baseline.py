@@ -3,8 +3,6 @@
 A finding is identified by its id, its file, and the text of its line, so the line may move.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -1,7 +1,5 @@
 """The catalog: every failure by id, and every check by source."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import pkgutil
@@ -10,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from paralab.doctor import failures
-from paralab.doctor.finding import SEVERITIES, Finding
-from paralab.doctor.registry import Check, Entry, Source, registered
+from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Entry, Source, entries, registered
 from paralab.errors import UsageError
 
 GROUPS = {
@@ -29,24 +27,10 @@ GROUPS = {
 }
 
 
-def _load(package: str) -> list[Any]:
-    path = importlib.import_module(package).__path__
-    return [
-        importlib.import_module(found.name) for found in pkgutil.walk_packages(path, f"{package}.")
-    ]
-
-
-def _all() -> dict[str, Entry]:
-    entries = [module.ENTRY for module in _load(failures.__name__) if hasattr(module, "ENTRY")]
-    by_id = {
-        entry.id: entry
-        for entry in sorted(entries, key=lambda entry: (list(GROUPS).index(entry.id[0]), entry.id))
-    }
-    assert len(by_id) == len(entries), "two entries have the same id"
-    return by_id
-
-
-ENTRIES = _all()
+for _module in pkgutil.walk_packages(failures.__path__, f"{failures.__name__}."):
+    importlib.import_module(_module.name)  # registers its entry and checks
+_ORDER = list(GROUPS)
+ENTRIES = {id: entries[id] for id in sorted(entries, key=lambda id: (_ORDER.index(id[0]), id))}
 
 
 def entry(id: str) -> Entry:
@@ -68,13 +52,8 @@ def entry(id: str) -> Entry:
     )
 
 
-def checks(source: Source) -> dict[Check, tuple[str, ...]]:
-    """Return the checks for one source, each with the ids that it may report."""
-    return registered[source]
-
-
 def checked_ids(source: Source) -> set[str]:
-    ids = {id for ids in checks(source).values() for id in ids}
+    ids = {id for ids in registered[source].values() for id in ids}
     if source in ("log", "ranks"):  # one check matches the messages of all entries
         kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
         ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
@@ -83,8 +62,7 @@ def checked_ids(source: Source) -> set[str]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector. Checks free few objects, so collecting garbage would double
-    their time."""
+    """Disable the garbage collector, which would double the time of the checks and free little."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +85,7 @@ def apply(
     """
     found: list[Finding] = []
     with without_garbage_collection():
-        for check, reported in checks(source).items():
+        for check, reported in registered[source].items():
             if ids is not None and not set(reported) & set(ids):
                 continue
             try:
@@ -118,7 +96,7 @@ def apply(
                     raise
                 on_error(f"{'/'.join(reported)} {check.__name__}", error)
     best: dict[object, Finding] = {}
-    for each in sorted(found, key=lambda one: SEVERITIES.index(one.severity)):
+    for each in sorted(found, key=lambda one: one.uncertainty):
         place = (each.id, each.fix, each.file, each.line, each.rank) if each.line else each
         best.setdefault(place, each)
     kept = set(map(id, best.values()))

@@ -5,8 +5,6 @@ a subject, it checks this machine. Nothing here imports torch, and each part is 
 it is used, so that checking a script starts quickly.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections import Counter

@@ -4,22 +4,18 @@ Every function takes its source (environment variables, a system folder) as an a
 tests can supply it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
-T = TypeVar("T")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT = 29500
 ANSWER_SECONDS = 3.0  # how long to wait for a name server or a connection
@@ -39,10 +35,13 @@ class Launch:
     def rank(self) -> int | None:
         return _number(self.variables, "RANK")
 
+    def __str__(self) -> str:
+        variables = " ".join(f"{name}={value}" for name, value in self.variables.items())
+        return " ".join(filter(None, (self.by, variables and f"({variables})")))
+
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read torchrun's and Slurm's variables. In an sbatch script before any srun, use the job's
-    variables."""
+    """Read torchrun's and Slurm's variables, or the job's in an sbatch script before any srun."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -85,6 +84,11 @@ class Port:
     owner_pid: int | None = None
     owner: str | None = None
 
+    def __str__(self) -> str:
+        which = f"MASTER_PORT={self.number}" if self.asked else f"{self.number} (the default)"
+        owner = "" if self.owner_pid is None else f" by process {self.owner_pid} ({self.owner})"
+        return f"{which} is {'free' if self.free else 'in use' + owner}"
+
 
 def look_at_port(environment: Mapping[str, str]) -> Port:
     asked = _number(environment, "MASTER_PORT")
@@ -123,6 +127,11 @@ class Address:
     connects: bool | None = None
     problem: str | None = None
 
+    def __str__(self) -> str:
+        resolves = f"is {self.resolved}" if self.resolved else "does not resolve"
+        answers = {None: "", True: ", and responds", False: f", but fails: {self.problem}"}
+        return f"{self.name} {resolves}{answers[self.connects]}"
+
 
 def look_at_address(environment: Mapping[str, str]) -> Address | None:
     """Resolve MASTER_ADDR, and connect to it if another process should be listening."""
@@ -141,39 +150,21 @@ def look_at_address(environment: Mapping[str, str]) -> Address | None:
 
 
 def resolve(name: str) -> tuple[str | None, str | None]:
-    """Return (address, None) or (None, reason). Give up if the name server does not respond."""
+    """Return (address, None) or (None, reason). The call cannot be canceled, hence the thread."""
+    answers: list[tuple[str | None, str | None]] = []
 
-    def ask() -> str:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-
-    try:
-        return within(ANSWER_SECONDS, ask), None
-    except TimeoutError:
-        return None, f"the name server did not respond within {ANSWER_SECONDS:g} s"
-    except (OSError, UnicodeError) as error:
-        return None, getattr(error, "strerror", None) or str(error)
-
-
-def within(seconds: float, ask: Callable[[], T]) -> T:
-    """Return the result of `ask`, or raise TimeoutError. The call cannot be canceled, so it runs in
-    a daemon thread."""
-    answers: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
+    def ask() -> None:
         try:
-            answers.append(ask())
-        except Exception as error:
-            errors.append(error)
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            answers.append((str(found[0][4][0]), None))
+        except (OSError, UnicodeError) as error:
+            answers.append((None, getattr(error, "strerror", None) or str(error)))
 
-    thread = threading.Thread(target=run, name="paralab-question", daemon=True)
+    thread = threading.Thread(target=ask, name="paralab-question", daemon=True)
     thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise TimeoutError
-    return answers[0]
+    thread.join(ANSWER_SECONDS)
+    late = f"the name server did not respond within {ANSWER_SECONDS:g} s"
+    return answers[0] if answers else (None, late)
 
 
 @dataclass(frozen=True)
@@ -228,17 +219,6 @@ def look_at_disk(path: Path) -> Disk:
     return Disk(str(path), writable, shutil.disk_usage(path).free)
 
 
-@dataclass(frozen=True)
-class Interface:
-    name: str
-    up: bool
-    megabits: int | None  # None: virtual, or the driver does not report it
-
-
-def look_at_interfaces(root: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
-    found = []
-    for path in sorted(root.glob("*")) if root.is_dir() else []:
-        speed, state = _text(path / "speed").strip(), _text(path / "operstate").strip()
-        megabits = int(speed) if speed.isdigit() and int(speed) > 0 else None
-        found.append(Interface(path.name, state == "up", megabits))
-    return tuple(interface for interface in found if interface.name != "lo")
+def look_at_network() -> dict[str, int]:
+    """Return the speed of each active interface in Mbit/s, without those that do not report it."""
+    return {name: s.speed for name, s in psutil.net_if_stats().items() if s.isup and s.speed}

@@ -10,8 +10,6 @@ per tensor, None if there is no tensor; a norm of -1 means NaN, and -2 means inf
 have equal digests up to rounding: compare with a tolerance of 1e-5 of the norm.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any
@@ -202,6 +200,14 @@ class Amp(Event, frozen=True):
     optimizer: int | None = None
     skipped: bool | None = None
     scale: float | None = None
+
+    def scale_after(self, scale: float | None) -> float | None:
+        """Return the scale of the gradients after this call, or None if they are not scaled."""
+        if not self.enabled:
+            return scale
+        if self.op == "scale":
+            return self.scale or 0.0
+        return None if self.op in ("unscale_", "update", "step") else scale
 
 
 class Loader(Event, frozen=True):
@@ -422,7 +428,7 @@ class Off(Event, frozen=True):
     """Watching stopped because of an error in paralab: nothing is known after this."""
 
 
-@cache
+@cache  # the pre-commit hook imports this file without msgspec
 def _kinds() -> dict[str | int | None, type[Event]]:
     return {kind.__struct_config__.tag: kind for kind in Event.__subclasses__()}
 

@@ -1,7 +1,5 @@
 """The doctor's findings, each with its place, reason, and evidence."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -37,9 +35,9 @@ class Finding:
     edits: tuple[Edit, ...] = field(default=(), compare=False)  # the fix, where it is safe
 
     @property
-    def place(self) -> str:
-        """Return `train.py:41`, or an empty string."""
-        return f"{self.file or ''}{f':{self.line}' if self.file and self.line else ''}"
+    def uncertainty(self) -> int:
+        """Return 0 for an error, 1 for a warning, and 2 for a suspect."""
+        return SEVERITIES.index(self.severity)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +68,6 @@ class Looked:
 
 def ordered(findings: list[Finding]) -> list[Finding]:
     """Sort findings by certainty, then by gain, then by place."""
-    place = {severity: number for number, severity in enumerate(SEVERITIES)}
     return sorted(
-        findings, key=lambda f: (place[f.severity], -(f.gain or 0), f.file or "", f.line or 0, f.id)
+        findings, key=lambda f: (f.uncertainty, -(f.gain or 0), f.file or "", f.line or 0, f.id)
     )

@@ -1,7 +1,5 @@
 """Path patterns as in .gitignore: for .gitignore itself, --exclude, and per-file-ignores."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

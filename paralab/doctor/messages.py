@@ -1,8 +1,6 @@
 """Find the failure that a message belongs to. The patterns are in the entries, so logs, watched
 ranks, and run folders all use the same ones."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

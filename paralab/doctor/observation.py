@@ -18,8 +18,6 @@ An observation is a folder. Every rank writes these files (after a restart by to
         rank.doing                       # open operations, outermost first
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -106,8 +104,7 @@ class WatchedRank:
 
     @cached_property
     def story(self) -> list[Event]:
-        """Return `events` and `recent`. Checks for hangs need the latest operations; checks of
-        whole steps use `events`."""
+        """Return `events` and `recent`, for checks of hangs. Others need whole steps."""
         if not self.recent:
             return list(self.events)
         return sorted([*self.events, *self.recent], key=lambda event: event.t)
@@ -123,7 +120,6 @@ class WatchedRank:
 
     @property
     def raised(self) -> Raised | None:
-        """Return the exception that ended this rank."""
         return self.last(Raised)
 
     @property
@@ -198,7 +194,7 @@ class Observation:
         return self.over or self.stalled_seconds is not None
 
     @classmethod
-    def read(cls, folder: Path) -> Observation:
+    def read(cls, folder: Path) -> "Observation":
         return Reader(folder).read()
 
     def rank(self, number: int) -> WatchedRank | None:
@@ -325,9 +321,7 @@ class Reader:
             if self._files[path].events:
                 latest[_rank_and_attempt(path)[0]] = self._files[path]
         settled, apart = over or stalled_seconds is not None, _not_shared(latest.values())
-        ranks = [
-            _watched_rank(number, file, settled, apart) for number, file in sorted(latest.items())
-        ]
+        ranks = [_watched_rank(n, file, settled, apart) for n, file in sorted(latest.items())]
         world = max([len(ranks), *(rank.start.world for rank in ranks)])
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
         return Observation(

@@ -1,7 +1,5 @@
 """Find how far each rank got in each pass over a DataLoader, and which collectives it called."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from paralab.doctor.events import Backward, Batch, Collective, Epoch, Forward, Loader

@@ -4,8 +4,6 @@ Edits replace whole lines and keep everything else byte for byte. A file that ha
 check stays unchanged.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import os
@@ -61,8 +59,7 @@ def overlap(one: Edit, other: Edit) -> bool:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """Return the text after the edits. Keep the file's line endings, even if the last one is
-    missing."""
+    """Return the text after the edits. Keep line endings, even if the last one is missing."""
     lines = lines_of(text)
     end = next(
         (line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\n", "\r"))), "\n"
@@ -70,9 +67,7 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     done: list[Edit] = []
     for edit in sorted(set(edits), key=lambda e: (e.first, e.last), reverse=True):
         if not (1 <= edit.first <= len(lines) + 1 and edit.first - 1 <= edit.last <= len(lines)):
-            raise DoesNotFit(
-                f"lines {edit.first}–{edit.last} of {edit.file}, which has {len(lines)}"
-            )
+            raise DoesNotFit(f"lines {edit.first}–{edit.last} of the {len(lines)} in {edit.file}")
         if any(overlap(edit, other) for other in done):
             raise DoesNotFit(f"two edits at line {edit.first} of {edit.file}")
         unended = edit.first > len(lines) and lines and not lines[-1].endswith(("\n", "\r"))
@@ -99,9 +94,7 @@ def _diff(file: str, before: str, after: str) -> str:
     shown = shown_path(file)
     names = (shown, shown) if Path(shown).is_absolute() else (f"a/{shown}", f"b/{shown}")
     lines = []
-    for line in difflib.unified_diff(
-        lines_of(before), lines_of(after), fromfile=names[0], tofile=names[1]
-    ):
+    for line in difflib.unified_diff(lines_of(before), lines_of(after), *names):
         lines.append(line.rstrip("\r\n"))
         if not line.endswith(("\n", "\r")):
             lines.append("\\ No newline at end of file")
@@ -109,8 +102,7 @@ def _diff(file: str, before: str, after: str) -> str:
 
 
 def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
-    """Return a unified diff over all files, or None if nothing changes or the edits cannot be
-    applied."""
+    """Return a unified diff over all files; None if nothing changes or an edit does not fit."""
     parts = []
     for file in dict.fromkeys(edit.file for edit in edits):
         before = sources.text(file)
@@ -174,9 +166,8 @@ def _apply(edits: Sequence[Edit], files: set[str], sources: Sources) -> dict[str
     """Return the new text of each file. Raise if it would not be valid Python."""
     texts = {}
     for file in sorted(files):
-        texts[file] = edited(
-            sources.text(file) or "", [edit for edit in edits if edit.file == file]
-        )
+        own = [edit for edit in edits if edit.file == file]
+        texts[file] = edited(sources.text(file) or "", own)
         if file.endswith(".py"):
             ast.parse(texts[file])
     return texts

@@ -1,7 +1,5 @@
 """Places in the user's code that watched ranks report."""
 
-from __future__ import annotations
-
 import linecache
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """A line of the user's code."""
-
     file: str
     line: int
     function: str
@@ -18,6 +14,9 @@ class Place:
     @property
     def code(self) -> str:
         return linecache.getline(self.file, self.line).strip()
+
+    def is_in_function_of(self, other: "Place") -> bool:
+        return (self.file, self.function) == (other.file, other.function)
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"

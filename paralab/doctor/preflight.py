@@ -5,8 +5,6 @@ An unknown fact is None, and `unknown` gives the reason. This process never impo
 child processes do.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -19,7 +17,6 @@ from pathlib import Path
 from paralab.doctor.environment import (
     Address,
     Disk,
-    Interface,
     Launch,
     Memory,
     Port,
@@ -27,7 +24,7 @@ from paralab.doctor.environment import (
     look_at_address,
     look_at_cgroup,
     look_at_disk,
-    look_at_interfaces,
+    look_at_network,
     look_at_port,
     resolve,
 )
@@ -35,7 +32,7 @@ from paralab.doctor.finding import Finding, Looked
 from paralab.doctor.probes import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
 from paralab.machine.host import cpu_name, memory_bytes, usable_cores
 from paralab.machine.precision import Probe, probe_cpu
-from paralab.units import plural, seconds, size
+from paralab.units import plural, size
 
 PRECISIONS = ("bf16", "fp16")
 PRECISION_SECONDS = 15.0
@@ -68,7 +65,7 @@ class Facts:
     shared_bytes: int | None = None  # free in /dev/shm
     disks: tuple[Disk, ...] = ()
     limits: Limits = field(default_factory=lambda: Limits(None, None))
-    interfaces: tuple[Interface, ...] = ()
+    megabits: Mapping[str, int] = field(default_factory=dict)  # of active network interfaces
     infiniband: tuple[str, ...] = ()
     precisions: Mapping[str, Probe] = field(default_factory=dict)
     link: Link | None = None
@@ -88,20 +85,14 @@ class Facts:
     def evidence(self, *names: str) -> tuple[str, ...]:
         """Return rows as evidence for a finding. `table` derives its verdicts from them."""
         values = dict(rows(self))
-        return tuple(
-            f"{name}: {values.get(name) or self.unknown.get(name, 'not set')}" for name in names
-        )
+        return tuple(f"{n}: {values.get(n) or self.unknown.get(n, 'not set')}" for n in names)
 
 
-CONCERNS = (
-    *("CUDA_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_"),
-    *("OMP_", "MKL_", "ONEDNN_", "SLURM_", "TP_"),
-)
+CONCERNS = tuple("CUDA_ NCCL_ GLOO_ TORCH_ TORCHELASTIC_ OMP_ MKL_ ONEDNN_ SLURM_ TP_".split())
 
 
 def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Gather all facts. CPU-heavy tests run one after another, and nothing else runs during the
-    timed one."""
+    """Gather all facts. CPU-heavy tests take turns, and nothing else runs during the timed one."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -120,9 +111,9 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
     pairs = gpu_pairs(len(gpus)) if len(gpus) > 1 and torch and "nccl" in torch.backends else ()
     if not pairs:
         unknown["GPU pairs"] = f"needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
-    interfaces = look_at_interfaces()
+    megabits = look_at_network()
     infiniband = tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*")))
-    if not infiniband and not any(each.megabits and each.up for each in interfaces):
+    if not infiniband and not megabits:
         unknown["network"] = "no active interface reports its speed"
     host = platform.node()
     host_address, unresolved = resolve(host)
@@ -148,7 +139,7 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         shared_bytes=shared,
         disks=tuple(map(look_at_disk, folders)),
         limits=_limits(),
-        interfaces=interfaces,
+        megabits=megabits,
         infiniband=infiniband,
         precisions=precisions,
         link=link,
@@ -181,17 +172,15 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     """Yield each fact as (name, value). The value is None if it is unknown or not set."""
     yield "cores", f"{facts.cores} of {facts.machine_cores} usable ({facts.cpu})"
     yield "memory", _memory(facts)
-    yield "torch", _torch(facts.torch) if facts.torch else None
+    yield "torch", _text(facts.torch)
     yield "GPUs (driver)", None if facts.driver_gpus is None else _named(facts.driver_gpus)
     yield "GPUs (torch)", _named(facts.gpus) if facts.torch else None
     yield "CUDA_VISIBLE_DEVICES", facts.environment.get("CUDA_VISIBLE_DEVICES")
-    yield "launcher", _launcher(facts.launch)
-    threads = (
-        f"{plural(facts.torch.threads, 'compute thread')} per process" if facts.torch else None
-    )
-    yield "threads", threads
-    yield "port", _port(facts.port) if facts.port else None
-    yield "MASTER_ADDR", _address(facts.address) if facts.address else None
+    yield "launcher", _text(facts.launch)
+    threads = plural(facts.torch.threads, "compute thread") if facts.torch else None
+    yield "threads", threads and f"{threads} per process"
+    yield "port", _text(facts.port)
+    yield "MASTER_ADDR", _text(facts.address)
     yield "host name", f"{facts.host} is {facts.host_address}" if facts.host_address else None
     shared = facts.shared_bytes
     yield "shared memory", None if shared is None else f"{size(shared)} free in {SHARED_MEMORY}"
@@ -205,11 +194,11 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     for name in PRECISIONS:
         yield f"{name} on CPU", facts.precisions[name].reason if name in facts.precisions else None
     yield "TORCH_DISTRIBUTED_DEBUG", facts.environment.get("TORCH_DISTRIBUTED_DEBUG")
-    yield "all-reduce", _link(facts.link) if facts.link else None
+    yield "all-reduce", _text(facts.link)
     if not facts.pairs:
         yield "GPU pairs", None
     for pair in facts.pairs:
-        yield f"GPU pair {'-'.join(pair.direct.ranks)}", _link(pair.direct)
+        yield f"GPU pair {'-'.join(pair.direct.ranks)}", str(pair.direct)
 
 
 def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
@@ -227,52 +216,24 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
     return found
 
 
+def _text(part: object) -> str | None:
+    return None if part is None else str(part) or None
+
+
 def _memory(facts: Facts) -> str | None:
     if facts.memory_bytes is None:
         return None
     group = facts.cgroup or Memory()
     limit = f", {size(group.limit_bytes)} allowed" if group.limit_bytes else ""
-    killed = (
-        f", {plural(group.killed, 'process')} killed for lack of memory" if group.killed else ""
-    )
+    killed = plural(group.killed or 0, "process")
+    killed = f", {killed} killed for lack of memory" if group.killed else ""
     return f"{size(facts.memory_bytes)}{limit}{killed}"
-
-
-def _torch(torch: Torch) -> str:
-    return f"{torch.version}, {', '.join(torch.backends) or 'no backend'}"
 
 
 def _named(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus) or "none"
 
 
-def _launcher(launch: Launch) -> str | None:
-    variables = " ".join(f"{name}={value}" for name, value in launch.variables.items())
-    return " ".join(part for part in (launch.by, variables and f"({variables})") if part) or None
-
-
-def _port(port: Port) -> str:
-    which = f"MASTER_PORT={port.number}" if port.asked else f"{port.number} (the default)"
-    owner = "" if port.owner_pid is None else f" by process {port.owner_pid} ({port.owner})"
-    return f"{which} is {'free' if port.free else 'in use' + owner}"
-
-
-def _address(address: Address) -> str:
-    resolves = f"is {address.resolved}" if address.resolved else "does not resolve"
-    where = f"{address.name} {resolves}"
-    answers = {None: "", True: ", and responds", False: f", but fails: {address.problem}"}
-    return where + answers[address.connects]
-
-
 def _network(facts: Facts) -> str | None:
-    up = [(each.name, each.megabits) for each in facts.interfaces if each.megabits and each.up]
-    cards = [f"{name} {megabits / 1000:g} Gbit/s" for name, megabits in up]
+    cards = [f"{name} {speed / 1000:g} Gbit/s" for name, speed in facts.megabits.items()]
     return ", ".join([*cards, *(f"InfiniBand {name}" for name in facts.infiniband)]) or None
-
-
-def _link(link: Link) -> str:
-    between = f"{size(link.bytes)} between {' and '.join(link.ranks)} over {link.backend}"
-    if link.seconds is None:
-        return f"{between}: {link.problem}"
-    beside = f"; a copy in memory takes {seconds(link.copy_seconds)}" if link.copy_seconds else ""
-    return f"{between}: {seconds(link.seconds)}, {size(link.bytes_per_second)}/s{beside}"

@@ -1,14 +1,12 @@
 """Tests that need other processes: what torch can do, and whether two ranks can connect. Each
 test has a deadline."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,8 @@ from typing import Any
 
 from paralab.machine.child import command
 from paralab.machine.host import loopback
+from paralab.record.reader import parse_object
+from paralab.units import seconds, size
 
 BYTES = 25 * 2**20  # the size of a DDP bucket
 SECONDS = 20.0  # deadline of one test: import torch, connect, run a few all-reduces
@@ -38,6 +38,9 @@ class Torch:
     gpus: tuple[Gpu, ...]
     threads: int
 
+    def __str__(self) -> str:
+        return f"{self.version}, {', '.join(self.backends) or 'no backend'}"
+
 
 @dataclass(frozen=True)
 class Link:
@@ -54,6 +57,14 @@ class Link:
     @property
     def bytes_per_second(self) -> float | None:
         return self.bytes / self.seconds if self.seconds else None
+
+    def __str__(self) -> str:
+        between = f"{size(self.bytes)} between {' and '.join(self.ranks)} over {self.backend}"
+        if self.seconds is None:
+            return f"{between}: {self.problem}"
+        copied = seconds(self.copy_seconds) if self.copy_seconds else ""
+        beside = copied and f"; a copy in memory takes {copied}"
+        return f"{between}: {seconds(self.seconds)}, {size(self.bytes_per_second)}/s{beside}"
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,8 @@ def two_ranks(
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
-        ends, prints, errors = _run(Path(folder), backend, devices, environment or {})
-    printed = {key: value for part in prints[0] for key, value in part.items()}
+        ends, lines, errors = _run(Path(folder), backend, devices, environment or {})
+    printed = {key: value for line in lines for key, value in parse_object(line).items()}
     torch = _torch(printed["torch"]) if "torch" in printed else None
     if link := printed.get("link"):
         return torch, Link(backend, names, link["bytes"], link["seconds"], link["copy_seconds"])
@@ -85,8 +96,8 @@ def two_ranks(
 
 def _run(
     folder: Path, backend: str, devices: Sequence[int | None], environment: dict[str, str]
-) -> tuple[list[int | None], list[list[dict[str, Any]]], list[str]]:
-    """Return the exit codes (None after the deadline), and each process's JSON and stderr."""
+) -> tuple[list[int | None], list[bytes], list[str]]:
+    """Return the exit codes (None after the deadline), what rank 0 printed, and each stderr."""
     # DETAIL may crash torch (H19).
     quiet = {"TORCH_DISTRIBUTED_DEBUG": "OFF", "PYTHONUNBUFFERED": "1"}
     near = {"GLOO_SOCKET_IFNAME": name} if (name := loopback()) and backend == "gloo" else {}
@@ -115,19 +126,8 @@ def _run(
         for child in children:
             child.kill()
             child.wait()
-    texts = [(folder / f"out{rank}").read_text(errors="replace") for rank in (0, 1)]
-    complaints = [(folder / f"err{rank}").read_text(errors="replace") for rank in (0, 1)]
-    return ends, [list(_objects(text)) for text in texts], complaints
-
-
-def _objects(text: str) -> Iterable[dict[str, Any]]:
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
+    errors = [(folder / f"err{rank}").read_text(errors="replace") for rank in (0, 1)]
+    return ends, (folder / "out0").read_bytes().splitlines(), errors
 
 
 def _problem(ends: list[int | None], errors: list[str]) -> str:
@@ -145,8 +145,7 @@ def _torch(printed: dict[str, Any]) -> Torch:
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
-    """Test all neighbors in a ring of GPUs, with disjoint pairs at the same time: 0-1 and 2-3, then
-    1-2 and 3-0."""
+    """Test neighbors in a ring of GPUs, disjoint pairs together: 0-1 and 2-3, then 1-2 and 3-0."""
     ring = [(first, first + 1) for first in range(gpus - 1)] + ([(gpus - 1, 0)] if gpus > 2 else [])
     rounds = [ring[::2], ring[1::2]] if gpus % 2 == 0 else [ring[:-1:2], ring[1:-1:2], ring[-1:]]
     with ThreadPoolExecutor(max_workers=max(1, gpus // 2)) as pool:
@@ -155,9 +154,8 @@ def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
 
 def _pair(devices: tuple[int, int]) -> Pair:
     direct = two_ranks("nccl", devices)[1]
-    return Pair(
-        direct, two_ranks("nccl", devices, {"NCCL_P2P_DISABLE": "1"})[1] if direct.problem else None
-    )
+    through_host = {"NCCL_P2P_DISABLE": "1"}
+    return Pair(direct, two_ranks("nccl", devices, through_host)[1] if direct.problem else None)
 
 
 def driver_gpus() -> tuple[Gpu, ...] | None:

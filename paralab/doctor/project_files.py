@@ -1,8 +1,6 @@
 """Find the Python files in a folder that train in parallel: not ignored by git, and with words such as
 torch.distributed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -75,12 +73,8 @@ def entry_points(files: Iterable[Path]) -> list[Path]:
     and the conditions around them.
     """
     texts = {path.resolve(): path.read_text("utf-8", "replace") for path in files if path.exists()}
-    imported = {
-        module
-        for path, text in texts.items()
-        for module in _local_imports(path, text)
-        if module != path
-    }
+    pairs = [(path, module) for path in texts for module in _local_imports(path, texts[path])]
+    imported = {module for path, module in pairs if module != path}
     return [
         path
         for path in files

@@ -1,8 +1,6 @@
 """Functions that the checks of watched ranks share: create findings from events, and test whether
 ranks agree."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import wraps
@@ -37,8 +35,7 @@ def differing(digests: Iterable[Digest]) -> list[int]:
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """Return the only rank that differs from all others. Return None for two ranks, because either
-    may be wrong."""
+    """Return the only rank that differs from all others. Of two ranks, either may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
@@ -95,8 +92,7 @@ def make_finding(
 
 
 def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:
-    """Register a check that looks at one rank at a time. One finding is enough, because all ranks
-    run the same script."""
+    """Register a check of one rank. One finding is enough: all ranks run the same script."""
 
     def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
         @wraps(find)

@@ -5,12 +5,8 @@ buffers in a forward, buckets in a backward, and everything in a wrap. Each coll
 the line of user code that caused it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
-from typing import TypeVar
+from functools import lru_cache
 
 from paralab.analyse.collective_matching import (
     DEFAULT_GROUP,
@@ -26,12 +22,9 @@ from paralab.doctor.place import Place
 from paralab.doctor.source_context import opposite
 from paralab.record.victims import MISMATCH, is_victim
 
-T = TypeVar("T")
-
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
-    """Return whether the rank raised an exception that is more than a lost connection to another
-    rank."""
+    """Return whether the rank raised more than a lost connection to another rank."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
 
@@ -56,22 +49,7 @@ class Stuck:
         return self.operation.site.place if self.operation.site else None
 
 
-def once_per_rank(answer: Callable[[WatchedRank], T]) -> Callable[[WatchedRank], T]:
-    """Cache a result for as long as its rank object exists. Many checks need the result, and ranks
-    are read repeatedly."""
-
-    @wraps(answer)
-    def ask(rank: WatchedRank) -> T:
-        kept: dict[str, T] = vars(rank)
-        name = f"_{answer.__name__}"
-        if name not in kept:
-            kept[name] = answer(rank)
-        return kept[name]
-
-    return ask
-
-
-@once_per_rank
+@lru_cache(maxsize=64)
 def stuck(rank: WatchedRank) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
@@ -105,7 +83,7 @@ def group_of(operation: Numbered) -> str:
     return (operation.group if isinstance(operation, Collective) else None) or DEFAULT_GROUP
 
 
-@once_per_rank
+@lru_cache(maxsize=64)
 def calls(rank: WatchedRank) -> list[CollectiveCall]:
     """Return every collective of a rank, including the one in which it is stuck."""
     found = {
@@ -160,8 +138,7 @@ def has_failed(call: CollectiveCall) -> bool:
 
 
 def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Return whether the backend pairs two calls: equal kinds and shapes, and buffers of the same
-    model."""
+    """Return whether the backend pairs two calls: same kind, shapes, and (for buffers) model."""
     models = {c.record.model for c in (one, other) if isinstance(c.record, Forward)}
     return (one.kind, one.shapes) == (other.kind, other.shapes) and len(models) < 2
 

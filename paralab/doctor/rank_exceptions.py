@@ -1,7 +1,5 @@
 """Explain exceptions of watched ranks that no check explains: read their tracebacks like a log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +28,10 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
             return list(findings)
     raised.sort(key=lambda pair: pair[1].t)
     logs = read_texts({rank.rank: exception.text for rank, exception in raised})
-    more = [_without_line_numbers(finding) for finding in apply("log", logs)]
+    found = apply("log", logs)
+    more = [
+        replace(f, evidence=tuple(LINE.sub(r"\1: ", text) for text in f.evidence)) for f in found
+    ]
     known = [finding for finding in more if finding.id != UNEXPLAINED]
     if any(finding.severity == "error" for finding in known):
         return [*known, *(finding for finding in findings if finding.id != UNEXPLAINED)]
@@ -38,7 +39,3 @@ def with_exceptions_explained(findings: Sequence[Finding], seen: Observation) ->
         return list(findings)
     # An ordinary exception is not a parallel failure, but the user should see it first.
     return [*(finding for finding in more if finding.severity == "error"), *findings]
-
-
-def _without_line_numbers(finding: Finding) -> Finding:
-    return replace(finding, evidence=tuple(LINE.sub(r"\1: ", text) for text in finding.evidence))

@@ -1,10 +1,10 @@
 """A recorded run, or the runs of a comparison, with the numbers of `analyse`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
+from typing import Self
 
 from paralab.analyse.compare import FailedRow, Row, comparison_of
 from paralab.analyse.manifest import kind_of
@@ -12,6 +12,7 @@ from paralab.analyse.metric_types import Bucket, Metrics
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, result_of
 from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Check, check
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.reader import Failure, read_failures
@@ -29,7 +30,7 @@ class Run:
     result: Result
 
     @classmethod
-    def read(cls, folder: Path, name: str | None = None) -> Run:
+    def read(cls, folder: Path, name: str | None = None) -> Self:
         recording = Recording.read(folder)
         return cls(name or recording.plan.strategy, folder, recording, result_of(folder))
 
@@ -48,21 +49,26 @@ class Run:
         return times.median if times and self.metrics.steps_measured >= FEWEST else 0.0
 
     @property
+    def cores(self) -> int:
+        return self.recording.manifest.machine.cores
+
+    @property
+    def devices_per_node(self) -> int:
+        """Return the number of devices on the busiest node."""
+        nodes = len({rank.node for rank in self.plan.ranks}) or 1
+        return -(-len(self.result.grid.devices) // nodes)
+
+    @property
     def is_crowded(self) -> bool:
         """Return whether the busiest node has more compute threads than cores."""
-        nodes = len({rank.node for rank in self.plan.ranks}) or 1
-        threads = self.plan.threads_per_device * -(-len(self.result.grid.devices) // nodes)
-        return bool(self.plan.device == "cpu" and threads > self.recording.manifest.machine.cores)
+        threads = self.plan.threads_per_device * self.devices_per_node
+        return self.plan.device == "cpu" and threads > self.cores
 
     @property
     def last_buckets(self) -> list[Bucket]:
         """Return the buckets of one synchronization: those of the last backward pass."""
         buckets = [bucket for bucket in self.metrics.buckets if bucket.kind == "all_reduce"]
         return list({(bucket.stage, bucket.bucket): bucket for bucket in buckets}.values())
-
-    def report(self, *findings: Finding | None) -> Iterator[Finding]:
-        """Yield findings about this run, located at its folder."""
-        yield from (replace(one, file=str(self.folder)) for one in findings if one is not None)
 
     @property
     def failures(self) -> list[Failure]:
@@ -79,7 +85,7 @@ class Recorded:
     rows: tuple[Row, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> Recorded:
+    def read(cls, folder: Path) -> Self:
         kind = kind_of(folder)
         if kind == "run":
             return cls(folder, (Run.read(folder),))
@@ -92,3 +98,17 @@ class Recorded:
         measured: list[Row | FailedRow] = [*comparison.rows, *comparison.failed]
         runs = [Run.read(folder / row.runs[0], row.name) for row in measured if row.runs]
         return cls(folder, tuple(runs), tuple(comparison.rows))
+
+
+def check_each_run(*ids: str) -> Callable[[Callable[[Run], Finding | None]], Check]:
+    """Register a check that looks at one run at a time. Its finding points to the run's folder."""
+
+    def register(find: Callable[[Run], Finding | None]) -> Check:
+        @wraps(find)
+        def check_runs(recorded: Recorded) -> list[Finding]:
+            found = [(find(run), str(run.folder)) for run in recorded.runs]
+            return [replace(finding, file=folder) for finding, folder in found if finding]
+
+        return check(*ids, source="run")(check_runs)
+
+    return register

@@ -1,19 +1,19 @@
 """What a failure's file registers: its entry in the catalog, and checks for one or more sources.
 
-ENTRY = Entry(id="H03", title=…, …)
+ENTRY = describe(__doc__, symptom=…, …)
 
 @check("H03", source="script")
 def partial_collective(script: Script) -> Findings: ...
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 from paralab.doctor.finding import Finding, Severity
+from paralab.errors import UsageError
 
 # script: doctor.static.script.Script; ranks: doctor.observation; log: doctor.logs;
 # run: a run folder, doctor.recorded; machine: doctor.preflight
@@ -22,15 +22,9 @@ Source = Literal["script", "ranks", "log", "run", "machine"]
 Check = Callable[[Any], Iterable[Finding] | Finding | None]
 C = TypeVar("C", bound=Check)
 REPORT = re.compile(r"([^\s#]*)#(\d+)")
-registered: dict[Source, dict[Check, tuple[str, ...]]] = {
-    "script": {},
-    "ranks": {},
-    "log": {},
-    "run": {},
-    "machine": {},
-}
+registered: dict[Source, dict[Check, tuple[str, ...]]] = {way: {} for way in get_args(Source)}
 
-entries: dict[str, Entry] = {}
+entries: dict[str, "Entry"] = {}
 
 
 @dataclass(frozen=True)
@@ -44,11 +38,15 @@ class Message:
     why: str = ""
     fix: str = ""  # default: the entry's
     severity: Severity = "error"
-    # raised: an exception that ended a process; printed: any line; note: any line of a job that
-    # did not fail
     kind: Literal["raised", "printed", "note"] = "raised"
     blames: bool = True  # the rank that prints it caused the failure
     beside: str = ""  # a pattern that some other line of the log must match
+
+
+# A `Message` matches an exception that ended a process; `printed` matches any line; `note` matches
+# any line of a job that did not fail.
+printed = partial(Message, kind="printed")
+note = partial(Message, kind="note")
 
 
 @dataclass(frozen=True)
@@ -62,33 +60,37 @@ class Entry:
     cause: str
     fix: str
     example: str
-    sources: tuple[str, ...] = ()  # owner/repository#number; see `reports`
+    sources: tuple[str, ...] = ()  # public reports: owner/repository#number
     silent: bool = False  # no other tool reports it on a plain PyTorch script
     limits: str | None = None  # what checks cannot detect, and why
     messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
+        assert self.id not in entries, "two entries have the same id"
         entries[self.id] = self
 
-    @property
-    def wrong(self) -> str:
-        return self._without("+")
 
-    @property
-    def right(self) -> str:
-        return self._without("-")
-
-    def _without(self, sign: str) -> str:
-        lines = self.example.splitlines()
-        return "".join(f"{line[2:]}\n" for line in lines if not line.startswith(sign))
-
-
-def reports(text: str) -> tuple[str, ...]:
-    """Expand "a/b#1 #2 c/d#3" to public reports: a/b#1, a/b#2, c/d#3."""
+def describe(
+    doc: str | None,
+    *,
+    symptom: str,
+    cause: str,
+    fix: str,
+    example: str,
+    sources: str = "",
+    silent: bool = False,
+    limits: str | None = None,
+    messages: tuple[Message, ...] = (),
+) -> Entry:
+    """Register the entry of a file, whose docstring begins with its id and title. `sources` lists
+    public reports: "a/b#1 #2 c/d#3" means a/b#1, a/b#2, and c/d#3."""
+    if doc is None:
+        raise UsageError("The doctor needs docstrings, which python -OO removes.", fix="python -O")
+    id, _, title = " ".join(doc.split()).partition(". ")[0].removesuffix(".").partition(": ")
     found: list[str] = []
-    for name, number in REPORT.findall(text):
+    for name, number in REPORT.findall(sources):
         found.append(f"{name or found[-1].partition('#')[0]}#{number}")
-    return tuple(found)
+    return Entry(id, title, symptom, cause, fix, example, tuple(found), silent, limits, messages)
 
 
 def check(*ids: str, source: Source) -> Callable[[C], C]:

@@ -1,7 +1,5 @@
 """A diagnosis: what was checked and what was found, ready to print or to write as JSON or SARIF."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

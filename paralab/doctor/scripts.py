@@ -1,8 +1,6 @@
 """Check many scripts in several processes. A file that cannot be analyzed becomes one line in the
 report."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -13,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paralab.doctor.catalog import apply, without_garbage_collection
-from paralab.doctor.finding import SEVERITIES, Failure, Finding
+from paralab.doctor.finding import Failure, Finding
 from paralab.doctor.project_files import entry_points
 from paralab.doctor.static.project import Project
 from paralab.doctor.static.script import Script
 from paralab.errors import UsageError
+from paralab.machine.host import usable_cores
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
 MOST_PARSED = 1000  # modules kept in memory, about 0.5 MB each
@@ -45,7 +44,7 @@ def check_project(files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
 
 def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
     """Check each script, in the order given."""
-    processes = min(_num_cores(), len(paths) // FILES_PER_PROCESS)
+    processes = min(usable_cores(), len(paths) // FILES_PER_PROCESS)
     if processes < 2:
         return _check_part(paths, ids)
     return list(_check_in_processes(paths, ids, processes))
@@ -78,7 +77,7 @@ def merge(results: Sequence[Checked]) -> list[Finding]:
         place = os.path.realpath(finding.file) if finding.file else ""
         key = (finding.id, place, finding.line)
         known = best.get(key)
-        if known is None or _certainty(finding) < _certainty(known):
+        if known is None or finding.uncertainty < known.uncertainty:
             best[key] = finding
     return list(best.values())
 
@@ -120,11 +119,3 @@ def _check_part(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
 def _first_line(error: Exception) -> str:
     words = str(error).splitlines()
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-
-
-def _certainty(finding: Finding) -> int:
-    return SEVERITIES.index(finding.severity)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

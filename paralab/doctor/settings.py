@@ -1,7 +1,5 @@
 """Which failures to report, and in which files: the command line and [tool.paralab.doctor]."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -34,9 +32,7 @@ class Settings:
     root: Path = field(default_factory=Path.cwd)
 
     def excludes(self, file: Path) -> bool:
-        return bool(self.exclude) and is_excluded(
-            self.relative(file), compile_patterns(self.exclude)
-        )
+        return is_excluded(self.relative(file), compile_patterns(self.exclude))
 
     def pattern_for(self, id: str, file: str | Path) -> str | None:
         """Return the pattern in per-file-ignores that turns a failure off in a file."""

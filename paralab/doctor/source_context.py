@@ -1,8 +1,6 @@
 """The source around a line that a watched rank reported: the conditions around it, and the statements
 that leave a loop or a function early. Checks use it to name a line, never to find a failure."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ def _tree(file: str) -> ast.Module | None:
 def conditions(place: Place) -> list[Condition]:
     """Return the `if` statements around a line in its function, outermost first."""
     found = []
-    for node in _around(place):
+    for node in around(place):
         if isinstance(node, ast.If):
             sides = {"body": node.body, "orelse": node.orelse}
             for side, statements in sides.items():
@@ -60,8 +58,7 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """Return the conditions around all frames of a call. A condition around a caller also applies
-    to its helper."""
+    """Return the conditions around all frames of a call: a caller's also apply to its helper."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 
@@ -73,7 +70,7 @@ def opposite(one: Site, other: Site) -> bool:
 
 def written(place: Place) -> str:
     """Return the statement in a line, without its comment."""
-    inner = next(reversed(_around(place)), None)
+    inner = next(reversed(around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
     return place.code.partition("  #")[0]
@@ -85,7 +82,7 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
-        for loop in reversed(_loops_around(place)):
+        for loop in reversed(_loopsaround(place)):
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
             if loop.lineno == loop_line and not only_around and found:
@@ -104,22 +101,21 @@ def is_outside(site: Site, loop: Site) -> bool:
         callers = {(place.file, place.function) for place in loop.stack[1:]}
         return bool(callers & functions) or len(site.stack) < DEPTH
     places = [place for place in site.stack if place.file == loop.file]
-    return not any(node.lineno == loop.line for each in places for node in _loops_around(each))
+    return not any(node.lineno == loop.line for each in places for node in _loopsaround(each))
 
 
 def returns_before(place: Place, after: int) -> list[Leaving]:
     """Return conditional returns and exits in the same function, between `after` and `place`."""
     return [
         leaving
-        for function in _around(place)[:1]
+        for function in around(place)[:1]
         for leaving in _leavings(function, place)
         if leaving.kind == "return" and after <= leaving.place.line < place.line
     ]
 
 
-def _around(place: Place) -> list[ast.AST]:
-    """Return the nodes around a line, from its innermost function inward. Return an empty list if
-    the file cannot be read."""
+def around(place: Place) -> list[ast.AST]:
+    """Return the nodes around a line, from its function inward; none if the file is unreadable."""
     chain: list[ast.AST] = []
     node: ast.AST | None = _tree(place.file)
     while node is not None:
@@ -162,8 +158,8 @@ def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:
     return "return" if isinstance(node, ast.Return) or exits else None
 
 
-def _loops_around(place: Place) -> list[ast.For | ast.While]:
-    return [node for node in _around(place) if isinstance(node, (ast.For, ast.While))]
+def _loopsaround(place: Place) -> list[ast.For | ast.While]:
+    return [node for node in around(place) if isinstance(node, (ast.For, ast.While))]
 
 
 def _covers(node: ast.AST, line: int) -> bool:

@@ -1,7 +1,5 @@
 """The user's files, each read once: the doctor checks, shows, and patches the same text."""
 
-from __future__ import annotations
-
 import io
 import tokenize
 from dataclasses import dataclass, field
@@ -9,8 +7,7 @@ from pathlib import Path
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines with their line endings, split as Python does. (str.splitlines also splits
-    at form feeds.)"""
+    """Return the lines with their endings. (str.splitlines also splits at form feeds.)"""
     return list(io.StringIO(text, newline=""))
 
 

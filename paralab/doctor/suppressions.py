@@ -5,8 +5,6 @@ A comment covers its whole statement, because a formatter may split the statemen
 lines. Case and spaces do not matter, so a comment that looks right works.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize
@@ -27,8 +25,6 @@ LAYOUT = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 @dataclass(frozen=True)
 class Ignore:
-    """One comment."""
-
     file: str
     line: int
     ids: tuple[str, ...]
@@ -126,7 +122,5 @@ class Comments:
                 if id not in ENTRIES:
                     notes.append(f"{comment.place}: there is no failure {id!r}.")
                 elif id in ids and (comment, id) not in self._used:
-                    notes.append(
-                        f"{comment.place}: ignore[{id}] silences nothing and can be removed."
-                    )
+                    notes.append(f"{comment.place}: ignore[{id}] silences nothing. Remove it.")
         return notes

@@ -5,8 +5,6 @@ folder to PYTHONPATH (paralab.observe.entrance), through which watching enters e
 that the command starts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -126,8 +124,7 @@ class Watch:
             self._wait(read / SHARE)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the next poll or the end of the job. Poll a long run less often if reading is
-        slow."""
+        """Wait for the next poll or the job's end. Poll a long or slow run less often."""
         longest = min(POLL_SECONDS + (time.monotonic() - self._began) / 50, LONGEST_SECONDS)
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(min(max(POLL_SECONDS, seconds), longest))
@@ -160,8 +157,7 @@ class Watch:
         return bool(held) and len(seen.ranks) >= seen.world and all_done
 
     def _release_ranks(self) -> None:
-        """Create the file that the ranks wait for. The ranks then exit successfully, and so does
-        their launcher."""
+        """Create the file that the ranks wait for; they and their launcher exit successfully."""
         self.stopped = True
         (self.reader.folder / "stop").touch()
         with suppress(subprocess.TimeoutExpired):
@@ -221,8 +217,7 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the command in its own session, so that we get Ctrl-C and pass it on. If we are killed,
-    the command ends too."""
+    """Start the command in its own session: we pass Ctrl-C on, and it ends if we are killed."""
     program = command[0]
     # torchrun from paralab's environment, which may not be active
     beside = Path(sys.executable).parent / program
@@ -263,8 +258,7 @@ def _pass_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
-    """Ask the command to end, which ends its ranks. Then kill what is left, including ranks in
-    their own sessions."""
+    """Ask the command to end its ranks. Then kill what is left, even in other sessions."""
     family = {job.pid, *descendants_of(job.pid), *ranks}
     if job.poll() is None:
         with suppress(ProcessLookupError):

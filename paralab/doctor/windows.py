@@ -5,8 +5,6 @@ Optimizers may take turns (a GAN has two): every step ends a window, and passes 
 cleared before the step do not belong to it. A step that the scaler skipped also ends a window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,13 +15,15 @@ from paralab.doctor.observation import WatchedRank
 
 @dataclass
 class MicroStep:
-    """One backward pass and what led to it. `scale`: the GradScaler's, or 1 without one."""
+    """One backward pass and what led to it. `scale`: the GradScaler's, or 1 without one. `cleared`:
+    the optimizers that cleared gradients after it (None: the module's method)."""
 
     backward: Backward
     forwards: list[Forward] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     scale: float = 1.0
+    cleared: list[int | None] = field(default_factory=list)
 
     @property
     def is_mean(self) -> bool:
@@ -47,7 +47,6 @@ class MicroStep:
 
     @property
     def size(self) -> int | None:
-        """Return the number of samples."""
         sizes = [forward.size for forward in self.forwards if forward.grad]
         return sizes[-1] if sizes else None
 
@@ -82,53 +81,36 @@ class Window:
 def windows(rank: WatchedRank) -> list[Window]:
     """Return the windows in order. The last window may lack a step."""
     found: list[Window] = []
-    current = _Collector()
+    events: list[Event] = []
+    passes: list[MicroStep] = []
+    unfinished = MicroStep(Backward())
     for event in rank.events:
-        current.take(event)
-        skips = isinstance(event, Amp) and event.op == "step" and event.skipped
-        if isinstance(event, Step) or skips:
-            assert isinstance(event, Step | Amp)
-            found.append(current.window(event))
-            current = _Collector(current.unfinished)
-    if current.passes:
-        found.append(Window([one for one, _ in current.passes], current.events))
-    return found
-
-
-class _Collector:
-    def __init__(self, unfinished: MicroStep | None = None) -> None:
-        self.events: list[Event] = []
-        # each pass, and the calls that cleared gradients after it
-        self.passes: list[tuple[MicroStep, list[ZeroGrad]]] = []
-        self.unfinished = unfinished or MicroStep(Backward())
-
-    def take(self, event: Event) -> None:
-        self.events.append(event)
+        events.append(event)
         match event:
             case Forward():
-                self.unfinished.forwards.append(event)
+                unfinished.forwards.append(event)
             case Loss():
-                self.unfinished.losses.append(event)
+                unfinished.losses.append(event)
             case Batch():
-                self.unfinished.batches.append(event)
+                unfinished.batches.append(event)
             case Amp(op="scale", enabled=True):
-                self.unfinished.scale = event.scale or 0.0
+                unfinished.scale = event.scale or 0.0
             case ZeroGrad():
-                for _, cleared in self.passes:
-                    cleared.append(event)
+                for one in passes:
+                    one.cleared.append(event.optimizer)
             case Backward():
-                self.unfinished.backward = event
-                self.passes.append((self.unfinished, []))
-                self.unfinished = MicroStep(Backward())
-
-    def window(self, end: Step | Amp) -> Window:
-        own = (None, end.optimizer)
-        kept = [
-            one
-            for one, cleared in self.passes
-            if not any(zero.optimizer in own for zero in cleared)
-        ]
-        return Window(kept, self.events, *((end, False) if isinstance(end, Step) else (None, True)))
+                unfinished.backward = event
+                passes.append(unfinished)
+                unfinished = MicroStep(Backward())
+            case Step() | Amp(op="step", skipped=True):
+                own = {None, event.optimizer}
+                kept = [one for one in passes if own.isdisjoint(one.cleared)]
+                step = event if isinstance(event, Step) else None
+                found.append(Window(kept, events, step, step is None))
+                events, passes = [], []
+    if passes:
+        found.append(Window(passes, events))
+    return found
 
 
 def accumulated(rank: WatchedRank) -> Iterator[Window]:

@@ -3,8 +3,6 @@
 To request a report, touch the file `ask` in the folder that the ranks write to.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,8 +1,6 @@
 """Start watching this process: the user's program has just imported torch, and has not used it
 yet."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 

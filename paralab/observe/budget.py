@@ -7,8 +7,6 @@ there are always steps that all ranks watched. A light step with something new (
 or epoch) is followed by a watched step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -35,8 +33,7 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
-    """`until` is the next step whose end must be reported; light steps before it are not
-    reported."""
+    """`until` is the next step whose end must be reported; light steps before it are not."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
@@ -51,8 +48,7 @@ class Budget:
         self._is_new = False
 
     def something_new(self, over: int) -> None:
-        """Watch the step after the current one, unless we just watched one. `over` steps are
-        finished."""
+        """Watch the next step, unless we just watched one. `over` steps are finished."""
         if over + 2 - self._last >= self.every // 2:
             self._is_new, self.until = True, min(self.until, over + 1)
 

@@ -1,8 +1,6 @@
 """Changes to a model after wrapping, which DDP does not notice: parameters frozen or unfrozen, the
 model moved or cast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

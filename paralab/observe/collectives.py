@@ -2,8 +2,6 @@
 include the collectives that DDP runs in C++. Those belong to the forward, backward, or wrap event
 whose `seq` spans them."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -23,10 +21,7 @@ from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, POINT_TO_P
 
 # Collectives inside these operations belong to them.
 WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
-NAMES = (
-    *("tensor", "object_list", "obj", "input_tensor", "input", "output", "tensor_list"),
-    "input_list",
-)
+NAMES = "tensor object_list obj input_tensor input output tensor_list input_list".split()
 
 
 def install(rank: Rank) -> None:

@@ -1,7 +1,5 @@
 """DataLoaders and samplers: each pass over a loader, and its batches."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from typing import Any
@@ -11,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paralab.observe import sites
-from paralab.observe.digests import FIRST, is_sampled, of_rows, tensors_in
+from paralab.observe.digests import FIRST, first_tensor, is_sampled, of_rows, size_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import wrap
@@ -98,9 +96,7 @@ class Loaders:
                 self.rank.emit("epoch", **place, batches=batches, samples=samples, t=start)
                 return
             state["batch"] += 1
-            first = batch[0] if type(batch) in (list, tuple) and batch else batch
-            tensors = [first] if isinstance(first, torch.Tensor) else tensors_in(batch, 1)
-            size = tensors[0].shape[0] if tensors and tensors[0].dim() else None
+            size = size_of(batch)
             state["samples"] += size or 0
             if not self.rank.watched:
                 if state["call"] is None or size != state["size"]:
@@ -117,7 +113,8 @@ class Loaders:
             else:
                 samples_rows = state["batch"] == 1 and is_sampled(state["epoch"])
             if samples_rows:
-                fields["rows"] = of_rows(tensors[0]) if tensors else []
+                tensor = first_tensor(batch)
+                fields["rows"] = of_rows(tensor) if tensor is not None else []
             self.rank.emit("batch", **fields, t=start)
         except Exception as error:
             self.rank.switch_off(error)

@@ -4,10 +4,7 @@ All ranks must pick the same steps, so only the step's number decides: the first
 then one in 64.
 """
 
-from __future__ import annotations
-
 import ctypes
-import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,9 +59,15 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
-def tensors_in(value: Any, most: int = 4) -> list[torch.Tensor]:
-    """Return the first tensors in nested tuples, lists, and dicts."""
-    return list(itertools.islice(_tensors_in(value, 0), most))
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Return the first tensor in nested tuples, lists, and dicts."""
+    return next(_tensors_in(value, 0), None)
+
+
+def size_of(value: Any) -> int | None:
+    """Return the number of samples: the first dimension of the first tensor."""
+    tensor = first_tensor(value)
+    return tensor.shape[0] if tensor is not None and tensor.dim() else None
 
 
 def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:

@@ -1,7 +1,5 @@
 """How this rank ends: an uncaught exception, sys.exit, os._exit, or the end of the program."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing.util
 import os

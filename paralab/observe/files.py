@@ -1,7 +1,5 @@
 """Checkpoints: what is saved and loaded, where, and whether the names match the model."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

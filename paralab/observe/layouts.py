@@ -1,8 +1,6 @@
 """Memory layouts: DDP's buckets have the strides that the parameters had when it wrapped them. A
 gradient with other strides must be copied."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -12,8 +10,7 @@ MOST = 20  # gradients to report
 
 
 def strides_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the strides of each parameter, except those with gaps or overlaps, whose buckets are
-    different."""
+    """Return the strides of each parameter without gaps or overlaps; others' buckets differ."""
     return {name: p.stride() for name, p in module.named_parameters() if _is_dense(p)}
 
 

@@ -5,8 +5,6 @@ From then on, each call adds one row of numbers (`record.operations`), so that w
 as in a watched step.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -31,8 +29,8 @@ class Light:
 
     values  the values for `names`, from the arguments; None to record nothing
     count   the number of the last collective that this rank began in the call's group. Getting it
-    is slow, so we do that only before the call; the next call shows how many collectives this one
-    ran waits   also record calls without such a number each time; otherwise only new values
+            is slow, so only before the call; the next call shows how many collectives this one ran
+    waits   also record calls without such a number each time; otherwise only new values
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Light:
         self.rank, self.event, self.names = rank, event, names
         self.values, self.count, self.waits = values, count, waits
         self.mark = {"event": event}  # in `rank.doing`
-        self.way = (0, 0)  # how it was called last time
 
     def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Opened | None:
         values = self.values(args, kwargs)
@@ -56,13 +53,7 @@ class Light:
         rank, before = self.rank, self.count(args, kwargs)
         if before is None and not self.waits and (self.event, values) in rank.calls:
             return None
-        near = sites.near(*self.way)
-        call = rank.calls.get((self.event, values, near)) if near else None
-        if call is None:
-            call = self.call(values, sites.where())
-            self.way = sites.way_here()
-            if near := sites.near(*self.way):
-                rank.calls[self.event, values, near] = call
+        call = self.call(values, sites.where())
         first, seconds, t = 0 if before is None else before + 1, OPEN_ASIDE, time.time()
         if threading.get_ident() == rank.main:
             rank.doing.append(self.mark)

@@ -6,8 +6,6 @@ python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "d
 Prints each JSON object as soon as it is known, because the next test may hang or crash.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import statistics

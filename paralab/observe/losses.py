@@ -1,7 +1,5 @@
 """Losses that average: the number of targets, and the shapes (they may broadcast)."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

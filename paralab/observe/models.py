@@ -1,8 +1,6 @@
 """Wrapped models (DistributedDataParallel, DataParallel): how they were wrapped, each forward pass
 that uses or bypasses the wrapper, and backward passes."""
 
-from __future__ import annotations
-
 import weakref
 import zlib
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
-from paralab.observe.digests import of_tensors, raw_bytes, tensors_in
+from paralab.observe.digests import first_tensor, of_tensors, raw_bytes, size_of
 from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Guarded, Rank
@@ -29,14 +27,11 @@ OPTIONS = (
     "gradient_as_bucket_view",
 )
 MOST_IGNORED = 1000  # names
-MOST_NODES = (
-    2000  # how many nodes of autograd's graph to search for a tensor that a collective overwrote
-)
+MOST_NODES = 2000  # of autograd's graph, to search for a tensor that a collective overwrote
 
 
 class Models:
-    """The wrapped models of this rank, numbered in the order of wrapping, and the names of their
-    parameters."""
+    """The wrapped models of this rank, in the order of wrapping, and their parameters' names."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -48,7 +43,7 @@ class Models:
         # The strides of each model's parameters when DDP wrapped it.
         self.strides: dict[int, dict[str, tuple[int, ...]]] = {}
         self.changes = Changes(rank, self.numbers, self.names)
-        self.optimised: Callable[[], list[torch.Tensor]] = list  # all parameters of optimizers
+        self.optimized: Callable[[], list[torch.Tensor]] = list  # all parameters of optimizers
         fields = ("model", "training", "grad", "sync")
         self.light = Light(rank, "forward", fields, self._of_light, _before_forward, waits=False)
         self.forwards = self.backwards = 0
@@ -60,7 +55,7 @@ class Models:
             before, after = self._forward, self._forwarded
             wrap(rank, owner, "forward", "forward", before, after, light=self.light)
         wrap(rank, Join, "__enter__", "join", lambda context: {})
-        light = Light(rank, "backward", (), self._is_outermost, _in_world)
+        light = Light(rank, "backward", (), self._is_outermost, lambda args, kwargs: sequence())
         begun, done = self._backward, self._backwarded
         wrap(rank, torch.autograd, "backward", "backward", begun, done, light=light)
 
@@ -104,9 +99,7 @@ class Models:
     def _living(self) -> list[tuple[int, nn.Module, str]]:
         """Return the wrappers that still exist."""
         pairs = enumerate(self.wrapped)
-        return [
-            (n, wrapper, kind) for n, (known, kind) in pairs if (wrapper := known()) is not None
-        ]
+        return [(n, model, kind) for n, (known, kind) in pairs if (model := known()) is not None]
 
     def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
         """Record a call to the wrapped module outside a wrapper's forward. The site is where the
@@ -119,13 +112,12 @@ class Models:
     # --- passes
 
     def _of_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Fields:
-        tensors = tensors_in([args, kwargs], 1)
         return {
             "model": self.numbers.get(id(module)),
             "training": module.training,
             "grad": torch.is_grad_enabled(),
             "sync": getattr(module, "require_backward_grad_sync", None),
-            "size": tensors[0].shape[0] if tensors and tensors[0].dim() else None,
+            "size": size_of([args, kwargs]),
             "autocast": autocast_now(),
         }
 
@@ -170,9 +162,9 @@ class Models:
         if first is not None and first.numel() == 1 and self._reads_loss(first):
             value = float(first.detach())
             fields["loss"] = value if value == value and abs(value) != float("inf") else str(value)
-            given = tensors_in(argument(args, kwargs, 0, "grad_tensors"), 1)
-            if given and given[0].numel() == 1:
-                fields["weight"] = float(given[0].detach())
+            given = first_tensor(argument(args, kwargs, 0, "grad_tensors"))
+            if given is not None and given.numel() == 1:
+                fields["weight"] = float(given.detach())
         return fields
 
     def _is_outermost(self, args: Any, kwargs: Any) -> tuple[()] | None:
@@ -190,7 +182,7 @@ class Models:
             return fields
         living = self._living()
         ddp: list[tuple[int, Any]] = [(number, w) for number, w, kind in living if kind == "ddp"]
-        gradients = [each.grad for each in self.optimised() if each.grad is not None]
+        gradients = [each.grad for each in self.optimized() if each.grad is not None]
         norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
         is_finite = len(norms) == len(gradients)
         laid = {str(n): laid_otherwise(w.module, self.strides[n]) for n, w in ddp}
@@ -215,9 +207,7 @@ class Models:
         for node in waiting:
             if node is target:
                 return True
-            new = {
-                following for following, _ in node.next_functions if following is not None
-            } - seen
+            new = {after for after, _ in node.next_functions if after is not None} - seen
             seen |= new
             if len(seen) < MOST_NODES:
                 waiting += new
@@ -226,10 +216,6 @@ class Models:
 
 def _kind(wrapper: nn.Module) -> str:
     return "ddp" if isinstance(wrapper, DistributedDataParallel) else "data_parallel"
-
-
-def _in_world(args: Any, kwargs: Any) -> int | None:
-    return sequence()
 
 
 def _before_forward(args: Any, kwargs: Any) -> int | None:

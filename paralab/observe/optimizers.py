@@ -1,8 +1,6 @@
 """Optimizer steps (gradients before, parameters after), zero_grad, schedulers, clipping, and mixed
 precision."""
 
-from __future__ import annotations
-
 import weakref
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from paralab.observe.digests import is_sampled, of_tensors, tensors_in
+from paralab.observe.digests import first_tensor, is_sampled, of_tensors
 from paralab.observe.models import Models
 from paralab.observe.rank import Fields, Guarded, Rank
 from paralab.observe.trial import hold
@@ -37,7 +35,7 @@ class Optimizers:
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
-        self.models.optimised = self._parameters
+        self.models.optimized = self._parameters
         is_trial = self.rank.trial_steps is not None  # if so, a step may have to wait
         register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
         register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
@@ -154,10 +152,8 @@ class Optimizers:
         return {"scale": scaler.get_scale()} if op == "update" else {}
 
     def _autocast(self, context: autocast) -> Fields:
-        return {
-            "dtype": str(context.fast_dtype).removeprefix("torch."),
-            "enabled": bool(context._enabled),
-        }
+        dtype = str(context.fast_dtype).removeprefix("torch.")
+        return {"dtype": dtype, "enabled": bool(context._enabled)}
 
     def _clip(self, parameters: Any, *args: Any, **kwargs: Any) -> Fields:
         return {"most": _number(argument(args, kwargs, 0, "max_norm", kwargs.get("clip_value")))}
@@ -172,7 +168,8 @@ class Optimizers:
 
 def on_host(args: Any) -> bool:
     """Return whether the value can be read without waiting for a GPU."""
-    return all(tensor.device.type == "cpu" for tensor in tensors_in(args, 1))
+    tensor = first_tensor(args)
+    return tensor is None or tensor.device.type == "cpu"
 
 
 def _number(value: Any) -> float | None:

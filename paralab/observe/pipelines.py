@@ -1,8 +1,6 @@
 """Schedules of torch.distributed.pipelining: batch, micro-batches, and stages. We never import it
 ourselves."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from paralab.observe import sites
-from paralab.observe.digests import tensors_in
+from paralab.observe.digests import size_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import is_inside, wrap
@@ -69,7 +67,7 @@ def _install(rank: Rank, module: ModuleType) -> None:
         schedule = args[0]
         stage = (getattr(schedule, "_stages", None) or [schedule._stage])[0]
         shape = schedule._n_microbatches, stage.num_stages, stage.stage_index
-        return (type(schedule).__name__, *shape, _rows(args[1:]))
+        return (type(schedule).__name__, *shape, size_of(args[1:]))
 
     try:
         for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
@@ -81,8 +79,3 @@ def _install(rank: Rank, module: ModuleType) -> None:
                 wrap(rank, kind, "__init__", "made", make)
     except Exception as error:
         rank.switch_off(error)
-
-
-def _rows(value: Any) -> int | None:
-    tensors = tensors_in(value, 1)
-    return tensors[0].shape[0] if tensors and tensors[0].dim() else None

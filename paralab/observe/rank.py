@@ -6,8 +6,6 @@ spawned ranks, a DataLoader worker, a tool) does not write anything. An error in
 recorded and switches watching off; the user's program never sees it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -28,31 +26,15 @@ from paralab.record.mmap_log import MmapLog
 from paralab.record.operations import OpenOperations, RingLog
 
 Fields = dict[str, Any]  # of an event, ready for JSON
-MAY_WAIT = {
-    *("init", "destroy", "group", "wrap", "forward", "backward", "collective", "pipeline"),
-    *("save", "load", "held"),
-}
+MAY_WAIT = set(
+    "init destroy group wrap forward backward collective pipeline save load held".split()
+)
 # Omitted in light steps.
 MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}
 MOST_WAITING = 10_000  # events kept in memory until the rank is known
 
 
-def _encoder() -> Callable[[Any], str]:
-    """Return one JSON encoder for all events. The standard library creates a new one each time,
-    which takes longer than encoding."""
-    slow = json.JSONEncoder(separators=(",", ":"), default=str)
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    try:
-        encode = make(
-            None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-        )
-        assert "".join(encode({"a": [1, None]}, 0)) == '{"a":[1,null]}'
-    except Exception:  # another version of Python
-        return slow.encode
-    return lambda value: "".join(encode(value, 0))
-
-
-_encode = _encoder()
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 class Rank:
@@ -141,8 +123,7 @@ class Rank:
     # --- operations that may never return
 
     def open(self, event: str, fields: Fields) -> Fields:
-        """Record that an operation begins. Other processes can read the open operations, even if
-        this one dies."""
+        """Record that an operation begins. Other processes can read it even if this one dies."""
         operation = {"event": event, "t": time.time(), "step": self.steps, "site": self.site()}
         operation.update(fields)
         if threading.get_ident() == self.main:
@@ -265,8 +246,7 @@ def _lives(pid: int) -> bool:
 
 
 class Guarded:
-    """A callback that torch calls. It never raises, and does nothing in light steps unless
-    `in_light_steps`."""
+    """A callback for torch that never raises. In light steps, see `in_light_steps`."""
 
     def __init__(self, rank: Rank, note: Callable[..., Any], in_light_steps: bool) -> None:
         self.rank, self.note, self.in_light_steps = rank, note, in_light_steps
@@ -284,9 +264,8 @@ class Guarded:
             rank.budget.spent += time.perf_counter_ns() - began
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as `{}.get`: a module that is saved with this hook can be loaded without
-        paralab."""
+        """Pickle as `{}.get`, so that a saved module can be loaded without paralab."""
         return getattr, ({}, "get")
 
-    def __deepcopy__(self, memo: Any) -> Guarded:
+    def __deepcopy__(self, memo: Any) -> "Guarded":
         return self

@@ -6,8 +6,6 @@ renames a number, there is no event. They describe the previous pass and become 
 next forward begins.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -19,8 +17,7 @@ SECONDS = 1e-9  # DDP counts nanoseconds
 
 
 def note_reduction(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
-    """Call this after every forward of a wrapped model. It does nothing after the first few
-    passes."""
+    """Call this after every forward of a wrapped model. Only the first few do anything."""
     if forwards > MEASURED_PASSES + 1 or not isinstance(model, DistributedDataParallel):
         return
     measured: dict[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()

@@ -5,8 +5,6 @@ A place is written once, with a number that later events refer to. We remember w
 the user's and identify a place by its instructions, so finding it again takes a microsecond or two.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig
@@ -29,8 +27,7 @@ _of: dict[Where, int] = {}
 
 
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: not in an installed package, the standard library, or
-    paralab."""
+    """Return whether a file is the user's, not an installed package's, Python's, or paralab's."""
     if file.startswith("<"):
         return False
     path = os.path.realpath(file)
@@ -57,32 +54,6 @@ def where(outside: Any = None) -> Where:
                 break
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(found)
-
-
-def near(depth: int, through: int) -> Where | None:
-    """Return the user's two innermost frames without walking the stack, or None. This works if the
-    call takes the same path as before: the frame at this depth has the code `through`, and the
-    user's frame calls it."""
-    if not depth:
-        return None  # the first call; a frame that refers to itself would keep its callers alive
-    try:
-        frame = sys._getframe(depth)
-    except ValueError:
-        return None
-    user = frame.f_back
-    if id(frame.f_code) != through or user is None or not _own.get(id(user.f_code)):
-        return None
-    outer = user.f_back
-    inner = (id(user.f_code), user.f_lasti)
-    return inner if outer is None else (*inner, id(outer.f_code), outer.f_lasti)
-
-
-def way_here() -> tuple[int, int]:
-    """Return (depth, through) for calls to `near` from the same place."""
-    depth, frame = 0, sys._getframe(0)
-    while (user := frame.f_back) is not None and not _own.get(id(user.f_code)):
-        depth, frame = depth + 1, user
-    return depth, id(frame.f_code)
 
 
 def places(at: Where) -> list[list[Any]]:

@@ -1,8 +1,6 @@
 """A trial: after the given number of optimizer steps, every rank waits until all of them are done.
 Existing files are not overwritten."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -33,11 +31,10 @@ def hold(rank: Rank, made: int) -> None:
 def spare_files(rank: Rank) -> None:
     """Redirect saves over an existing checkpoint to our folder, and load them from there."""
     moved: dict[str | None, str] = {}
-    save, load = torch.serialization.save, torch.serialization.load
+    written: set[str] = set()
 
-    @functools.wraps(save)
-    def save_elsewhere(value: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        path = os.path.abspath(f) if isinstance(f, (str, os.PathLike)) else None
+    def save_elsewhere(save: Any, value: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _path(f)
         if path and path not in moved and os.path.exists(path) and path not in written:
             moved[path] = str(rank.folder / f"{rank.rank}-{len(moved)}-{os.path.basename(path)}")
             rank.emit("replaced", what=f"saving over {path}", by=moved[path])
@@ -45,12 +42,27 @@ def spare_files(rank: Rank) -> None:
             written.add(path)
         return save(value, moved.get(path, f), *args, **kwargs)
 
-    @functools.wraps(load)
-    def load_from_there(f: Any, *args: Any, **kwargs: Any) -> Any:
-        path = os.path.abspath(f) if isinstance(f, (str, os.PathLike)) else None
-        return load(moved.get(path, f), *args, **kwargs)
+    def load_from_there(load: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        return load(moved.get(_path(f), f), *args, **kwargs)
 
-    written: set[str] = set()
-    for owner in (torch, torch.serialization):
-        setattr(owner, "save", save_elsewhere)  # noqa: B010  (torch's signature is narrower)
-        setattr(owner, "load", load_from_there)  # noqa: B010
+    replace(torch.serialization, "save", save_elsewhere, torch)
+    replace(torch.serialization, "load", load_from_there, torch)
+
+
+def _path(f: Any) -> str | None:
+    return os.path.abspath(f) if isinstance(f, (str, os.PathLike)) else None
+
+
+def replace(owner: Any, name: str, by: Any, *also: Any) -> None:
+    """Replace a function with `by`, which gets the original as its first argument. `also`: other
+    modules with the same function."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    for each in (owner, *also):
+        setattr(each, name, replaced)

@@ -4,9 +4,6 @@ it.
 torch.cuda.is_available() stays False, so a script that calls it can choose its own device.
 """
 
-from __future__ import annotations
-
-import functools
 import os
 from typing import Any
 
@@ -17,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from paralab.observe.rank import Rank
+from paralab.observe.trial import replace
 
 NOTHING = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init")
 ZERO = (
@@ -48,16 +46,16 @@ def install(rank: Rank) -> None:
         return ranks_here
 
     _Swapping(say).__enter__()  # type: ignore[no-untyped-call]
-    _replace(nn.Module, "to", move)
-    _replace(nn.Module, "cuda", to_cuda)
+    replace(nn.Module, "to", move)
+    replace(nn.Module, "cuda", to_cuda)
     for name in NOTHING:
-        _replace(torch.cuda, name, lambda call, *a, **k: None)
+        replace(torch.cuda, name, lambda call, *a, **k: None)
     for name in ZERO:
-        _replace(torch.cuda, name, lambda call, *a, **k: 0)
-    _replace(torch.cuda, "device_count", count_devices)
+        replace(torch.cuda, name, lambda call, *a, **k: 0)
+    replace(torch.cuda, "device_count", count_devices)
     _replace_processes(say)
-    for owner in (torch, torch.serialization):
-        _replace(owner, "load", lambda call, *a, **k: call(*a[:1], **{**k, "map_location": "cpu"}))
+    load = lambda call, *a, **k: call(*a[:1], **{**k, "map_location": "cpu"})  # noqa: E731
+    replace(torch.serialization, "load", load, torch)
 
 
 def _replace_processes(say: Any) -> None:
@@ -77,9 +75,8 @@ def _replace_processes(say: Any) -> None:
         kwargs.pop("output_device", None)
         return call(wrapper, module, *((None, None)[: len(args[:2])]), *args[2:], **kwargs)
 
-    _replace(c10d, "init_process_group", initialize)
-    torch.distributed.init_process_group = c10d.init_process_group
-    _replace(DistributedDataParallel, "__init__", wrap)
+    replace(c10d, "init_process_group", initialize, torch.distributed)
+    replace(DistributedDataParallel, "__init__", wrap)
 
 
 class _Swapping(TorchFunctionMode):
@@ -118,15 +115,3 @@ def _swap(value: Any, say: Any, number: bool) -> Any:
         say("device cuda", "cpu")
         return torch.device("cpu")
     return value
-
-
-def _replace(owner: Any, name: str, by: Any) -> None:
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        return by(original, *args, **kwargs)
-
-    setattr(owner, name, replaced)

@@ -5,8 +5,6 @@ event. `conclude` gets the result and returns more fields. Neither may change an
 steps, `light` replaces them. Inside torch.compile, only the original runs.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys
@@ -139,8 +137,7 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """Forget these ids when `thing` is freed, because Python may reuse them. This does not keep it
-    alive."""
+    """Forget these ids when `thing` is freed (Python may reuse them). Do not keep it alive."""
 
     def forget() -> None:
         for one in ids:

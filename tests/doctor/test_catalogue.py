@@ -36,14 +36,20 @@ def test_every_rule_has_an_entry(way):
     assert checked_ids(way) <= ENTRIES.keys()
 
 
+def _without(sign: str, example: str) -> str:
+    lines = example.splitlines()
+    return "".join(f"{line[2:]}\n" for line in lines if not line.startswith(sign))
+
+
 @pytest.mark.parametrize("known", ENTRIES.values(), ids=lambda known: known.id)
 def test_every_entry_is_whole(known):
-    for code in (known.wrong, known.right):
+    wrong, right = (_without(sign, known.example) for sign in "+-")
+    for code in (wrong, right):
         ast.parse(code)
         assert code.endswith("\n")
         assert not code.startswith((" ", "\n"))
         assert max(map(len, code.splitlines())) <= 112, "a terminal and a page must hold it"
-    assert known.wrong != known.right
+    assert wrong != right
     for words in (known.symptom, known.cause, known.fix):
         assert words.rstrip("'\"")[-1] in ".`)" or words[-1] in "'\"", words
         assert len(words) > 10

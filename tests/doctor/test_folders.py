@@ -188,7 +188,7 @@ def test_a_check_that_raises_costs_one_line(project, monkeypatch):
     def broken_check(script):
         raise KeyError("x\ny")
 
-    every = catalog.checks("script")
+    every = catalog.registered["script"]
     monkeypatch.setitem(catalog.registered, "script", {broken_check: ("S01",), **every})
     project({"train.py": BROKEN})
     diagnosis = check_paths([Path("train.py")])
@@ -211,7 +211,7 @@ def test_several_processes_find_the_same(project, monkeypatch):
     (folder / "bad.py").write_text("import torch.distributed\ndef f(:\n")
     alone = check_paths([Path()])
     monkeypatch.setattr(scripts, "FILES_PER_PROCESS", 2)
-    monkeypatch.setattr(scripts, "_num_cores", lambda: 2)
+    monkeypatch.setattr(scripts, "usable_cores", lambda: 2)
     together = check_paths([Path()])
     assert len(places(alone)) == 6
     assert places(together) == places(alone)

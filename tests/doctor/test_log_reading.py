@@ -67,7 +67,7 @@ def written(folder, content, name="job.log"):
     ],
 )
 def test_what_stands_before_a_line(text, rank, rest):
-    line = parse("job.log", 1, text, None, labelled=False)
+    line = parse("job.log", 1, text, None, labeled=False)
     assert (line.rank, line.text) == (rank, rest)
 
 

@@ -1,6 +1,7 @@
 """Logs of broken jobs, most of them written by real runs: each is told with its id, its culprit and
 its line, no " "victim is blamed."""
 
+import linecache
 from pathlib import Path
 
 import pytest
@@ -255,5 +256,6 @@ def test_the_file_tells_who_of_two_is_to_blame(tmp_path, condition, what, expect
     assert told(log) == expected
     script.unlink()  # without the file nobody is accused; the doctor remembers files that it has read
     _tree.cache_clear()
+    linecache.clearcache()
     assert [rank for _, rank, _ in told(log)] == [None]
     _tree.cache_clear()

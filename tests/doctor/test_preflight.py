@@ -6,13 +6,14 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from paralab.doctor import environment, probes
 from paralab.doctor.catalog import apply
-from paralab.doctor.environment import Address, Disk, Interface, Memory, Port, launch_of
+from paralab.doctor.environment import Address, Disk, Memory, Port, launch_of
 from paralab.doctor.preflight import Facts, Limits, look, table
 from paralab.doctor.probes import Gpu, Link, Pair, Torch
 from paralab.doctor.show.findings import print_looked
@@ -41,7 +42,7 @@ def machine(environment=None, **parts):
         shared_bytes=8 * GIB,
         disks=(Disk("/tmp", True, 100 * GIB),),
         limits=Limits(65536, None),
-        interfaces=(Interface("eth0", True, 10_000),),
+        megabits={"eth0": 10_000},
         precisions={"bf16": WORKS, "fp16": WORKS},
         link=Link("gloo", ("rank 0", "rank 1"), 25 * 2**20, 0.035, 0.005),
         unknown={"GPU pairs": "torch sees 0 GPUs"},
@@ -224,7 +225,7 @@ def test_sound_machines_give_nothing():
         (
             machine(
                 {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"},
-                interfaces=(Interface("eth0", True, 1000),),
+                megabits={"eth0": 1000},
             ),
             ("M03", "warning"),
             "at least 210 ms",
@@ -335,7 +336,12 @@ def test_an_address_is_resolved_and_tried_by_those_who_connect():
 
 def test_a_name_server_without_an_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: __import__("time").sleep(1))
+
+    def answer_late(*_, **__):
+        time.sleep(1)
+        return [(0, 0, 0, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer_late)
     assert environment.resolve("nowhere")[0] is None
 
 

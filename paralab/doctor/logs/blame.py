@@ -7,8 +7,6 @@ root (the rank's own), a victim's (another rank is gone), or unknown.
 
 The first root is the cause. Without one, the culprit is among the ranks without an error."""
 
-from __future__ import annotations
-
 import re
 import signal as signals
 from collections.abc import Iterable
@@ -64,8 +62,7 @@ class Event:
 
     @property
     def in_backward(self) -> bool:
-        """Return whether it waited for gradients. If so, the missing rank is at fault, because all
-        ranks must take part."""
+        """Return whether it waited for gradients, so the missing rank is at fault."""
         return any("torch/autograd" in f.file or f.function == "backward" for f in self.frames)
 
     @property
@@ -111,14 +108,10 @@ class Event:
 
 
 def _is_under_rank_condition(frame: Frame) -> bool | None:
-    path = Path(frame.file)
-    try:
-        lines = path.read_text(errors="replace").splitlines() if path.is_absolute() else []
-    except OSError:
-        return None
-    if frame.line > len(lines) or frame.code not in ("", lines[frame.line - 1].strip()):
-        return None
     place = Place(frame.file, frame.line, frame.function)
+    is_here = Path(frame.file).is_absolute() and bool(place.code)
+    if not is_here or frame.code not in ("", place.code):
+        return None
     words = re.findall(r"\w+", " ".join(condition.test for condition in conditions(place)))
     return any(meaning(word.removeprefix("get_")) in ("rank", "main") for word in words)
 
@@ -190,8 +183,7 @@ def _of_trace(trace: Traceback) -> Event:
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """Classify an exit. A signal is a root cause unless the launcher sent it or another rank was
-    lost."""
+    """Classify an exit. A signal is a root cause unless the launcher sent it or a rank was lost."""
     traced_ranks = {event.rank for event in traces}
     if exit_.asked or not exit_.code or exit_.rank in traced_ranks or exit_.code == -15:
         return None

@@ -2,8 +2,6 @@
 
 A pickle can run any code, so we build only the plain containers that the recorder writes."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

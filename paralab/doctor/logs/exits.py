@@ -1,7 +1,5 @@
 """Read what torchrun, Slurm, and torch.multiprocessing report about process exits."""
 
-from __future__ import annotations
-
 import re
 import signal as signals
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The contents of one job's logs, in time order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -67,8 +65,7 @@ class Logs:
 
     @cached_property
     def heard(self) -> set[int]:
-        """Return the ranks that these logs mention. Only ranks in this list can be ranks "without
-        an error"."""
+        """Return the ranks in these logs. Only they can be ranks "without an error"."""
         known = {*self.sources.values(), *self.last, *self.dumps}
         known |= {exit_.rank for exit_ in self.exits} | {line.rank for line in self.lines}
         known |= {trace.rank for trace in self.tracebacks}
@@ -80,8 +77,7 @@ class Logs:
         return list(range(max(self.heard, default=-1) + 1))
 
     def _assign_missing_ranks(self) -> None:
-        """Assign a rank to an error that occurred before init_process_group, if the launcher's
-        report leaves only one candidate."""
+        """Assign an error before init_process_group to the only rank that can have raised it."""
         named = {trace.rank for trace in self.tracebacks}
         unassigned = [t for t in self.tracebacks if t.rank is None and not t.of_launcher | t.logged]
         failed = [x for x in self.exits if not x.asked and x.rank not in {None, *named}]

@@ -5,25 +5,21 @@
 3: W1115 12:00:00.123000 4711 torch/distributed/run.py:874] …        `srun -l`, then Python's stamp
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-TEE = re.compile(
-    r"\[([A-Za-z_]+|\d+,)(\d+)(?:\|\d+)?\](?:<std\w+>)?: ?"
-)  # or mpirun's [1,3]<stderr>:
+# torchrun --tee, or mpirun's [1,3]<stderr>:
+TEE = re.compile(r"\[([A-Za-z_]+|\d+,)(\d+)(?:\|\d+)?\](?:<std\w+>)?: ?")
 RANK = re.compile(r"\[rank ?(\d+)\]: ?")
 NCCL_RANK = re.compile(r"\[Rank (\d+)\]|\[PG .{0,60}? Rank (\d+)\]")
 LABEL = re.compile(r" *(\d+): ?")  # srun -l
 GLOG = re.compile(r"([IWEFCV])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) +\d+ (\S+:\d+)\] ?")
 CPP = re.compile(r"\[([IWEF])(?:(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d\.\d+))? (\S+:\d+)\] ?")
 ISO = re.compile(r"(?:\[?|.{0,24}? AT )\d{4}-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
-BEFORE_RANK = re.compile(
-    r"[\d\s:.,TZ\[\]/-]*$|.*\d%\|"
-)  # a log collector's timestamp, or a progress bar
+# A log collector's timestamp, or a progress bar
+BEFORE_RANK = re.compile(r"[\d\s:.,TZ\[\]/-]*$|.*\d%\|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +42,7 @@ class Line:
 
 
 def clean(raw: bytes) -> str:
-    """Decode a line in any encoding and remove colors. Keep only the last state of a progress
-    bar."""
+    """Decode a line in any encoding. Remove colors and all but a progress bar's last state."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or raw.count(0) * 3 > len(raw) > 0:
         # UTF-16, which Windows shells write when they redirect output
         raw = raw.replace(b"\0", b"").lstrip(b"\xff\xfe")
@@ -67,13 +62,12 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
     return (start - datetime(2000, 1, 1)).total_seconds() + float(second.replace(",", "."))
 
 
-def parse(source: str, number: int, text: str, rank: int | None, labelled: bool) -> Line:
-    """Parse a clean line. `rank` comes from the file's name; `labelled`: every line of the file
-    begins with a rank."""
+def parse(source: str, number: int, text: str, rank: int | None, labeled: bool) -> Line:
+    """Parse a clean line. `rank`: from the file's name. `labeled`: each line begins with one."""
     hooked = stamped = compiled = False
     time = None
     at = 0
-    if labelled and (found := LABEL.match(text)):
+    if labeled and (found := LABEL.match(text)):
         rank, at = int(found[1]), found.end()
     if (start := text.find("[rank", at)) > at and BEFORE_RANK.match(text[at:start]):
         day = ISO.match(text[at:start].strip())

@@ -3,8 +3,6 @@
 Lines with a keyword are kept, and tracebacks and exits are assembled. In a block without keywords,
 only the last lines are read, to find out where each rank was."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import re
@@ -48,9 +46,7 @@ EVERY = re.compile(  # every rank prints its own
 )
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
 MENTIONED = re.compile(r"\brank[ _:=]{0,2}(\d{1,5})\b", re.IGNORECASE)
-WORLD = re.compile(
-    r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.IGNORECASE
-)
+WORLD = re.compile(r"\bworld[ _-]?size[ =:]+(\d{1,6})\b|nproc[_-]per[_-]node[ =]+(\d+)", re.I)
 OF_FILE = re.compile(
     r"attempt_\d+[/\\](\d+)[/\\](?:stdout\.log|stderr\.log|error\.json)$"
     r"|(?<![A-Za-z])rank[_.-]?(\d+)(?=\D|$)(?!.*[/\\])"
@@ -145,18 +141,14 @@ def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
 
 
 class _File:
-    """A log file that is being read."""
-
     def __init__(self, name: str, logs: Logs, rank: int | None = None) -> None:
         self.name, self.logs = name, logs
         self.rank = logs.sources[name] = rank if rank is not None else rank_of(name)
         self.number = 0
-        self.labelled = False
+        self.labeled = False
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
-        self.clock: float | None = (
-            None  # the last timestamp, which also applies to lines without one
-        )
+        self.clock: float | None = None  # the last timestamp, also for lines without one
         self.same: Counter[bytes] = Counter()  # lines without their numbers
 
     def read(self, file: IO[bytes]) -> None:
@@ -185,7 +177,7 @@ class _File:
         if b"\0" in block[:4096] and block.count(0) > len(block) // 4:
             block = block.replace(b"\0", b"")  # UTF-16, or a file copied while it was written
         if not self.number:
-            self.labelled = _is_labelled(block)
+            self.labeled = _is_labeled(block)
             if len(block[:4096].translate(None, CONTROL)) < 0.95 * len(block[:4096]):
                 self.logs.notes.append(f"{self.name} does not look like text.")
         lower = block.lower()
@@ -221,12 +213,12 @@ class _File:
 
     def _line(self, raw: bytes, number: int, keep: bool) -> None:
         text = clean(raw[-LONGEST_LINE:])
-        line = parse(self.name, number, text, self.rank, self.labelled)
+        line = parse(self.name, number, text, self.rank, self.labeled)
         if line.time is None and self.clock is not None:
             line = replace(line, time=self.clock)
         self.clock = line.time
         stream = self.streams.setdefault(line.rank, Assembler())
-        report = self.reports.setdefault(line.rank if self.labelled else None, Exits())
+        report = self.reports.setdefault(line.rank if self.labeled else None, Exits())
         if stream.feed(line):
             if stream.open is not None and stream.open.reported and stream.open.rank is None:
                 stream.open.rank = report.entry_rank
@@ -254,7 +246,7 @@ class _File:
             self.logs.last[rank] = line
 
 
-def _is_labelled(block: bytes) -> bool:
+def _is_labeled(block: bytes) -> bool:
     """Return whether `srun -l` printed the task's number before every line. Other numbers, such as
     counters, rarely repeat."""
     lines = [clean(raw) for raw in block[:LONGEST_LINE].splitlines() if raw.strip()][:400]

@@ -1,8 +1,6 @@
 """Python's tracebacks, assembled from lines that may be interleaved with those of other ranks.
 Users may also paste only the last lines of a traceback, or only the exception."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -85,8 +83,7 @@ class Traceback:
 
     @property
     def headline(self) -> str:
-        """Return the exception in one line; if its first line only announces a message, add the
-        next line."""
+        """Return the exception in one line, with the next line if the first only announces it."""
         lines = self.message[: 2 if self.error.endswith(":") else 1]
         return " ".join(line.text.strip() for line in lines)
 
@@ -140,9 +137,7 @@ class Assembler:
         self._message = False  # inside the exception's message
         self._blank = False
         self._current = False  # inside the thread that the fault handler marks as current
-        self._prefix: re.Pattern[str] | None = (
-            None  # what a launcher or a person put before each line
-        )
+        self._prefix: re.Pattern[str] | None = None  # what someone put before each line
 
     def feed(self, line: Line) -> bool:
         """Process a line. Return False if it does not belong to a traceback."""

@@ -6,8 +6,6 @@
 
 Each group has its own numbers: number 5 in one group has nothing to do with number 5 in another."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """A failure in the catalog: in the terminal (`doctor --explain`), and as a page for docs/doctor/ and
 SARIF."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from rich.text import Text
@@ -74,11 +72,8 @@ def page(entry: Entry) -> str:
     if entry.limits:
         parts.append(f"**Limits.** {entry.limits}")
     if entry.sources:
-        parts.append(
-            "Reported in "
-            + ", ".join(f"[{source}]({url(source)})" for source in entry.sources)
-            + "."
-        )
+        links = ", ".join(f"[{source}]({url(source)})" for source in entry.sources)
+        parts.append(f"Reported in {links}.")
     parts.append(f"To silence it on a line, write `# paralab: ignore[{entry.id}] reason`.")
     return "\n\n".join(parts) + "\n"
 

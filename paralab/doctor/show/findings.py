@@ -1,8 +1,6 @@
 """A diagnosis in the terminal: every failure once, with its line, reason, fix, patch, and the other
 places where it occurs; then a summary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +37,6 @@ def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
 
 
 def print_looked(rows: Sequence[Looked]) -> None:
-    """Print what was checked on this machine, with the verdicts."""
     if not rows:
         return
     table = plain_table("what", "value", "verdict")
@@ -63,7 +60,6 @@ def _print_code(text: Text) -> None:
 
 
 def print_remarks(diagnosis: Diagnosis) -> None:
-    """Print what could not be checked, and the notes."""
     for failure in diagnosis.failures:
         _print(Text.assemble(("not checked ", "yellow"), str(failure)))
     for note in diagnosis.notes:
@@ -99,20 +95,18 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
 
     patch = diff(first.edits, sources)
     if patch:
-        console.print(coloured(patch, "  "), soft_wrap=True)
+        console.print(colored(patch, "  "), soft_wrap=True)
     console.print()
 
 
 def _place_and_code(finding: Finding, sources: Sources) -> Text:
-    """Return `train.py:41 dist.barrier()`, or the reason if the finding names a rank or has no
-    line."""
+    """Return `train.py:41 dist.barrier()`, or the reason if it names a rank or has no line."""
     code = (sources.line(finding.file, finding.line) or "").strip()
     code = code if finding.rank is None else ""
     return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)
 
 
 def say_finding(finding: Finding) -> None:
-    """Print one line while the job runs."""
     errors.print(
         Text.assemble("paralab doctor: ", _headline(finding), ". ", finding.why), soft_wrap=True
     )
@@ -122,7 +116,7 @@ def print_fixes(fixes: Fixes) -> None:
     """Print what --fix changed, and what it did not change, by id and reason."""
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
-        console.print(coloured(patch), soft_wrap=True)
+        console.print(colored(patch), soft_wrap=True)
     if not fixes.changed:
         console.print("--fix changed nothing.")
     places: dict[tuple[str, str], list[str]] = {}
@@ -136,8 +130,7 @@ def print_fixes(fixes: Fixes) -> None:
     console.print()
 
 
-def coloured(patch: str, indent: str = "") -> Text:
-    """Return a unified diff in color."""
+def colored(patch: str, indent: str = "") -> Text:
     text = Text()
     for line in patch.splitlines():
         style = "bold" if line.startswith(("---", "+++")) else DIFF_STYLES.get(line[:1], "")

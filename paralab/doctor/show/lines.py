@@ -3,8 +3,6 @@
 It needs only the standard library, because the pre-commit hook uses it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from paralab.doctor.catalog import ENTRIES
@@ -25,8 +23,8 @@ def concise(diagnosis: Diagnosis, suspects: bool) -> list[str]:
         shown_findings(diagnosis, suspects), key=lambda f: (f.file or "", f.line or 0, f.id)
     )
     return [
-        f"{_place(finding, diagnosis)}: {finding.id} {finding.severity} {_one_line(finding.why)}"
-        for finding in by_place
+        f"{_place(each, diagnosis)}: {each.id} {each.severity} {' '.join(each.why.split())}"
+        for each in by_place
     ]
 
 
@@ -59,10 +57,6 @@ def _place(finding: Finding, diagnosis: Diagnosis) -> str:
     if finding.file:
         return f"{shown_path(finding.file)}:{finding.line or 1}"
     return diagnosis.subject if finding.rank is None else f"rank {finding.rank}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _escape(text: str) -> str:

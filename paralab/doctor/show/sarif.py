@@ -1,7 +1,5 @@
 """A diagnosis as SARIF 2.1.0, which code hosts show beside the lines of a change."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from pathlib import Path
@@ -86,8 +84,7 @@ def _result(
 
 
 def _locations(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Return the place, or else the top of the file, because code hosts drop results without a
-    place."""
+    """Return the place, or the top of the file: code hosts drop results without a place."""
     file = finding.file or (diagnosis.subject if Path(diagnosis.subject).is_file() else None)
     if not file:
         return []

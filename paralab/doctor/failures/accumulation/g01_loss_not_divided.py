@@ -1,6 +1,4 @@
-"""G01: the loss is not divided by the accumulation steps."""
-
-from __future__ import annotations
+"""G01: The loss is not divided by the accumulation steps."""
 
 import ast
 
@@ -9,7 +7,7 @@ from paralab.doctor.failures.accumulation.windows import Window, windows
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import SAME_VALUE, Call
 from paralab.doctor.static.hints import accumulations, divides_by_accumulation
 from paralab.doctor.static.names import kind_of_made
@@ -19,9 +17,8 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.windows import Window as Observed
 from paralab.doctor.windows import accumulated, is_close
 
-ENTRY = Entry(
-    id="G01",
-    title="The loss is not divided by the accumulation steps",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The gradient is N times too large for N accumulated passes.",
     cause="Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.",
     fix="Divide the loss by N before `backward`.",
@@ -33,7 +30,7 @@ ENTRY = Entry(
       optimizer.step()
       optimizer.zero_grad()
 """,
-    sources=reports("verl-project/verl#3332"),
+    sources="verl-project/verl#3332",
     silent=True,
 )
 
@@ -193,7 +190,6 @@ def _division(script: Script, window: Window, loss: ast.expr) -> tuple[Edit, ...
 
 @check_each_rank("G01")
 def undivided(rank: WatchedRank) -> Finding | None:
-    """Report unscaled losses that go into backward several times for one optimizer step."""
     every = list(accumulated(rank))
     plain = [window for window in every if _is_plain_sum(window)]
     checked = [_gradient_was_rescaled(window) for window in plain]

@@ -1,23 +1,20 @@
-"""G02: every accumulated pass synchronizes."""
-
-from __future__ import annotations
+"""G02: Every accumulated pass synchronizes gradients."""
 
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, reduces, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, windows
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import SYNCHRONIZERS, accumulations, is_parallel
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural, seconds
 
-ENTRY = Entry(
-    id="G02",
-    title="Every accumulated pass synchronizes gradients",
+ENTRY = describe(
+    __doc__,
     symptom="The results are correct, but steps are slow: N all-reduces of all gradients instead of one.",
     cause="DDP synchronizes in every backward pass unless the pass runs under `no_sync()`.",
     fix="Run the forward and backward of every pass except the last under `with model.no_sync():`.",
@@ -30,9 +27,7 @@ ENTRY = Entry(
           optimizer.step()
           optimizer.zero_grad()
 """,
-    sources=reports(
-        "speechbrain/speechbrain#1802 goodfire-ai/spd#215 Lightning-AI/pytorch-lightning#2595"
-    ),
+    sources="speechbrain/speechbrain#1802 goodfire-ai/spd#215 Lightning-AI/pytorch-lightning#2595",
     silent=True,
 )
 
@@ -72,7 +67,6 @@ def synchronizes_in_every_turn(script: Script) -> Findings:
 
 @check("G02", source="ranks")
 def synchronized_every_time(seen: Observation) -> Findings:
-    """Report accumulation in which every micro-batch all-reduces the gradients."""
     for rank, window, inside in wasteful(seen):
         if inside:
             return  # G03
@@ -87,18 +81,12 @@ def synchronized_every_time(seen: Observation) -> Findings:
         return
 
 
-@check("G02", "P06", source="run")
-def synchronized_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        finding = judge_synchronizations(
-            run.result.all_reduces_per_step or 0.0,
-            len(run.last_buckets),
-            run.plan.accumulate,
-            run.metrics.exposed_communication_seconds or 0.0,
-            run.step_seconds,
-            run.plan.stages,
-        )
-        yield from run.report(finding)
+@check_each_run("G02", "P06")
+def synchronized_in_run(run: Run) -> Finding | None:
+    plan, all_reduces = run.plan, run.result.all_reduces_per_step or 0.0
+    exposed, step = run.metrics.exposed_communication_seconds or 0.0, run.step_seconds
+    buckets = len(run.last_buckets)
+    return judge_synchronizations(all_reduces, buckets, plan.accumulate, exposed, step, plan.stages)
 
 
 def judge_synchronizations(

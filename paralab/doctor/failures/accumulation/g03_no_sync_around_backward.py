@@ -1,22 +1,19 @@
 """G03: no_sync covers backward but not forward."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, timelines
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.project import end, position
 from paralab.doctor.static.report import At, at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, occurrences
 
-ENTRY = Entry(
-    id="G03",
-    title="no_sync covers backward but not forward",
+ENTRY = describe(
+    __doc__,
     symptom="The results are correct, but no time is saved: every pass still synchronizes.",
     cause="DDP decides in forward whether backward synchronizes, and forward runs outside `no_sync()`.",
     fix="Move the forward pass into the `no_sync` block too.",
@@ -26,9 +23,7 @@ ENTRY = Entry(
 +     loss = criterion(model(x), y) / N
       loss.backward()
 """,
-    sources=reports(
-        "facebookresearch/ClassyVision#706 KellerJordan/modded-nanogpt#31 pytorch/PiPPy#1133"
-    ),
+    sources="facebookresearch/ClassyVision#706 KellerJordan/modded-nanogpt#31 pytorch/PiPPy#1133",
     silent=True,
 )
 
@@ -84,7 +79,6 @@ def _switched_late(script: Script, backward: Event, forward: Event) -> At | None
 
 @check("G03", source="ranks")
 def forward_still_synchronizes(seen: Observation) -> Findings:
-    """Report `no_sync` blocks that were open around backward but not around forward."""
     for rank, window, inside in wasteful(seen):
         if not inside:
             return  # G02

@@ -1,6 +1,4 @@
-"""G04: an optimizer step on gradients that were not synchronized."""
-
-from __future__ import annotations
+"""G04: The optimizer steps on gradients that are not averaged."""
 
 import ast
 from collections.abc import Iterator
@@ -15,16 +13,15 @@ from paralab.doctor.failures.accumulation.windows import (
     timelines,
     windows,
 )
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import Module, Scope, dotted_key
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, occurrences
 
-ENTRY = Entry(
-    id="G04",
-    title="The optimizer steps on gradients that are not averaged",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The ranks' parameters drift apart and stay different.",
     cause="The last pass before the step also runs under `no_sync()`, or the data ends in the middle of a window.",
     fix="Run the last micro-batch before every step outside `no_sync`, including the last one of an epoch.",

@@ -1,12 +1,9 @@
-"""G05: forward inside no_sync, backward outside. G04's check reports it."""
+"""G05: no_sync covers forward but not backward. G04's check reports it."""
 
-from __future__ import annotations
+from paralab.doctor.registry import describe
 
-from paralab.doctor.registry import Entry, reports
-
-ENTRY = Entry(
-    id="G05",
-    title="no_sync covers forward but not backward",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The backward pass does not average gradients, although it runs outside the block.",
     cause="DDP decides in forward whether backward synchronizes, and forward ran under `no_sync()`.",
     fix="Put both inside the block, or both outside for the last micro-batch before a step.",
@@ -17,6 +14,6 @@ ENTRY = Entry(
   loss.backward()
   optimizer.step()
 """,
-    sources=reports("NVlabs/stylegan2-ada-pytorch#233"),
+    sources="NVlabs/stylegan2-ada-pytorch#233",
     silent=True,
 )

@@ -1,6 +1,4 @@
-"""G06: leftover micro-batches at the end of an epoch."""
-
-from __future__ import annotations
+"""G06: Leftover micro-batches are dropped, or leak into the next epoch."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timeli
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Loop, names_in
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, line_of
@@ -18,9 +16,8 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event
 from paralab.doctor.windows import accumulated
 
-ENTRY = Entry(
-    id="G06",
-    title="Leftover micro-batches are dropped, or leak into the next epoch",
+ENTRY = describe(
+    __doc__,
     symptom="No message. With 10 batches and N = 4, the gradients of the last two batches go into the next epoch.",
     cause="The step runs after every N batches, and the number of batches is not a multiple of N.",
     fix="Step after the last batch too, and divide the loss by the size of that window.",
@@ -30,10 +27,8 @@ ENTRY = Entry(
       optimizer.step()
       optimizer.zero_grad()
 """,
-    sources=reports(
-        "timoschick/pet#36 meta-pytorch/torchtune#2745 Lightning-AI/pytorch-lightning#19987 "
-        "tomhosking/torchseq#8 huggingface/transformers#2533"
-    ),
+    sources="timoschick/pet#36 meta-pytorch/torchtune#2745 Lightning-AI/pytorch-lightning#19987 "
+    "tomhosking/torchseq#8 huggingface/transformers#2533",
     silent=True,
 )
 
@@ -108,7 +103,6 @@ def _fate(script: Script, window: Window) -> tuple[str, bool]:
 
 @check_each_rank("G06")
 def left_over(rank: WatchedRank) -> Finding | None:
-    """Report a pass over the loader that ended in the middle of a window."""
     sizes = [len(window.micro_steps) for window in accumulated(rank)]
     usual = max(set(sizes), key=sizes.count) if sizes else 0
     for epoch, count, fate in _leftovers(rank, usual) if sizes else ():
@@ -137,17 +131,14 @@ def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str 
             inside = {loader: count + 1 for loader, count in inside.items()}
         elif isinstance(event, (Step, ZeroGrad)):
             pending = 0
-        elif (
-            isinstance(event, Epoch)
-            and pending
-            and inside.get(event.loader, 0) >= event.batches > 0
-        ):
-            yield event, pending, _observed_fate(rank, place, pending, usual)
+        elif isinstance(event, Epoch) and pending:
+            passes = inside.get(event.loader, 0)
+            if passes >= event.batches > 0:
+                yield event, pending, _observed_fate(rank, place, pending, usual)
 
 
 def _observed_fate(rank: WatchedRank, place: int, pending: int, usual: int) -> str | None:
-    """Return `leak`, `dropped`, or None if the passes filled a usual window or the fate is
-    unknown."""
+    """Return `leak`, `dropped`, or None: unknown, or the passes filled a usual window."""
     more = 0
     for event in rank.events[place:]:
         if isinstance(event, Backward):

@@ -1,16 +1,13 @@
-"""G07: micro-batches of different sizes get the same weight."""
-
-from __future__ import annotations
+"""G07: Micro-batches of different sizes get the same weight."""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, reports
+from paralab.doctor.registry import describe
 from paralab.doctor.windows import accumulated, are_weighted_by
 
-ENTRY = Entry(
-    id="G07",
-    title="Micro-batches of different sizes get the same weight",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The gradient is not that of the whole batch (19 % off for micro-batches of 3, 3, and 2 samples).",
     cause="The mean of the micro-batches' means gives more weight to samples in small micro-batches.",
     fix="Weight each loss by its micro-batch, `loss * len(x) / samples`, or use drop_last=True.",
@@ -21,7 +18,7 @@ ENTRY = Entry(
 +     loss = criterion(model(x), y) * len(x) / samples
       loss.backward()
 """,
-    sources=reports("Lightning-AI/pytorch-lightning#19987"),
+    sources="Lightning-AI/pytorch-lightning#19987",
     silent=True,
 )
 

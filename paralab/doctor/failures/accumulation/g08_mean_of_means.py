@@ -1,18 +1,15 @@
-"""G08: tokens in short sequences count more than tokens in long ones."""
-
-from __future__ import annotations
+"""G08: Tokens in short sequences count more than tokens in long ones."""
 
 import math
 from collections import defaultdict
 
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding, watched
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
-ENTRY = Entry(
-    id="G08",
-    title="Tokens in short sequences count more than tokens in long ones",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The gradient is not that of the whole batch, and may even point in another direction.",
     cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.",
     fix="Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.",
@@ -25,10 +22,8 @@ ENTRY = Entry(
 +     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
 +     (loss * dist.get_world_size() / count).backward()
 """,
-    sources=reports(
-        "huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917 "
-        "allenai/open-instruct#1736 modelscope/ms-swift#10165"
-    ),
+    sources="huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917 "
+    "allenai/open-instruct#1736 modelscope/ms-swift#10165",
     silent=True,
 )
 
@@ -38,7 +33,6 @@ SPREAD = 1.5  # report if the ratio of most to fewest tokens is at least this
 
 @check("G08", source="ranks")
 def unequal_tokens(seen: Observation) -> Findings:
-    """Report means over different numbers of targets that are averaged with equal weights."""
     steps: dict[int, list[tuple[int, MicroStep]]] = defaultdict(list)
     for rank in seen.ranks if watched(seen) else ():
         for window in windows(rank):

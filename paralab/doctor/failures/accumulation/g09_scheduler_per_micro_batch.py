@@ -1,21 +1,18 @@
-"""G09: the scheduler steps for every micro-batch."""
-
-from __future__ import annotations
+"""G09: The scheduler steps for every micro-batch."""
 
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, extra_tests, occurrences
 from paralab.doctor.windows import accumulated
 
-ENTRY = Entry(
-    id="G09",
-    title="The scheduler steps for every micro-batch",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The learning rate falls N times too fast.",
     cause="`scheduler.step()` is outside the branch in which the optimizer steps.",
     fix="Step the scheduler right after the optimizer.",
@@ -26,7 +23,7 @@ ENTRY = Entry(
 - scheduler.step()
 +     scheduler.step()
 """,
-    sources=reports("tracel-ai/burn#5695"),
+    sources="tracel-ai/burn#5695",
     silent=True,
 )
 
@@ -61,7 +58,6 @@ def _is_ahead(window: Window, event: Event) -> bool:
 
 @check_each_rank("G09")
 def scheduled_too_often(rank: WatchedRank) -> Finding | None:
-    """Report a line that steps the scheduler several times per optimizer step."""
     every, often = list(accumulated(rank)), []
     for window in every:
         events = [event for event in window.events if isinstance(event, Scheduled)]

@@ -1,7 +1,5 @@
 """Find the backward passes that synchronize gradients, in a script and on watched ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from paralab.doctor.failures.accumulation.windows import timelines
@@ -51,5 +49,4 @@ def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[Micr
 
 
 def reduces(one: MicroStep) -> bool:
-    """Return whether this pass all-reduced gradients."""
     return bool(one.backward.seq and one.backward.seq[1] >= one.backward.seq[0])

@@ -5,8 +5,6 @@ for i, x in enumerate(loader):              turn      0 1 2 3 4 5 6 7
     if (i + 1) % 4 == 0: optimizer.step()   step            x       x
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""C01: saved names begin with 'module.'."""
-
-from __future__ import annotations
+"""C01: Saved names begin with 'module.'."""
 
 import ast
 import re
@@ -15,16 +13,15 @@ from paralab.doctor.failures.checkpoints.files import (
 )
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="C01",
-    title="Saved names begin with 'module.'",
+ENTRY = describe(
+    __doc__,
     symptom='\'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"\'.',
     cause="The checkpoint contains the state of the DDP wrapper, which prefixes every name with 'module.'.",
     fix="Save `model.module.state_dict()`.",
@@ -33,9 +30,7 @@ ENTRY = Entry(
 - torch.save(model.state_dict(), "net.pt")
 + torch.save(model.module.state_dict(), "net.pt")
 """,
-    sources=reports(
-        "pytorch/pytorch#3805 menzelab/implicit-shape-reconstruction#2 facebookresearch/fairchem#76"
-    ),
+    sources="pytorch/pytorch#3805 menzelab/implicit-shape-reconstruction#2 facebookresearch/fairchem#76",
     messages=(
         Message(
             r"loading state_dict for (?!DistributedDataParallel|DataParallel).*Unexpected key\(s\) in "
@@ -123,7 +118,6 @@ def _name(node: ast.expr) -> str:
 
 @check("C01", source="ranks")
 def prefix_refused(seen: Observation) -> Findings:
-    """Report a state with DDP's prefix that a model rejected."""
     loads = [load for rank in seen.ranks for load in rank.of(LoadState)]
     refused = next((load for load in loads if load.error and only_prefix_differs(load)), None)
     if refused is None:
@@ -141,8 +135,5 @@ def prefix_refused(seen: Observation) -> Findings:
 
 def only_prefix_differs(load: LoadState) -> bool:
     """Return whether the names match once 'module.' is removed."""
-    given, wanted = (
-        {name.removeprefix("module.") for name in names}
-        for names in (load.unexpected, load.missing)
-    )
-    return bool(given) and given == wanted
+    given = {name.removeprefix("module.") for name in load.unexpected}
+    return bool(given) and given == {name.removeprefix("module.") for name in load.missing}

@@ -1,6 +1,4 @@
-"""C02: strict=False, and nothing was loaded."""
-
-from __future__ import annotations
+"""C02: strict=False loads nothing."""
 
 import ast
 
@@ -15,15 +13,14 @@ from paralab.doctor.failures.checkpoints.files import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, listed, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="C02",
-    title="strict=False loads nothing",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Training continues from random weights.",
     cause="No name matches, because they differ by 'module.'. strict=False ignores that, and nothing checks the result.",
     fix="Save `model.module.state_dict()` or remove the prefix, and load strictly or check what load_state_dict returns.",
@@ -32,7 +29,7 @@ ENTRY = Entry(
 - net.load_state_dict(state, strict=False)
 + net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
 """,
-    sources=reports("pytorch/examples#1029"),
+    sources="pytorch/examples#1029",
     silent=True,
 )
 
@@ -65,7 +62,6 @@ def mismatch_ignored(script: Script) -> Findings:
 
 @check_each_rank("C02")
 def nothing_loaded(rank: WatchedRank) -> Finding | None:
-    """Report a lenient load without a single matching name."""
     for load in rank.of(LoadState):
         if load.strict or load.error or load.matched or not load.total or not load.unexpected:
             continue

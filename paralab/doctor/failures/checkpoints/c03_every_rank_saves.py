@@ -1,6 +1,4 @@
-"""C03: every rank saves to the same file."""
-
-from __future__ import annotations
+"""C03: Every rank saves to the same file."""
 
 import ast
 import os
@@ -10,7 +8,7 @@ from paralab.doctor.events import Save
 from paralab.doctor.failures.checkpoints.files import is_own_path
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If, With
 from paralab.doctor.static.hints import guards, is_for_one_rank, is_in_training, trains
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
@@ -19,9 +17,8 @@ from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
-ENTRY = Entry(
-    id="C03",
-    title="Every rank saves to the same file",
+ENTRY = describe(
+    __doc__,
     symptom="Occasionally a checkpoint is unreadable: 'PytorchStreamReader failed reading file'.",
     cause="All ranks truncate and write the same file at the same time.",
     fix="Save on rank 0 only, rename the finished file into place, and call `dist.barrier()` before others read it.",
@@ -32,7 +29,7 @@ ENTRY = Entry(
 +     os.replace("net.pt.new", "net.pt")
 + dist.barrier()
 """,
-    sources=reports("DLLXW/baby-llama2-chinese#56 MLI-lab/DeepDeWedge#41 pytorch/pytorch#73168"),
+    sources="DLLXW/baby-llama2-chinese#56 MLI-lab/DeepDeWedge#41 pytorch/pytorch#73168",
     silent=True,
     messages=(
         Message(
@@ -184,7 +181,6 @@ def _takes_turns(script: Script, call: Call) -> bool:
 
 @check("C03", source="ranks")
 def several_writers(seen: Observation) -> Findings:
-    """Report a file that several ranks on one machine write in the same step."""
     writers: dict[tuple[str, str, int], dict[int, Save]] = {}
     for rank in seen.ranks:
         for save in rank.of(Save):

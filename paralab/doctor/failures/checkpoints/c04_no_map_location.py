@@ -1,7 +1,5 @@
 """C04: torch.load without map_location."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -10,16 +8,15 @@ from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_file
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.hints import is_for_one_rank, is_parallel
 from paralab.doctor.static.report import add_keyword, code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
-ENTRY = Entry(
-    id="C04",
-    title="torch.load without map_location",
+ENTRY = describe(
+    __doc__,
     symptom="Every rank puts a copy of the checkpoint on GPU 0, which then runs out of memory.",
     cause="torch.load puts tensors back on the device they were saved from, usually rank 0's.",
     fix="Pass `map_location='cpu'`, or the rank's own device.",
@@ -97,7 +94,6 @@ def _uses_cuda(script: Script) -> bool:
 
 @check("C04", source="ranks")
 def loaded_on_one_gpu(seen: Observation) -> Findings:
-    """Report ranks with GPUs that load without map_location."""
     with_gpus = [rank for rank in seen.ranks if rank.start.gpus]
     loads = [(r.rank, e) for r in with_gpus for e in r.of(Load) if e.map_location is None]
     ranks = {rank for rank, _ in loads}

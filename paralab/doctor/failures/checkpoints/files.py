@@ -1,7 +1,5 @@
 """Find the files and states that a script saves and loads."""
 
-from __future__ import annotations
-
 import ast
 import re
 

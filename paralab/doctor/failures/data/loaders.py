@@ -1,7 +1,5 @@
 """Find which loader feeds which training loop, as far as the script shows it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""T01: every rank sees all the data. T04 shares the check of watched ranks."""
-
-from __future__ import annotations
+"""T01: Every rank sees all the data. T04 shares the check of watched ranks."""
 
 import ast
 
@@ -17,16 +15,15 @@ from paralab.doctor.failures.data.uses import Use, common_uses
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import If, is_constant
 from paralab.doctor.static.hints import words_of_project
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="T01",
-    title="Every rank sees all the data",
+ENTRY = describe(
+    __doc__,
     symptom="No message. An epoch takes as long as on one device, and every rank uses every sample.",
     cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
     fix="Pass `sampler=DistributedSampler(data)` instead of `shuffle=True`, and call `set_epoch` in every epoch.",
@@ -35,7 +32,7 @@ ENTRY = Entry(
 + sampler = DistributedSampler(data, shuffle=True)
 + loader = DataLoader(data, batch_size=32, sampler=sampler)
 """,
-    sources=reports("Lightning-AI/pytorch-lightning#91 #81 huggingface/datasets#5360"),
+    sources="Lightning-AI/pytorch-lightning#91 #81 huggingface/datasets#5360",
 )
 IF_UNDIVIDED = "if nothing else divides the data between the ranks"
 
@@ -131,7 +128,6 @@ def seed_with_rank(script: Script) -> Findings:
 
 @check("T01", "T04", source="ranks")
 def same_data(seen: Observation) -> Findings:
-    """Report loaders that give all ranks the same samples."""
     pipelines = any(rank.of(Pipeline) for rank in seen.ranks)
     if not is_data_parallel(seen) or not watched(seen) or pipelines:
         return

@@ -1,6 +1,4 @@
-"""T02: every epoch has the same order."""
-
-from __future__ import annotations
+"""T02: Every epoch has the same order."""
 
 import ast
 import re
@@ -17,7 +15,7 @@ from paralab.doctor.failures.data.uses import uses
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import is_parallel, trains, words_of_project
 from paralab.doctor.static.names import SAMPLER
@@ -25,9 +23,8 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found, insert, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="T02",
-    title="Every epoch has the same order",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Every epoch has the same batches in the same order.",
     cause="DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.",
     fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
@@ -37,10 +34,8 @@ ENTRY = Entry(
 +     sampler.set_epoch(epoch)
       train(loader)
 """,
-    sources=reports(
-        "pytorch/pytorch#31771 kan-bayashi/ParallelWaveGAN#177 cszn/KAIR#106 "
-        "Spijkervet/SimCLR#26 facebookresearch/ClassyVision#118"
-    ),
+    sources="pytorch/pytorch#31771 kan-bayashi/ParallelWaveGAN#177 cszn/KAIR#106 "
+    "Spijkervet/SimCLR#26 facebookresearch/ClassyVision#118",
     silent=True,
 )
 
@@ -190,7 +185,6 @@ def _orders(script: Script, function: Scope) -> list[Call]:
 
 @check_each_rank("T02")
 def same_order(rank: WatchedRank) -> Finding | None:
-    """Report a shuffling DistributedSampler that gives the same order in two epochs."""
     every = uses(rank)
     for (loader, number), use in every.items():
         before = every.get((loader, number - 1))

@@ -1,15 +1,12 @@
-"""T03: a DataLoader gets both shuffle and sampler."""
+"""T03: A DataLoader gets both shuffle and sampler."""
 
-from __future__ import annotations
-
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.report import found, replace
 from paralab.doctor.static.script import OBJECT, Script
 
-ENTRY = Entry(
-    id="T03",
-    title="A DataLoader gets both shuffle and sampler",
+ENTRY = describe(
+    __doc__,
     symptom="'sampler option is mutually exclusive with shuffle'.",
     cause="The sampler decides the order, so the DataLoader must not shuffle.",
     fix="Let the sampler shuffle. If there may be no sampler: `shuffle=(sampler is None)`.",

@@ -1,7 +1,4 @@
-"""T04: an IterableDataset that every rank reads completely. T01's file has the check of watched
-ranks."""
-
-from __future__ import annotations
+"""T04: Every rank reads a whole IterableDataset. T01's file has the check of watched ranks."""
 
 import ast
 import re
@@ -12,14 +9,13 @@ from paralab.doctor.failures.data.loaders import (
     knows_rank,
     trained_loaders,
 )
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="T04",
-    title="Every rank reads a whole IterableDataset",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Every rank, and every loader worker, yields each sample.",
     cause="No sampler can divide an IterableDataset. Its __iter__ must do that, but this one ignores rank and worker.",
     fix="In __iter__, yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker.",
@@ -32,10 +28,8 @@ ENTRY = Entry(
 +         first = dist.get_rank() * workers + number
 +         yield from islice(read(self.path), first, None, dist.get_world_size() * workers)
 """,
-    sources=reports(
-        "huggingface/datasets#5360 #3423 Lightning-AI/pytorch-lightning#15734 "
-        "huggingface/transformers#11254"
-    ),
+    sources="huggingface/datasets#5360 #3423 Lightning-AI/pytorch-lightning#15734 "
+    "huggingface/transformers#11254",
     silent=True,
     messages=(
         Message(

@@ -1,6 +1,4 @@
-"""T05: the evaluation counts some samples twice."""
-
-from __future__ import annotations
+"""T05: The evaluation counts some samples twice."""
 
 import ast
 import re
@@ -10,15 +8,14 @@ from paralab.doctor.failures.data.loaders import is_loader, read_by, samples_in
 from paralab.doctor.failures.data.uses import common_uses
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding, watched
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, With
 from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="T05",
-    title="The evaluation counts some samples twice",
+ENTRY = describe(
+    __doc__,
     symptom="The accuracy depends on the number of ranks.",
     cause="DistributedSampler repeats samples until all ranks have the same number.",
     fix="Split the evaluation data without padding, and all-reduce sums and counts.",
@@ -27,10 +24,8 @@ ENTRY = Entry(
 + test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())
   test_loader = DataLoader(test_data, sampler=test_sampler)
 """,
-    sources=reports(
-        "pytorch/pytorch#25162 #22584 pytorch/examples#1063 roboflow/rf-detr#1507 "
-        "areal-project/AReaL#1100"
-    ),
+    sources="pytorch/pytorch#25162 #22584 pytorch/examples#1063 roboflow/rf-detr#1507 "
+    "areal-project/AReaL#1100",
     silent=True,
 )
 
@@ -73,7 +68,6 @@ def _evaluated(script: Script) -> Iterator[Call]:
 
 @check("T05", source="ranks")
 def counted_twice(seen: Observation) -> Findings:
-    """Report an evaluation of more samples than the dataset has."""
     reported: set[int] = set()
     for number, others in common_uses(seen) if watched(seen) else ():
         use = others[0]

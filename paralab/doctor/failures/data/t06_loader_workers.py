@@ -1,6 +1,4 @@
-"""T06: too few loader workers, or more workers than cores."""
-
-from __future__ import annotations
+"""T06: Too few loader workers, or more workers than cores."""
 
 from paralab.doctor.events import Loader
 from paralab.doctor.failures.data.uses import Use, uses
@@ -8,13 +6,12 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import plural, seconds
 
-ENTRY = Entry(
-    id="T06",
-    title="Too few loader workers, or more workers than cores",
+ENTRY = describe(
+    __doc__,
     symptom="Steps wait for data, or all cores are busy and everything is slow.",
     cause="num_workers is per rank, and ranks × workers compete for the same cores.",
     fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure.",
@@ -23,7 +20,7 @@ ENTRY = Entry(
 + cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
 + loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=sampler)
 """,
-    sources=reports("Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841"),
+    sources="Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841",
 )
 
 
@@ -57,18 +54,13 @@ def workers_and_cores(seen: Observation) -> Findings:
 
 
 def _waiting(seen: Observation) -> Findings:
-    """Report the rank that waits longest for its batches."""
     training = (use for rank in seen.ranks for use in uses(rank).values() if use.trains)
     shares = [(share, use) for use in training if (share := _share(use))]
     share, use = max(shares, key=lambda pair: pair[0], default=(0.0, None))
     if use is None or share < LONG_WAIT:
         return
     workers = use.loader.workers
-    how = (
-        f"{workers} workers are too few"
-        if workers
-        else "num_workers is 0, so the rank itself loads"
-    )
+    how = f"{workers} workers are too few" if workers else "num_workers=0: the rank itself loads"
     why = f"This loop waits {share:.0%} of its time for the next batch ({how})."
     yield make_finding("T06", "warning", why, use.place, fix=LOAD_AHEAD, gain=share)
 
@@ -81,7 +73,6 @@ def _share(use: Use) -> float | None:
 
 @check("T06", source="machine")
 def few_cores(facts: Facts) -> Findings:
-    """Report GPUs that will probably wait for data because no core is free to load it."""
     ranks = facts.ranks_here
     if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
         return
@@ -95,8 +86,7 @@ def few_cores(facts: Facts) -> Findings:
 
 
 def judge_data_wait(waited: float, step: float) -> Finding | None:
-    """Report steps that wait for data. `waited`: seconds per step; `step`: the step time without
-    the wait."""
+    """Report steps that wait for data: `waited` seconds before each `step`."""
     whole = waited + step
     if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None
@@ -108,9 +98,8 @@ def judge_data_wait(waited: float, step: float) -> Finding | None:
     return make_finding("T06", "warning", why, None, fix=LOAD_AHEAD, gain=share)
 
 
-@check("T06", source="run")
-def data_wait_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        # Checkpoints and status updates also run between steps, so count only the loading time.
-        waited = min(run.metrics.data_wait_seconds or 0.0, run.metrics.data_seconds or 0.0)
-        yield from run.report(judge_data_wait(waited, run.step_seconds))
+@check_each_run("T06")
+def data_wait_in_run(run: Run) -> Finding | None:
+    # Checkpoints and status updates also run between steps, so count only the loading time.
+    waited = min(run.metrics.data_wait_seconds or 0.0, run.metrics.data_seconds or 0.0)
+    return judge_data_wait(waited, run.step_seconds)

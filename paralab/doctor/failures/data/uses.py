@@ -1,7 +1,5 @@
 """Find how each rank used each pass over a loader."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,10 +31,8 @@ class Use:
     @property
     def is_split_later(self) -> bool:
         """Whether every rank reads the same batch and the model gets this rank's part of it."""
-        given, taken = (
-            sum(forward.size or 0 for forward in self.forwards),
-            sum(batch.size or 0 for batch in self.batches),
-        )
+        given = sum(forward.size or 0 for forward in self.forwards)
+        taken = sum(batch.size or 0 for batch in self.batches)
         return 0 < given <= 0.75 * taken
 
     @property

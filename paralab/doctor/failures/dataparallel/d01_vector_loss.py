@@ -1,18 +1,15 @@
-"""D01: the loss comes back as a vector."""
-
-from __future__ import annotations
+"""D01: The loss comes back as a vector."""
 
 import ast
 
 from paralab.doctor.failures.dataparallel.replicas import classes_in, gpus_of, wrapper_of
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe, note
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="D01",
-    title="The loss comes back as a vector",
+ENTRY = describe(
+    __doc__,
     symptom=(
         "'Was asked to gather along dimension 0, but all input tensors were scalars', then 'grad can be "
         "implicitly created only …'."
@@ -25,9 +22,7 @@ ENTRY = Entry(
 + loss = model(x, y).mean()
   loss.backward()
 """,
-    sources=reports(
-        "Lightning-AI/pytorch-lightning#249 pytorch/pytorch#9811 #7956 airsplay/lxmert#17"
-    ),
+    sources="Lightning-AI/pytorch-lightning#249 pytorch/pytorch#9811 #7956 airsplay/lxmert#17",
     messages=(
         Message(
             r"grad can be implicitly created only for scalar outputs",
@@ -35,12 +30,11 @@ ENTRY = Entry(
             "backward(){at} gets a vector.",
             beside=r"Was asked to gather along dimension 0, but all input tensors were scalars",
         ),
-        Message(
+        note(
             r"Was asked to gather along dimension 0, but all input tensors were scalars",
             "The DataParallel model computes the loss itself, so every GPU returns one, and the "
             "script gets a vector.",
             severity="warning",
-            kind="note",
         ),
     ),
 )

@@ -1,17 +1,14 @@
 """D02: GPU 0 fills up first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import describe
 from paralab.units import seconds, size
 
-ENTRY = Entry(
-    id="D02",
-    title="GPU 0 fills up first",
+ENTRY = describe(
+    __doc__,
     symptom="GPU 0 runs out of memory while the others have room.",
     cause="GPU 0 gathers all outputs and holds the parameters, gradients, and optimizer state.",
     fix="Use DistributedDataParallel, or compute the loss inside forward so that only one number per GPU is gathered.",
@@ -26,14 +23,14 @@ ENTRY = Entry(
 IMBALANCE = 1.3  # ratio of device 0 to the mean of the others
 
 
-@check("D02", source="run")
-def unequal_replicas(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        if run.plan.strategy == "dp":
-            devices = run.metrics.busy if run.metrics.balance else ()
-            busy = [device.seconds or 0.0 for device in devices]
-            peaks = [memory.bytes for memory in run.result.peak_bytes]
-            yield from run.report(judge_replicas(busy, peaks, run.step_seconds))
+@check_each_run("D02")
+def unequal_replicas(run: Run) -> Finding | None:
+    if run.plan.strategy != "dp":
+        return None
+    devices = run.metrics.busy if run.metrics.balance else ()
+    busy = [device.seconds or 0.0 for device in devices]
+    peaks = [memory.bytes for memory in run.result.peak_bytes]
+    return judge_replicas(busy, peaks, run.step_seconds)
 
 
 def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> Finding | None:

@@ -1,6 +1,4 @@
-"""D03: a batch has fewer pieces than there are GPUs."""
-
-from __future__ import annotations
+"""D03: A batch has fewer pieces than there are GPUs."""
 
 import math
 
@@ -10,16 +8,15 @@ from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import DDP, DP, LOADER
 from paralab.doctor.static.report import add_keyword, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sizes import drops_last
 
-ENTRY = Entry(
-    id="D03",
-    title="A batch has fewer pieces than there are GPUs",
+ENTRY = describe(
+    __doc__,
     symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
     cause="DataParallel rounds the pieces up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.",
     fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
@@ -28,7 +25,7 @@ ENTRY = Entry(
 - loader = DataLoader(data, batch_size=9)
 + loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
-    sources=reports("pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677"),
+    sources="pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677",
     silent=True,
     messages=(
         Message(
@@ -74,7 +71,6 @@ def _last_batch(script: Script, loader: Call, size: int) -> int | None:
 
 @check_each_rank("D03")
 def idle_devices(rank: WatchedRank) -> Finding | None:
-    """Report forward passes whose batch does not reach all GPUs."""
     for wrap in rank.of(Wrap):
         devices = len(wrap.options.get("device_ids", []))
         if wrap.kind != "data_parallel" or wrap.model is None or devices < 2:

@@ -1,19 +1,16 @@
-"""D04: state that forward sets is lost."""
-
-from __future__ import annotations
+"""D04: State that forward sets is lost."""
 
 import ast
 
 from paralab.doctor.failures.dataparallel.replicas import classes_in
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.names import DP
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="D04",
-    title="State that forward sets is lost",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Counters and statistics that forward stores on self never change.",
     cause="forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.",
     fix="Use DistributedDataParallel, or return the value and update it outside of forward.",
@@ -27,7 +24,7 @@ ENTRY = Entry(
 - model = nn.DataParallel(Net())
 + model = DistributedDataParallel(Net())
 """,
-    sources=reports("pytorch/pytorch#1051"),
+    sources="pytorch/pytorch#1051",
     silent=True,
     limits="Needs two GPUs, so the doctor checks only the script.",
 )

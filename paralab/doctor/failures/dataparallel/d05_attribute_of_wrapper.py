@@ -1,19 +1,16 @@
-"""D05: the script looks for a model attribute on the wrapper."""
-
-from __future__ import annotations
+"""D05: The script looks for a model attribute on the wrapper."""
 
 import ast
 
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import DDP, DP
 from paralab.doctor.static.project import Module
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="D05",
-    title="The script looks for a model attribute on the wrapper",
+ENTRY = describe(
+    __doc__,
     symptom="\"'DataParallel' object has no attribute 'weight'\".",
     cause="The wrapper is a separate module, and the model is its `.module`.",
     fix="Read `model.module.weight`.",

@@ -1,16 +1,13 @@
 """D06: DataParallel without GPUs does nothing."""
 
-from __future__ import annotations
-
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import describe
 
-ENTRY = Entry(
-    id="D06",
-    title="DataParallel without GPUs does nothing",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The model runs as if it were not wrapped.",
     cause="Without CUDA the list of devices is empty, and forward calls the model directly.",
     fix="Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.",
@@ -25,12 +22,9 @@ ENTRY = Entry(
 
 @check_each_rank("D06")
 def no_gpus(rank: WatchedRank) -> Finding | None:
-    """Report a DataParallel without devices."""
     for wrap in rank.of(Wrap):
         empty = wrap.model is not None and not wrap.options.get("device_ids")
         if wrap.kind == "data_parallel" and empty:
-            why = (
-                f"DataParallel found no GPU and passes every batch to {wrap.model_class} unchanged."
-            )
+            why = f"DataParallel found no GPU and passes batches to {wrap.model_class} unchanged."
             return make_finding("D06", "warning", why, wrap)
     return None

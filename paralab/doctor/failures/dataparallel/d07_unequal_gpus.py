@@ -1,15 +1,12 @@
 """D07: GPUs of unequal speed or memory."""
 
-from __future__ import annotations
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.units import size
 
-ENTRY = Entry(
-    id="D07",
-    title="GPUs of unequal speed or memory",
+ENTRY = describe(
+    __doc__,
     symptom="'There is an imbalance between your GPUs. You may want to exclude GPU …'.",
     cause="Every GPU gets an equal share, so the weakest GPU limits step time and batch size.",
     fix="List only equal GPUs in device_ids.",
@@ -19,12 +16,11 @@ ENTRY = Entry(
 """,
     limits="Needs unequal GPUs; found in logs and by preflight.",
     messages=(
-        Message(
+        printed(
             r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
             "GPU {gpu} has less than 75 % of the memory or cores of the largest one. DataParallel gives "
             "every GPU the same share, so each step waits for GPU {gpu}.",
             severity="warning",
-            kind="printed",
         ),
     ),
 )
@@ -35,7 +31,6 @@ UNEQUAL = 0.75  # the threshold of nn.DataParallel
 
 @check("D07", source="machine")
 def unequal_gpus(facts: Facts) -> Findings:
-    """Report a GPU with much less memory or fewer processors than another."""
     if len(facts.gpus) < 2:
         return
     large = max(facts.gpus, key=lambda gpu: gpu.memory_bytes)

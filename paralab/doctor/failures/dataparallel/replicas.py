@@ -1,7 +1,5 @@
 """The models that DataParallel wraps, and how it splits a batch."""
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Logs of ranks that a signal killed. SIGKILL comes from another process (H12), other signals from
 native code."""
 
-from __future__ import annotations
-
 from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
@@ -36,11 +34,8 @@ def died_of_a_signal(logs: Logs) -> Findings:
     everywhere = root.at is None and len(crashed) > 1 and crashed.issuperset(logs.ranks)
     if root.signal == "SIGSEGV" and (_is_in_ddp_constructor(root) or everywhere):
         why = f"DDP's constructor crashed{root.where}"
-        why = (
-            f"All {len(crashed)} ranks died with SIGSEGV and without a traceback"
-            if everywhere
-            else why
-        )
+        if everywhere:
+            why = f"All {len(crashed)} ranks died with SIGSEGV and without a traceback"
         why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. This is certain if that is set."
         yield root.finding("H19", "suspect", why)
     if _is_in_ddp_constructor(root):

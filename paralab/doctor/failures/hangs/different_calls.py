@@ -1,13 +1,11 @@
 """H03, H04, H06, H07: ranks whose collectives with the same number differ."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
 from paralab.doctor.events import Collective, Forward, Wrap
-from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import passes
 from paralab.doctor.rank_checks import make_finding
@@ -23,21 +21,31 @@ from paralab.doctor.rank_collectives import (
 from paralab.doctor.source_context import opposite, site_conditions
 
 
+@dataclass(frozen=True)
+class Side:
+    """One of two ranks that differ, and its call."""
+
+    rank: WatchedRank
+    call: CollectiveCall
+
+    @property
+    def operation(self) -> Numbered:
+        operation: Numbered = self.call.record
+        return operation
+
+
 def made_different_calls(seen: Observation) -> Finding | None:
     if not seen.settled and _one_may_have_left(seen):
         return None  # this is the cause; it is certain once the other ranks have moved on
     for mismatch in mismatches(seen):
         if mismatch.kind == "behind":
             continue
-        one, other = _pair(seen, mismatch)
-        mine, its = mismatch.calls[one.rank], mismatch.calls[other.rank]
-        assert mine is not None
-        assert its is not None
+        one, other = _sides(seen, mismatch)
         if mismatch.kind == "size":
-            return _sizes(one, mine, other, its)
+            return _sizes(one, other)
         if mismatch.kind == "groups":
-            return _order("in different groups", one, mine.record, other, its.record)
-        if finding := _judge(seen, mismatch, (one, mine), (other, its)):
+            return _order("in different groups", one, other)
+        if finding := _judge(seen, mismatch, one, other):
             return finding
     return _sizes_that_went_through(seen)
 
@@ -46,18 +54,14 @@ def different_sizes(seen: Observation) -> Finding | None:
     """Report the first mismatch if the sizes differ. A rank that returned from such a call has
     meaningless numbers and may fail anywhere."""
     first = next(iter(mismatches(seen)), None)
-    if first is None or first.kind != "size":
-        return None
-    one, other = _pair(seen, first)
-    mine, its = first.calls[one.rank], first.calls[other.rank]
-    return _sizes(one, mine, other, its) if mine and its else None
+    return _sizes(*_sides(seen, first)) if first and first.kind == "size" else None
 
 
-def _pair(seen: Observation, mismatch: Mismatch) -> tuple[WatchedRank, WatchedRank]:
-    one, other = (seen.rank(number) for number in mismatch.pair)
-    assert one is not None
-    assert other is not None
-    return one, other
+def _sides(seen: Observation, mismatch: Mismatch) -> tuple[Side, Side]:
+    made = dict(mismatch.came)
+    sides = {rank.rank: Side(rank, made[rank.rank]) for rank in seen.ranks if rank.rank in made}
+    one, other = mismatch.pair
+    return sides[one], sides[other]
 
 
 def _one_may_have_left(seen: Observation) -> bool:
@@ -69,47 +73,37 @@ def _one_may_have_left(seen: Observation) -> bool:
     return any(len(ways) > 1 for ways in left.values())
 
 
-def _judge(
-    seen: Observation,
-    mismatch: Mismatch,
-    one_side: tuple[WatchedRank, CollectiveCall],
-    other_side: tuple[WatchedRank, CollectiveCall],
-) -> Finding | None:
+def _judge(seen: Observation, mismatch: Mismatch, one: Side, other: Side) -> Finding | None:
     """Report the rank whose call is wrong: the call that the other rank never makes."""
-    (one, my_call), (other, its_call) = one_side, other_side
-    mine, its = my_call.record, its_call.record
-    clashes = not fits(my_call, its_call)
-    waits = [
-        where for rank in seen.ranks if (where := stuck(rank)) and where.group == mismatch.group
-    ]
+    clashes = not fits(one.call, other.call)
+    waits = [w for rank in seen.ranks if (w := stuck(rank)) and w.group == mismatch.group]
     certain = clashes or any(where.number >= (mismatch.number or 0) for where in waits)
-    sides = ((one, mine, other, its), (other, its, one, mine))
-    shared = [times_called(far, own) > 0 for _, own, far, _ in sides]
-    for side, is_shared, is_other_shared in zip(sides, shared, reversed(shared), strict=True):
+    pairs = ((one, other), (other, one))
+    shared = [times_called(far.rank, near.operation) > 0 for near, far in pairs]
+    for (near, far), is_shared, is_other_shared in zip(pairs, shared, shared[::-1], strict=True):
         if is_other_shared and not is_shared:
-            return only_here(seen, *side, certain)
+            return only_here(seen, near.rank, near.operation, far.rank, far.operation, certain)
     if not certain:
         return None
 
+    mine, its = one.operation, other.operation
     if not shared[0] and not (mine.site and its.site and opposite(mine.site, its.site)):
         for is_alone in (is_for_some_ranks, _evaluates):
-            for side in sides:
-                if is_alone(side[1]) and not is_alone(side[3]):
-                    return only_here(seen, *side)
+            for near, far in pairs:
+                if is_alone(near.operation) and not is_alone(far.operation):
+                    return only_here(seen, near.rank, near.operation, far.rank, far.operation)
     if clashes or isinstance(mine, Collective):
-        return _order(f"number {mismatch.number}", one, mine, other, its)
+        return _order(f"number {mismatch.number}", one, other)
     return None
 
 
 def is_for_some_ranks(operation: Numbered) -> bool:
-    """Return whether the call is under a condition on the rank."""
     conditions = site_conditions(operation.site) if operation.site else []
     return any(condition.is_about_the_rank for condition in conditions)
 
 
 def _evaluates(operation: Numbered) -> bool:
-    """Return whether no backward follows a forward: one rank may run such a forward alone on
-    purpose."""
+    """Return whether it is a forward without a backward, which one rank may run on purpose."""
     return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 
@@ -121,7 +115,6 @@ def only_here(
     its: Numbered | None,
     certain: bool = True,
 ) -> Finding:
-    """Report a call that only one of two ranks makes."""
     meanwhile = "never calls it" if its is None else f"is in {named(its)}"
     if isinstance(own, Forward):
         wraps = [wrap for one in seen.ranks for wrap in one.of(Wrap) if wrap.model == own.model]
@@ -134,52 +127,51 @@ def only_here(
     else:
         why = f"Only rank {rank.rank} calls {named(own)}, which needs all ranks. Rank {other.rank} {meanwhile}."
     doubt = "" if certain else "if a rank fails or hangs afterward"
-    id, evidence = "H07" if isinstance(own, Forward) else "H03", _evidence(rank, own, other, its)
+    id, evidence = (
+        "H07" if isinstance(own, Forward) else "H03",
+        (_line(rank, own), _line(other, its)),
+    )
     return make_finding(id, "error", why, own, evidence, rank.rank, doubt=doubt)
 
 
-def _order(
-    which: str, one: WatchedRank, mine: Numbered, other: WatchedRank, its: Numbered
-) -> Finding:
+def _order(which: str, one: Side, other: Side) -> Finding:
     why = (
-        f"Collective {which} is {named(mine)} on rank {one.rank}, but {named(its)} on rank "
-        f"{other.rank}. Ranks match collectives by their order, so these two hang or mix their data."
+        f"Collective {which} is {named(one.operation)} on rank {one.rank.rank}, but "
+        f"{named(other.operation)} on rank {other.rank.rank}. Ranks match collectives by their order, "
+        "so these two hang or mix their data."
     )
-    return make_finding("H04", "error", why, mine, _evidence(one, mine, other, its))
+    return make_finding("H04", "error", why, one.operation, _evidence(one, other))
 
 
 def _sizes_that_went_through(seen: Observation) -> Finding | None:
     """Report different sizes that gloo did not detect. The results may still be wrong."""
-    numbered = [(rank, {(c.group, c.number): c for c in calls(rank)}) for rank in seen.ranks]
-    for (one, own), (other, others) in combinations(numbered, 2):
+    made = [{(c.group, c.number): Side(rank, c) for c in calls(rank)} for rank in seen.ranks]
+    for own, others in combinations(made, 2):
         for key, mine in own.items():
             its = others.get(key)
-            if its is not None and differ(mine, replace(its, site=mine.site)) == "size":
-                return _sizes(one, mine, other, its)
+            if its and differ(mine.call, replace(its.call, site=mine.call.site)) == "size":
+                return _sizes(mine, its)
     return None
 
 
-def _sizes(
-    one: WatchedRank, mine: CollectiveCall, other: WatchedRank, its: CollectiveCall
-) -> Finding:
-    a, b = mine.record, its.record
-    failed = has_failed(mine) or has_failed(its)
+def _sizes(one: Side, other: Side) -> Finding:
+    a, b = one.call.record, other.call.record
+    failed = has_failed(one.call) or has_failed(other.call)
     why = (
-        f"{a.op} gets {a.shape} {a.dtype} on rank {one.rank} and {b.shape} {b.dtype} on rank "
-        f"{other.rank}, but it needs the same size on all ranks."
+        f"{a.op} gets {a.shape} {a.dtype} on rank {one.rank.rank} and {b.shape} {b.dtype} on rank "
+        f"{other.rank.rank}, but it needs the same size on all ranks."
     )
     if not failed:
         why += " It worked this time, but another backend or size may fail or give wrong numbers."
-    severity: Severity = "error" if failed else "suspect"
-    return make_finding("H06", severity, why, a, _evidence(one, a, other, b))
+    return make_finding("H06", "error" if failed else "suspect", why, a, _evidence(one, other))
 
 
-def _evidence(
-    one: WatchedRank, mine: Numbered, other: WatchedRank, its: Numbered | None
-) -> tuple[str, str]:
-    def line(rank: WatchedRank, operation: Numbered) -> str:
-        code = f": {operation.site.place.code}" if operation.site else ""
-        return f"rank {rank.rank}: {named(operation)}{code}"
+def _evidence(*sides: Side) -> list[str]:
+    return [_line(side.rank, side.operation) for side in sides]
 
-    ended = f"rank {other.rank}: ended after {other.made} optimizer steps"
-    return line(one, mine), line(other, its) if its is not None else ended
+
+def _line(rank: WatchedRank, operation: Numbered | None) -> str:
+    if operation is None:
+        return f"rank {rank.rank}: ended after {rank.made} optimizer steps"
+    code = f": {operation.site.place.code}" if operation.site else ""
+    return f"rank {rank.rank}: {named(operation)}{code}"

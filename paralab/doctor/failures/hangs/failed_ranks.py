@@ -1,7 +1,5 @@
 """H11, H14: one rank fails on its own, or its backward pass skips parameters."""
 
-from __future__ import annotations
-
 import re
 from itertools import permutations
 
@@ -18,8 +16,7 @@ NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:
-    """Report ranks with gradients for different parameters after the same backward pass: DDP waits
-    for the missing ones."""
+    """Report ranks whose backward passes reach different parameters: DDP waits for the others."""
     complaining = [rank for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message]
     for one, other in permutations(seen.ranks, 2):
         waits, theirs = stuck(other), other.of(Backward)
@@ -69,22 +66,18 @@ def raised_alone(seen: Observation) -> Finding | None:
         f"Rank {rank.rank} raised {raised.type}: {message}. The errors of the other ranks only mean "
         f"that rank {rank.rank} is gone."
     )
-    fix = (
-        "Fix this exception, and ignore the errors of the other ranks (connection closed, timeout)."
-    )
+    fix = "Fix this exception. Ignore the errors of the other ranks (connection closed, timeout)."
     victims = [victim for victim in seen.ranks if victim not in own]
-    evidence = [f"rank {victim.rank}: {describe_end(victim)}" for victim in victims]
+    evidence = [describe_end(victim) for victim in victims]
     return make_finding("H11", "error", why, raised.place, evidence, rank.rank, fix=fix)
 
 
 def was_stopped(rank: WatchedRank) -> bool:
-    """Return whether the user pressed Ctrl-C."""
     return rank.raised is not None and rank.raised.type == "KeyboardInterrupt"
 
 
 def is_uneven(event: Pipeline) -> bool:
-    """Return whether the batch does not divide evenly into micro-batches, which makes stages fail
-    with different errors."""
+    """Return whether the micro-batches differ in size, which makes each stage fail differently."""
     return bool(event.size and event.microbatches and event.size % event.microbatches)
 
 

@@ -1,8 +1,6 @@
 """Why a recorded run failed or hung. The launcher recorded which rank exited first; these checks
 find the catalog entry."""
 
-from __future__ import annotations
-
 import re
 
 from paralab.analyse.failure import last_lines

@@ -1,7 +1,5 @@
 """How a script starts its process group: the backend, and the environment variables it sets."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,20 +1,17 @@
 """H01: Ranks have different numbers of batches."""
 
-from __future__ import annotations
-
 import ast
 import re
 
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import With
 from paralab.doctor.static.names import COLLECTIVES, DDP
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import at, code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="H01",
-    title="Ranks have different numbers of batches",
+ENTRY = describe(
+    __doc__,
     symptom="Training hangs near the end of an epoch, until a timeout ('Timed out waiting … for recv operation').",
     cause="One rank runs out of batches and stops calling backward. The other ranks wait for it in the all-reduce.",
     fix="Give every rank the same number of batches (DistributedSampler, drop_last), or use `with model.join():`.",
@@ -24,10 +21,8 @@ ENTRY = Entry(
 + mine = DistributedSampler(data, drop_last=True)
 + loader = DataLoader(data, batch_size=32, sampler=mine)
 """,
-    sources=reports(
-        "pytorch/pytorch#33148 #38174 microsoft/PyMarlin#80 "
-        "Lightning-AI/pytorch-lightning#20404 #9851"
-    ),
+    sources="pytorch/pytorch#33148 #38174 microsoft/PyMarlin#80 "
+    "Lightning-AI/pytorch-lightning#20404 #9851",
 )
 
 EVALUATION = re.compile(r"eval|valid|test|infer|predict", re.IGNORECASE)

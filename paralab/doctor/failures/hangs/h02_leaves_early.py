@@ -1,12 +1,9 @@
 """H02: One rank leaves early, with exit code 0."""
 
-from __future__ import annotations
+from paralab.doctor.registry import Message, describe
 
-from paralab.doctor.registry import Entry, Message, reports
-
-ENTRY = Entry(
-    id="H02",
-    title="One rank leaves early, with exit code 0",
+ENTRY = describe(
+    __doc__,
     symptom="The other ranks die with 'Connection closed by peer'. The rank that left prints nothing.",
     cause="Only one rank reaches a `return` or `sys.exit(0)`, while the others still call collectives.",
     fix="Make all ranks exit at the same place. If one rank decides, broadcast its decision.",
@@ -18,7 +15,7 @@ ENTRY = Entry(
       sys.exit(0)
   train(model, loader)
 """,
-    sources=reports("pytorch/pytorch#122358"),
+    sources="pytorch/pytorch#122358",
     messages=(
         Message(r"with code 0 (?:before|without)"),  # paralab's launcher
     ),

@@ -1,12 +1,11 @@
-"""H02–H05 and H07: ranks that call different collectives."""
-
-from __future__ import annotations
+"""H03: A collective that only some ranks call. H02, H04, H05, and H07 share its checks of
+scripts."""
 
 import ast
 import re
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.collective_tree import Guard, Leave, Meet
 from paralab.doctor.static.facts import Call, If, Loop, is_constant, names_in
 from paralab.doctor.static.hints import is_for_one_rank, is_for_others
@@ -22,9 +21,8 @@ from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import Difference, differences_of
 
-ENTRY = Entry(
-    id="H03",
-    title="A collective that only some ranks call",
+ENTRY = describe(
+    __doc__,
     symptom="Rank 0 waits in a collective until the timeout. The other ranks wait in their next collective, or have exited.",
     cause="The collective is in a branch that only one rank enters (`if rank == 0:`), but it needs every rank.",
     fix="Call the collective on all ranks, and keep only the local work (printing, saving) in the branch.",
@@ -34,7 +32,7 @@ ENTRY = Entry(
 -     dist.all_reduce(loss)
       print(loss.item())
 """,
-    sources=reports("alan-turing-institute/autocast#386"),
+    sources="alan-turing-institute/autocast#386",
 )
 IF_REACHED = "if the conditions on the path to this line are true on that rank"
 

@@ -1,12 +1,9 @@
 """H04: Ranks call collectives in different orders."""
 
-from __future__ import annotations
+from paralab.doctor.registry import describe, printed
 
-from paralab.doctor.registry import Entry, Message, reports
-
-ENTRY = Entry(
-    id="H04",
-    title="Ranks call collectives in different orders",
+ENTRY = describe(
+    __doc__,
     symptom="All ranks time out together, each in a different collective.",
     cause="Ranks match collectives by their order, not by name: the first call on one rank belongs to the first on every other.",
     fix="Call the same collectives in the same order on every rank.",
@@ -20,16 +17,15 @@ ENTRY = Entry(
 + dist.broadcast(weights, src=0)
 + dist.all_reduce(loss)
 """,
-    sources=reports("pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443"),
+    sources="pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443",
     messages=(
-        Message(
+        printed(
             r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
             r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<mine>\w+)\b.*?but Rank "
             r"(?P<other>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+, )?"
             r"OpType=(?!(?P=mine)\b)(?P<its>\w+)",
             "At collective {number}, rank {rank} calls {mine}, and rank {other} calls {its}{at}. Ranks "
             "match collectives by their order, not by name.",
-            kind="printed",
             blames=False,
         ),
     ),

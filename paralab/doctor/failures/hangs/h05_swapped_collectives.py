@@ -1,7 +1,5 @@
 """H05: Ranks swap two similar collectives and silently mix up their values."""
 
-from __future__ import annotations
-
 import itertools
 
 from paralab.analyse.collective_matching import changed_places
@@ -9,14 +7,13 @@ from paralab.doctor.events import Collective
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.source_context import opposite, written
 
 Calls = dict[int, Collective]
 
-ENTRY = Entry(
-    id="H05",
-    title="Ranks swap two similar collectives and silently mix up their values",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
     cause="Some ranks make two calls with the same operation and shape in a different order, so nothing fails.",
     fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
@@ -31,7 +28,7 @@ ENTRY = Entry(
 + dist.all_reduce(both)
 + loss, accuracy = both
 """,
-    sources=reports("alan-turing-institute/autocast#386"),
+    sources="alan-turing-institute/autocast#386",
     silent=True,
 )
 

@@ -1,14 +1,12 @@
 """H08: Each rank decides on its own when to stop."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.collective_tree import (
     Fork,
     Inline,
@@ -26,9 +24,8 @@ from paralab.doctor.static.report import Place, at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import differences_of, trees_of
 
-ENTRY = Entry(
-    id="H08",
-    title="Each rank decides on its own when to stop",
+ENTRY = describe(
+    __doc__,
     symptom="One rank leaves the loop. The others time out one step later.",
     cause="Every rank compares the loss of its own batches, so the ranks decide differently.",
     fix="All-reduce the metric, or broadcast rank 0's decision, before any rank stops.",
@@ -39,7 +36,7 @@ ENTRY = Entry(
 + if total.item() / dist.get_world_size() < 0.01:
       break
 """,
-    sources=reports("Lightning-AI/pytorch-lightning#379 #3381 speechbrain/speechbrain#2051"),
+    sources="Lightning-AI/pytorch-lightning#379 #3381 speechbrain/speechbrain#2051",
 )
 
 PATIENCE = re.compile(r"patience|early.?stop|stop.?early|should.?stop", re.IGNORECASE)

@@ -1,10 +1,8 @@
 """H09: Nothing tells NCCL which GPU a rank uses."""
 
-from __future__ import annotations
-
 from paralab.doctor.failures.hangs.groups import backends
 from paralab.doctor.failures.launch.devices import destination, moves
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import trains, words_of_project
 from paralab.doctor.static.names import INIT
@@ -12,9 +10,8 @@ from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import ways_to
 
-ENTRY = Entry(
-    id="H09",
-    title="Nothing tells NCCL which GPU a rank uses",
+ENTRY = describe(
+    __doc__,
     symptom="NCCL guesses the GPU from the rank and warns that this can hang. barrier() may never return.",
     cause="The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the first collective has to guess.",
     fix="Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.",
@@ -25,16 +22,15 @@ ENTRY = Entry(
 + dist.init_process_group("nccl", device_id=device)
   dist.barrier()
 """,
-    sources=reports("pytorch/pytorch#134617 #178977 #159262 deepspeedai/DeepSpeed#7266"),
+    sources="pytorch/pytorch#134617 #178977 #159262 deepspeedai/DeepSpeed#7266",
     limits="Only NCCL guesses. CPU ranks cannot trigger it, so only scripts and logs show it.",
     messages=(
-        Message(
+        printed(
             r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
             r"currently unknown|Guessing device ID based on global rank",
             "NCCL guessed the GPU of {who} from the rank, because the first collective ran before "
             "torch.cuda.set_device. A wrong guess makes the job hang.",
             severity="warning",
-            kind="printed",
         ),
     ),
 )

@@ -1,28 +1,25 @@
 """H11: An exception on a rank ended the job."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.reading import MENTIONED
 from paralab.doctor.messages import explains, find_message, messages_in, named
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.record.victims import WAITED, is_victim
 
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
 FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for this rank's first CUDA error."
 NO_MEMORY = (
     "{who} could not get any GPU memory{at}. Other processes may use the same GPU: a leftover job, "
-    "or ranks "
-    "that all use GPU 0.",
+    "or ranks that all use GPU 0.",
     f"nvidia-smi shows which processes use the memory. {LESS_MEMORY}",
 )
-ENTRY = Entry(
-    id="H11",
-    title="An exception on a rank ended the job",
+ENTRY = describe(
+    __doc__,
     symptom="One rank has a Python traceback. The others report 'Connection closed by peer' (gloo) or hang (NCCL).",
     cause="One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are consequences.",
     fix="Fix the first error that is not a lost connection. `@record` makes torchrun print it.",
@@ -44,13 +41,12 @@ ENTRY = Entry(
             fix=LESS_MEMORY,
         ),
         Message(r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
-        Message(r"NCCL WARN Cuda failure \d*\s*'out of memory'", *NO_MEMORY, kind="printed"),
+        printed(r"NCCL WARN Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
         Message(
             r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
             r"|driver version is insufficient for CUDA runtime",
             "The NVIDIA driver on this machine is too old for this build of torch{at}. The "
-            "training code "
-            "is not the cause.",
+            "training code is not the cause.",
             fix="Update the driver, or install a torch build for an older CUDA version.",
         ),
         Message(
@@ -79,12 +75,11 @@ ENTRY = Entry(
             "lower precision.",
             fix="Convert the parameters, pass use_orig_params=True, or wrap the parts separately.",
         ),
-        Message(
+        printed(
             r"NVRM: Xid \([^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?|CUDA error: .{0,40}ncorrectable ECC"
             r"|ncorrectable ECC error encountered",
             "The driver reports a hardware error (Xid {xid}, or ECC) on the GPU of {who}.",
             fix="Exclude this GPU or node and tell its administrator; `nvidia-smi -q` shows the counters.",
-            kind="printed",
         ),
         Message(
             r"device-side assert",
@@ -99,42 +94,37 @@ ENTRY = Entry(
             "the failure was noticed, not where it happened.",
             fix="CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows the kernel.",
         ),
-        Message(
+        printed(
             r"NCCL_SOCKET_IFNAME set by environment to (?P<name>\S+)",
             "NCCL cannot use the network interface {name}, which NCCL_SOCKET_IFNAME names.",
             fix="Set NCCL_SOCKET_IFNAME to an interface that `ip addr` lists on every node, or unset it.",
-            kind="printed",
             blames=False,
             beside=r"ncclInternalError|ncclSystemError|is neither AF_INET|no socket interface found",
         ),
-        Message(
+        printed(
             r"ncclSystemError|unhandled system error|ncclSocketInit|with error 12, opcode|IBV_WC_RETRY_EXC_ERR"
             r"|transport retry counter exceeded",
             "NCCL reports a system error on {who}{at}: a problem with the network, the driver, or the "
             "machine, not with the training code.",
             fix="Run with NCCL_DEBUG=INFO and read NCCL's first WARN line. Check the interface "
             "(NCCL_SOCKET_IFNAME), the InfiniBand links, and /dev/shm.",
-            kind="printed",
         ),
-        Message(
+        printed(
             r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
             "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU had already failed, or the "
             "driver does not match.",
             fix=FIRST_CUDA_ERROR,
-            kind="printed",
         ),
-        Message(
+        printed(
             r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",
             "A CUDA call inside NCCL failed on {who}{at}: the GPU had already failed, or the driver "
             "does not match.",
             fix=FIRST_CUDA_ERROR,
-            kind="printed",
         ),
-        Message(
+        printed(
             r"unrecognized arguments: --local[-_]rank",
             "torch.distributed.launch passes --local-rank to the script, which does not accept it.",
             fix='Start with torchrun and read int(os.environ["LOCAL_RANK"]).',
-            kind="printed",
         ),
     ),
 )
@@ -146,7 +136,6 @@ LAST = 8  # lines
 
 @check("H11", source="log")
 def known_message(logs: Logs) -> Findings:
-    """Report every message that the catalog explains."""
     yield from messages_in(logs)
 
 
@@ -183,15 +172,10 @@ def unexplained(logs: Logs) -> Findings:
         # The other ranks' messages are in this log, so this rank's message would be here too.
         own = len(logs.sources) == 1 and bool(found.victims) and (first.exit.code or 0) > 1
         why = f"{named([first.rank])} exited with {code} and printed no exception"
-        why += (
-            "; the other ranks lost their connection to it."
-            if own
-            else " here. It may be the cause or a victim."
-        )
+        why += "; the other ranks lost it." if own else " here. It may be the cause or a victim."
         fix = "Look for sys.exit and os._exit in this rank's code." if own else OTHER_LOGS
-        yield first.finding(
-            "H11", "error" if own else "suspect", why, fix, first.rank if own else None
-        )
+        severity: Severity = "error" if own else "suspect"
+        yield first.finding("H11", severity, why, fix, first.rank if own else None)
         return
     victim = found.victims[0] if found.victims else _last_victim(logs)
     if victim is None:
@@ -211,8 +195,7 @@ def _last_lines(logs: Logs) -> list[Line]:
 
 
 def _last_victim(logs: Logs) -> Event | None:
-    """Return the victim's message at the end of the log, if the script caught the victim's
-    exception."""
+    """Return the victim's message at the end of the log, if the script caught the exception."""
     for line in _last_lines(logs):
         if not line.stamped and is_victim(line.text, line.text):
             mentioned = MENTIONED.search(line.text)

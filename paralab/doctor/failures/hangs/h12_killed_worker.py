@@ -1,7 +1,5 @@
 """H12: A worker was killed from outside."""
 
-from __future__ import annotations
-
 import re
 
 from paralab.doctor.finding import Finding
@@ -9,12 +7,11 @@ from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.units import plural, size
 
-ENTRY = Entry(
-    id="H12",
-    title="A worker was killed from outside",
+ENTRY = describe(
+    __doc__,
     symptom="torchrun reports 'Signal 9 (SIGKILL)', without a traceback. The other ranks report 'Connection reset by peer'.",
     cause="The machine or container ran out of memory and the kernel killed this process, or the scheduler ended the job.",
     fix="Use less host memory (fewer loader workers, no separate copy of the data per rank), or ask for more.",
@@ -24,25 +21,20 @@ ENTRY = Entry(
 + samples = LoadedWhenNeeded(paths)
 + loader = DataLoader(samples, batch_size=32, num_workers=2)
 """,
-    sources=reports(
-        "lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/LlamaFactory#163"
-    ),
+    sources="lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/LlamaFactory#163",
     messages=(
         Message(
             r"was killed by SIGKILL|disappeared without an error|is gone without a word"
         ),  # paralab's launcher
-        Message(
+        printed(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
             "A loader worker on {who} was killed with SIGKILL{at}. That is how the kernel ends a "
-            "process "
-            "when the host runs out of memory.",
-            kind="printed",
+            "process when the host runs out of memory.",
         ),
         Message(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
             "A loader worker on {who} got SIGTERM{at}: the launcher, the scheduler, or a person "
-            "ended it. "
-            "Look for an earlier error.",
+            "ended it. Look for an earlier error.",
             severity="suspect",
         ),
     ),
@@ -111,8 +103,7 @@ RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA
 
 @check("H12", source="machine")
 def little_memory(facts: Facts) -> Findings:
-    """Report a container or job that has too little memory for its ranks, or that already ran
-    out."""
+    """Report a container or job with too little memory for its ranks, or that already ran out."""
     cgroup, ranks, evidence = facts.cgroup, facts.ranks_here or 2, facts.evidence("memory")
     if cgroup is None:
         return
@@ -127,7 +118,6 @@ def little_memory(facts: Facts) -> Findings:
     if cgroup.killed:
         why = (
             f"The kernel has killed {plural(cgroup.killed, 'process')} in this container or job "
-            "because "
-            "memory ran out."
+            "because memory ran out."
         )
         yield make_finding("H12", "suspect", why, None, evidence, doubt="if one was a rank")

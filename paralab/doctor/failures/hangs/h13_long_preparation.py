@@ -1,8 +1,6 @@
 """H13: Rank 0 prepares data longer than the other ranks wait."""
 
-from __future__ import annotations
-
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import COLLECTIVES, INIT
 from paralab.doctor.static.project import position
@@ -13,9 +11,8 @@ FIRST_COLLECTIVE = (
     r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retr(?:ie|ei)ving ncclUniqueId from "
     r"\[(?P<other>\d+)\] via c10d key-value store by key '[^']*', but (?:store->get|got error)"
 )
-ENTRY = Entry(
-    id="H13",
-    title="Rank 0 prepares data longer than the other ranks wait",
+ENTRY = describe(
+    __doc__,
     symptom="'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the first barrier.",
     cause="The other ranks wait in a barrier with the default timeout while rank 0 downloads or tokenizes.",
     fix="Prepare the data before starting the job, or pass a long enough `timeout` to init_process_group.",
@@ -26,18 +23,15 @@ ENTRY = Entry(
       download("https://example.org/corpus")
   dist.barrier()
 """,
-    sources=reports(
-        "JIA-Lab-research/LongLoRA#45 hiyouga/LlamaFactory#2424 NVIDIA/nccl#865 "
-        "huggingface/accelerate#2528 huggingface/transformers#17106"
-    ),
+    sources="JIA-Lab-research/LongLoRA#45 hiyouga/LlamaFactory#2424 NVIDIA/nccl#865 "
+    "huggingface/accelerate#2528 huggingface/transformers#17106",
     messages=(
-        Message(
+        printed(
             FIRST_COLLECTIVE,
             "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
             "The launcher ended a rank that was still running: if it was rank {other}, it was still "
             "preparing data, or it never calls this collective (H03).",
             severity="suspect",
-            kind="printed",
             blames=False,
             beside=r"closing signal SIGTERM",
         ),

@@ -1,12 +1,9 @@
 """H14: Only some ranks use a branch of the model."""
 
-from __future__ import annotations
+from paralab.doctor.registry import describe
 
-from paralab.doctor.registry import Entry, reports
-
-ENTRY = Entry(
-    id="H14",
-    title="Only some ranks use a branch of the model",
+ENTRY = describe(
+    __doc__,
     symptom="One rank raises 'Expected to have finished reduction in the prior iteration'. The others lose their connection to it, or hang.",
     cause="The data decides which layers run (a batch without images skips the image tower), so ranks reduce different gradients.",
     fix="Set `find_unused_parameters=True`, or use every branch in the loss with a weight of 0.",
@@ -18,5 +15,5 @@ ENTRY = Entry(
 + weight = float(images is not None)
 + hidden = hidden + weight * self.vision(seen)
 """,
-    sources=reports("modelscope/ms-swift#9443 pytorch/pytorch#22049"),
+    sources="modelscope/ms-swift#9443 pytorch/pytorch#22049",
 )

@@ -1,16 +1,13 @@
 """H15: The GPUs cannot access each other directly."""
 
-from __future__ import annotations
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds
 
-ENTRY = Entry(
-    id="H15",
-    title="The GPUs cannot access each other directly",
+ENTRY = describe(
+    __doc__,
     symptom="All ranks hang in the first all-reduce, with every GPU at 100 % load.",
     cause="PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs.",
     fix="Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.",
@@ -19,14 +16,13 @@ ENTRY = Entry(
 + around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
 + subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
 """,
-    sources=reports("NVIDIA/nccl#631 #1160 pytorch/pytorch#85334 dmlc/xgboost#11242"),
+    sources="NVIDIA/nccl#631 #1160 pytorch/pytorch#85334 dmlc/xgboost#11242",
     limits="Needs two GPUs. Logs show the hang, not the hardware.",
 )
 
 
 @check("H15", source="machine")
 def broken_gpu_pair(facts: Facts) -> Findings:
-    """Report two GPUs that complete an all-reduce only through host memory, or not at all."""
     for pair in facts.pairs:
         first, second = pair.direct.ranks
         evidence = facts.evidence(f"GPU pair {first}-{second}")

@@ -1,22 +1,19 @@
 """H17: The process group is never destroyed, or only one rank destroys it."""
 
-from __future__ import annotations
-
 import re
 
 from paralab.doctor.events import Destroy, Init
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, check, describe, note
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="H17",
-    title="The process group is never destroyed, or only one rank destroys it",
+ENTRY = describe(
+    __doc__,
     symptom="'destroy_process_group() was not called before program exit', or the job hangs at exit.",
     cause="The script never calls destroy_process_group, or only some ranks reach the call.",
     fix="Call it on every rank when training ends, preferably in a `finally` block.",
@@ -26,14 +23,13 @@ ENTRY = Entry(
 -     dist.destroy_process_group()
 + dist.destroy_process_group()
 """,
-    sources=reports("pytorch/pytorch#75097 #126275 #122358"),
+    sources="pytorch/pytorch#75097 #126275 #122358",
     limits="Only NCCL prints the warning. gloo exits quietly.",
     messages=(
-        Message(
+        note(
             r"destroy_process_group\(\) was not called before program exit",
             "{who} exited without destroy_process_group(). The run itself succeeded.",
             severity="warning",
-            kind="note",
         ),
     ),
 )
@@ -41,16 +37,11 @@ ENTRY = Entry(
 
 @check("H17", source="ranks")
 def group_not_destroyed(seen: Observation) -> Findings:
-    """Report a program that ended normally without destroy_process_group."""
     if not seen.over or seen.ended_by_us or seen.exit_code != 0:
         return
     inits = [(rank, init) for rank in seen.ranks if (init := rank.last(Init)) is not None]
     made = [(rank, init) for rank, init in inits if not init.error and not rank.is_blind]
-    without = [
-        (rank, init)
-        for rank, init in made
-        if rank.last(Destroy) is None and rank.reached_end and not rank.raised
-    ]
+    without = [(r, init) for r, init in made if r.reached_end and not (r.raised or r.of(Destroy))]
     for rank, init in without[:1]:
         some = len(without) < len(made)
         who = f"Rank {rank.rank} never called" if some else "No rank called"

@@ -1,7 +1,5 @@
 """H18: The ranks never find each other."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.environment import is_loopback
@@ -11,7 +9,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
@@ -19,9 +17,8 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 from paralab.record.victims import WAITED
 
-ENTRY = Entry(
-    id="H18",
-    title="The ranks never find each other",
+ENTRY = describe(
+    __doc__,
     symptom="'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client socket has timed out'.",
     cause="WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong, a firewall blocks the port, or some ranks were not started.",
     fix="Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and MASTER_PORT. torchrun does this for you.",
@@ -31,13 +28,12 @@ ENTRY = Entry(
 + subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """,
     messages=(
-        Message(
+        printed(
             r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients "
             r"joined",
             "Only {came} of {wanted} processes connected within {seconds} s{at}. The others were "
             "not started, they use a different MASTER_ADDR or MASTER_PORT, or a firewall blocks "
             "them.",
-            kind="printed",
             blames=False,
         ),
         Message(
@@ -46,35 +42,31 @@ ENTRY = Entry(
             "processes were started than world_size requires, or rank {other} failed earlier.",
             blames=False,
         ),
-        Message(
+        printed(
             FIRST_COLLECTIVE,
             "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not reach its first "
             "collective in time: it failed earlier, is still busy (H13), or takes another path "
             "(H03). The log of rank {other} would confirm this.",
             fix="Read the log of rank {other}: its last lines show where it is.",
             severity="suspect",
-            kind="printed",
             blames=False,
         ),
-        Message(
+        printed(
             r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) cannot be retrieved",
             "The name {host} has no address on this machine, so {who} cannot reach port {port} there.",
-            kind="printed",
             blames=False,
         ),
-        Message(
+        printed(
             r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
             r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
             "{who} tried for {limit} to reach {host}:{port}{at}. Rank 0 is not running there, it "
             "listens on another port, or a firewall blocks the connection.",
-            kind="printed",
             blames=False,
         ),
-        Message(
+        printed(
             r"failed to connect to any network address of \((?P<host>[^,)]+), (?P<port>\d+)\)",
             "{who} cannot reach {host}:{port}: the name is wrong, rank 0 is not running there, or "
             "a firewall blocks the connection.",
-            kind="printed",
             blames=False,
         ),
         Message(
@@ -104,7 +96,6 @@ ENTRY = Entry(
 
 @check("H18", source="ranks")
 def too_few_ranks(seen: Observation) -> Findings:
-    """Report an init_process_group that waits for more ranks than were started."""
     inits = {rank.rank: init for rank in seen.ranks for init in _inits(rank) if init.world}
     for number, init in inits.items():
         world = init.world or 0
@@ -126,11 +117,7 @@ def other_address(seen: Observation) -> Findings:
     """Report a program that sets a different address from torchrun's. torchrun's agent runs the
     rendezvous, so no process listens at the other address."""
     inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
-    waiting = [
-        (rank, init)
-        for rank, init in inits
-        if init in rank.doing or (init.error and WAITED.search(init.error))
-    ]
+    waiting = [(r, i) for r, i in inits if i in r.doing or (i.error and WAITED.search(i.error))]
     elsewhere = [(rank, init) for rank, init in waiting if _is_elsewhere(init)]
     if not seen.settled or not elsewhere or len(waiting) < len(inits):
         return
@@ -209,7 +196,6 @@ def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) ->
 
 @check("H18", source="machine")
 def wrong_address(facts: Facts) -> Findings:
-    """Report a MASTER_ADDR that does not resolve, is the wrong machine, or does not respond."""
     address, launch, evidence = facts.address, facts.launch, facts.evidence("MASTER_ADDR")
     if address is None:
         return
@@ -241,7 +227,6 @@ def wrong_address(facts: Facts) -> Findings:
 
 @check("H18", source="machine")
 def wrong_world_size(facts: Facts) -> Findings:
-    """Report a WORLD_SIZE that differs from the number of tasks that Slurm started."""
     tasks, launch = facts.environment.get("SLURM_STEP_NUM_TASKS", ""), facts.launch
     world = launch.variables.get("WORLD_SIZE", tasks)
     if tasks.isdigit() and int(tasks) > 1 and launch.by != "torchrun" and world != tasks:
@@ -252,7 +237,6 @@ def wrong_world_size(facts: Facts) -> Findings:
 
 @check("H18", source="machine")
 def unresolved_host(facts: Facts) -> Findings:
-    """Report a machine that cannot resolve its own hostname."""
     if facts.host and facts.host_address is None:
         why = (
             f"The name of this machine, {facts.host}, does not resolve. Unless an interface is "

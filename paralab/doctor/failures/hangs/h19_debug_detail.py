@@ -1,7 +1,5 @@
 """H19: TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.events import Wrap
@@ -9,15 +7,14 @@ from paralab.doctor.failures.hangs.groups import backends, environment
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static import report
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="H19",
-    title="TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job",
+ENTRY = describe(
+    __doc__,
     symptom="Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps the model.",
     cause="The extra checks that DETAIL turns on have a bug in torch itself (seen with 2.12 and 2.13).",
     fix="Use INFO. To find mismatched collectives, use the Flight Recorder or `paralab doctor -- COMMAND`.",
@@ -29,7 +26,7 @@ ENTRY = Entry(
   dist.init_process_group("gloo")
   model = DistributedDataParallel(model)
 """,
-    sources=reports("pytorch/pytorch#148976 #129672 #178977 #75011"),
+    sources="pytorch/pytorch#148976 #129672 #178977 #75011",
     silent=True,
     limits="Seen on gloo; NCCL is untested. The script does not show variables that are set outside it.",
 )
@@ -37,7 +34,6 @@ ENTRY = Entry(
 
 @check("H19", source="ranks")
 def died_while_wrapping(seen: Observation) -> Findings:
-    """Report a process that died while DDP wrapped a model with DETAIL's checks."""
     if not seen.over or seen.ended_by_us:
         return
     gone = [(rank, wrap) for rank in seen.ranks if (wrap := _died_wrapping(rank)) is not None]

@@ -1,8 +1,6 @@
 """Find why watched ranks hang or fail together. There is at most one cause; other ranks are
 victims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls

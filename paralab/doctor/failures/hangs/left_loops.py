@@ -1,7 +1,5 @@
 """H01, H02, H08: a rank leaves a loop, or exits, while the others continue."""
 
-from __future__ import annotations
-
 from paralab.doctor.events import Join
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
@@ -14,8 +12,7 @@ Passes = dict[tuple[int, int], Pass]
 
 
 def left_their_loops(seen: Observation) -> Finding | None:
-    """Report a rank that left a pass over the data while another rank was in a collective, in a
-    later batch of the same pass."""
+    """Report a rank that left a pass over the data before another rank's last collective in it."""
     if any(rank.of(Join) for rank in seen.ranks):
         return None  # `with model.join()` permits this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
@@ -94,11 +91,7 @@ def leaving(
     by_rank = condition is not None and condition.is_about_the_rank
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
     how += "; several statements could have caused it" if ways and not way else ""
-    what = (
-        "is true on some ranks only"
-        if by_rank
-        else "uses a value that each rank computes on its own"
-    )
+    what = "is true on some ranks only" if by_rank else "uses a value that differs between ranks"
     why = (
         f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition {what}, so "
         "the other ranks wait forever."
@@ -107,10 +100,8 @@ def leaving(
         "Make the decision together: stop = torch.tensor(float(condition)); "
         "dist.all_reduce(stop, op=dist.ReduceOp.MAX); if stop.item(): break"
     )
-    evidence = (
-        f"rank {fewer.rank}: {fewer.made} optimizer steps",
-        f"rank {more.rank}: {more.made} optimizer steps, {went}",
-    )
+    made = [f"rank {rank.rank}: {rank.made} optimizer steps" for rank in (fewer, more)]
+    evidence = (made[0], f"{made[1]}, {went}")
     id, at = "H02" if by_rank else "H08", way.place if way else last
     return make_finding(id, "error", why, at, evidence, fewer.rank, fix=fix)
 

@@ -1,8 +1,6 @@
 """H02, H03, H08, H10, H12, H13: a rank never reached the call where others wait. It left, was
 killed or stopped, or is busy elsewhere."""
 
-from __future__ import annotations
-
 from paralab.analyse.stack_dumps import STOPPED
 from paralab.doctor.events import Collective, Destroy, Forward, Init
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
@@ -42,12 +40,11 @@ def did_not_come(seen: Observation) -> Finding | None:
 def describe_end(rank: WatchedRank) -> str:
     where = stuck(rank)
     if where is None:
-        return "ended with it"
-    return f"{'failed' if where.failed else 'waits'} in {named(where.operation)}"
+        return f"rank {rank.rank}: ended with it"
+    return f"rank {rank.rank}: {'failed' if where.failed else 'waits'} in {named(where.operation)}"
 
 
 def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | None:
-    """Report ranks that all wait in the same call."""
     calls = {(where.group, where.number) for where in waiting}
     if seen.stalled_seconds is None or len(waiting) < seen.world or len(calls) != 1:
         return None
@@ -57,7 +54,7 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
         "rank is missing, so the network between them does not respond or is very slow."
     )
     fix = "Check the network between the ranks: `paralab doctor` without arguments times an all-reduce."
-    evidence = [f"rank {where.rank.rank}: {describe_end(where.rank)}" for where in waiting]
+    evidence = [describe_end(where.rank) for where in waiting]
     doubt = "if a small all_reduce between the same machines hangs too"
     return make_finding("H10", "suspect", why, operation, evidence, fix=fix, doubt=doubt)
 
@@ -106,24 +103,17 @@ def _returned(where: Stuck, rank: WatchedRank) -> Finding:
         f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints "
         "nothing, while the others fail."
     )
-    evidence = (
-        f"rank {rank.rank}: ended after {rank.made} optimizer steps",
-        f"rank {where.rank.rank}: {describe_end(where.rank)}",
-    )
+    ended = f"rank {rank.rank}: ended after {rank.made} optimizer steps"
+    evidence = (ended, describe_end(where.rank))
     return make_finding("H02", "error", why, way.place if way else where.place, evidence, rank.rank)
 
 
 def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
-    """Return the last `return` between the line where the rank was last seen and the line where the
-    others wait."""
+    """Return the last `return` between the rank's last known line and where the others wait."""
     visited = [place for event in rank.story if event.site for place in event.site.stack]
     for place in where.operation.site.stack if where.operation.site else ():
-        lines = [
-            other.line
-            for other in visited
-            if (other.file, other.function) == (place.file, place.function)
-        ]
-        after = max((line for line in lines if line < place.line), default=0)
+        own = [other.line for other in visited if other.is_in_function_of(place)]
+        after = max((line for line in own if line < place.line), default=0)
         if ways := returns_before(place, after):
             return ways[-1]
     return None
@@ -135,10 +125,8 @@ def _killed(where: Stuck, rank: WatchedRank) -> Finding:
         "it: the kernel (out of memory), a scheduler limit, or kill -9. It was last seen at "
         f"{rank.last_place}."
     )
-    evidence = (
-        f"rank {rank.rank}: {rank.made} optimizer steps, then nothing",
-        f"rank {where.rank.rank}: {describe_end(where.rank)}",
-    )
+    ended = f"rank {rank.rank}: {rank.made} optimizer steps, then nothing"
+    evidence = (ended, describe_end(where.rank))
     return make_finding("H12", "error", why, None, evidence, rank.rank)
 
 
@@ -149,8 +137,8 @@ def _stopped(where: Stuck, rank: WatchedRank) -> Finding:
         f"{named(where.operation)}."
     )
     fix = "Resume the process (kill -CONT), or find out what stopped it."
-    evidence = f"rank {where.rank.rank}: {describe_end(where.rank)}"
-    return make_finding("H10", "error", why, where.place, evidence, rank.rank, fix=fix)
+    end = describe_end(where.rank)
+    return make_finding("H10", "error", why, where.place, end, rank.rank, fix=fix)
 
 
 def _busy(seen: Observation, where: Stuck, rank: WatchedRank, timed_out: bool) -> Finding:
@@ -166,5 +154,5 @@ def _busy(seen: Observation, where: Stuck, rank: WatchedRank, timed_out: bool) -
         f"for it in {named(where.operation)} {over}."
     )
     doubt = "" if timed_out else f"if rank {rank.rank} is still busy after {timeout}"
-    evidence = (f"rank {rank.rank}: {at}", f"rank {where.rank.rank}: {describe_end(where.rank)}")
+    evidence = (f"rank {rank.rank}: {at}", describe_end(where.rank))
     return make_finding("H13", "error", why, where.place, evidence, rank.rank, doubt=doubt)

@@ -1,8 +1,6 @@
 """Compare Flight Recorder dumps of several ranks. Only the first mismatch matters; later ones
 follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
@@ -31,9 +29,7 @@ def dumps_differ(logs: Logs) -> Findings:
 
 def explain_mismatch(mismatch: Mismatch, evidence: Iterable[str]) -> Finding:
     (id, certain), rank = IDS[mismatch.kind], mismatch.odd
-    gradient = any(
-        call.kind == "all_reduce" and (call.values or 0) > 64 for _, call in mismatch.came
-    )
+    gradient = any(c.kind == "all_reduce" and (c.values or 0) > 64 for _, c in mismatch.came)
     if mismatch.kind == "behind" and not gradient:
         # Of three or more ranks: the only one that is missing, or the only one that arrived
         id, rank = "H03", rank if len(mismatch.came) > 1 else mismatch.came[0][0]
@@ -61,12 +57,9 @@ def _why(mismatch: Mismatch) -> str:
         last = f" after {_named(before)}" if before else ""
         return f"{why}{who} never arrived{last}. The line where that rank was would confirm this."
     if mismatch.kind == "stuck":
-        return (
-            f"{why}All ranks arrived, but it does not finish: the network or P2P access is broken."
-        )
+        return f"{why}All ranks arrived, but it does not end: the network or P2P access is broken."
     if mismatch.kind == "site":
-        certain = (
-            "" if mismatch.swapped else " This is certain if the two lines reduce different values."
-        )
-        return f"{why}The operation and size agree, so nothing fails, but the sums mix two values.{certain}"
+        why += "The operation and size agree, so nothing fails, but the sums mix two values."
+        certain = " This is certain if the two lines reduce different values."
+        return why if mismatch.swapped else why + certain
     return f"{why}Collectives are matched by their order, not by name."

@@ -1,8 +1,6 @@
 """Logs of ranks that waited for another rank or lost their connection to it, when no rank has its
 own error. The position of each rank in the user's code shows what went wrong."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -141,8 +139,7 @@ def _two_places(first: Event, other: Event) -> Finding:
 
 
 def _left_early(logs: Logs, first: Event) -> Findings:
-    """Report a rank that exited with code 0: all victims lost it at the same time, and no rank
-    failed."""
+    """Report a rank that exited with code 0: all victims lost it, and no rank failed."""
     was = f"{named([first.rank])} was {_stands(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")

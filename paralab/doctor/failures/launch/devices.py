@@ -1,7 +1,5 @@
 """Find the device that an expression names, and the calls that move a model there."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.static.facts import Call

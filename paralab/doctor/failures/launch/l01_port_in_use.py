@@ -1,10 +1,8 @@
-"""L01: the port is in use."""
-
-from __future__ import annotations
+"""L01: The port is in use."""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, ways_to
@@ -13,9 +11,8 @@ FREE_PORT = (
     "Use torchrun --standalone, which finds a free port. `ss -ltnp` shows which process uses this "
     "one."
 )
-ENTRY = Entry(
-    id="L01",
-    title="The port is in use",
+ENTRY = describe(
+    __doc__,
     symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
     cause="Another job, a leftover process, or another rank of this job listens on the same port.",
     fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.",
@@ -24,19 +21,16 @@ ENTRY = Entry(
 + os.environ["MASTER_PORT"] = str(port_that_is_free)
   dist.init_process_group("gloo", rank=rank, world_size=2)
 """,
-    sources=reports(
-        "pytorch/pytorch#126510 #85604 meta-pytorch/torchtune#392 #1025 vllm-project/vllm#39015"
-    ),
+    sources="pytorch/pytorch#126510 #85604 meta-pytorch/torchtune#392 #1025 vllm-project/vllm#39015",
     limits="A script does not show which ports are free, only whether ranks compete for one.",
     messages=(
-        Message(
+        printed(
             r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?"
             r"(?:EADDRINUSE|ddress already in use)"
             r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
             "Port {port} is already in use on this host, by another job or by a process left over "
             "from an earlier one.",
             fix=FREE_PORT,
-            kind="printed",
         ),
         Message(
             r"EADDRINUSE|ddress already in use",
@@ -71,7 +65,6 @@ def every_rank_serves(script: Script) -> Findings:
 
 @check("L01", source="machine")
 def port_taken(facts: Facts) -> Findings:
-    """Report a MASTER_PORT that another process uses."""
     port = facts.port
     # torchrun hosts its own store there. Ranks other than 0 use a remote port, or rank 0's.
     if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
@@ -83,7 +76,5 @@ def port_taken(facts: Facts) -> Findings:
         end = f" Or end that process: kill {port.owner_pid}."
     fix = f"Use another port (export MASTER_PORT={port.number + 1}), or torchrun --standalone, which finds a free one.{end}"
     why = f"{owner} listens on port {port.number}, so rank 0 cannot, and fails with EADDRINUSE."
-    doubt = (
-        "" if port.asked else "if your script or launcher uses that port (it is the usual default)"
-    )
+    doubt = "" if port.asked else "if your script or launcher uses that port (the usual default)"
     yield make_finding("L01", "error", why, None, facts.evidence("port"), fix=fix, doubt=doubt)

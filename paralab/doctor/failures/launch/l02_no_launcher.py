@@ -1,14 +1,11 @@
-"""L02: the script was started without a launcher."""
-
-from __future__ import annotations
+"""L02: The script was started without a launcher."""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 
-ENTRY = Entry(
-    id="L02",
-    title="The script was started without a launcher",
+ENTRY = describe(
+    __doc__,
     symptom="'environment variable RANK expected, but not set'.",
     cause="init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.",
     fix="Start the script with torchrun.",
@@ -32,7 +29,6 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_proce
 
 @check("L02", source="machine")
 def incomplete_launch(facts: Facts) -> Findings:
-    """Report a rank that lacks a variable for init_process_group, or is outside the world size."""
     launch, evidence = facts.launch, facts.evidence("launcher")
     given = sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(launch.variables))
     missing = [name for name in NEEDED if name not in launch.variables]

@@ -1,19 +1,16 @@
-"""L03: two ranks on one GPU."""
-
-from __future__ import annotations
+"""L03: Two ranks on one GPU."""
 
 from paralab.doctor.failures.launch.devices import destination, fixed_device, hides_gpus, moves
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.doctor.static.names import DDP, INIT, SET_DEVICE
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="L03",
-    title="Two ranks on one GPU",
+ENTRY = describe(
+    __doc__,
     symptom="'ncclInvalidUsage … Duplicate GPU detected : rank 0 and rank 1 both on CUDA device …'.",
     cause=(
         "Every rank uses 'cuda:0' because nothing sets the device from LOCAL_RANK, or there are more ranks "
@@ -27,18 +24,15 @@ ENTRY = Entry(
   dist.init_process_group("nccl")
   model = DistributedDataParallel(model.to(device))
 """,
-    sources=reports(
-        "Peterande/D-FINE#289 NVIDIA/Megatron-LM#661 csguoh/MambaIR#39 "
-        "facebookresearch/fairchem#597 verl-project/verl#161"
-    ),
+    sources="Peterande/D-FINE#289 NVIDIA/Megatron-LM#661 csguoh/MambaIR#39 "
+    "facebookresearch/fairchem#597 verl-project/verl#161",
     limits="Needs NCCL; CPU ranks cannot trigger it, so only scripts and logs show it.",
     messages=(
-        Message(
+        printed(
             r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
             r"(?P<device>\w+)",
             "Ranks {rank} and {other} both use the GPU {device}: no rank called "
             "torch.cuda.set_device(LOCAL_RANK), or there are more ranks than GPUs.",
-            kind="printed",
             blames=False,
         ),
         Message(

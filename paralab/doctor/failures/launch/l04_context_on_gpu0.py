@@ -1,20 +1,17 @@
-"""L04: every rank also uses GPU 0."""
-
-from __future__ import annotations
+"""L04: Every rank also uses GPU 0."""
 
 import ast
 
 from paralab.doctor.failures.launch.devices import destination, hides_gpus
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import INIT, SET_DEVICE
 from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="L04",
-    title="Every rank also uses GPU 0",
+ENTRY = describe(
+    __doc__,
     symptom="nvidia-smi shows all processes on GPU 0, and only GPU 0 runs out of memory.",
     cause="`.cuda()` or torch.load ran before set_device, or the device number is the global rank instead of the local rank.",
     fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
@@ -23,7 +20,7 @@ ENTRY = Entry(
   model = Net().cuda()
 - torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """,
-    sources=reports("pytorch/pytorch#159262"),
+    sources="pytorch/pytorch#159262",
     limits="Only several GPUs would show it in their memory use, so the doctor checks only the script.",
 )
 

@@ -1,15 +1,12 @@
-"""L05: this build of torch does not have the backend."""
-
-from __future__ import annotations
+"""L05: This build of torch does not have the backend."""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="L05",
-    title="This build of torch does not have the backend",
+ENTRY = describe(
+    __doc__,
     symptom="'Distributed package doesn't have NCCL built in'.",
     cause="torch builds for CPUs, Windows, or macOS come with gloo only.",
     fix="Use gloo where there is no GPU, or install the CUDA build.",
@@ -30,16 +27,13 @@ ENTRY = Entry(
 
 @check("L05", source="machine")
 def missing_backend(facts: Facts) -> Findings:
-    """Report GPUs that torch cannot use with NCCL, or a torch without torch.distributed."""
     torch = facts.torch
     if torch is None:
         return
     if facts.driver_gpus and "nccl" not in torch.backends:
         built = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}, without NCCL"
-        gpus, evidence = (
-            plural(len(facts.driver_gpus), "GPU"),
-            facts.evidence("torch", "GPUs (driver)"),
-        )
+        gpus = plural(len(facts.driver_gpus), "GPU")
+        evidence = facts.evidence("torch", "GPUs (driver)")
         why = f"This machine has {gpus}, but torch {torch.version} is built {built}, so backend='nccl' fails."
         yield Finding("L05", "error", why, ENTRY.fix, evidence=evidence)
     elif not torch.backends:

@@ -1,20 +1,17 @@
 """L06: DDP or the sampler is created before the process group."""
 
-from __future__ import annotations
-
 import ast
 import re
 
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import COLLECTIVES, DDP, INIT, SAMPLER
 from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="L06",
-    title="DDP or the sampler is created before the process group",
+ENTRY = describe(
+    __doc__,
     symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
     cause="DistributedDataParallel and DistributedSampler need the process group, which does not exist yet.",
     fix="Call init_process_group first.",

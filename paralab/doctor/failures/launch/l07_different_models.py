@@ -1,6 +1,4 @@
-"""L07: ranks build different models."""
-
-from __future__ import annotations
+"""L07: Ranks build different models."""
 
 import ast
 import math
@@ -8,15 +6,14 @@ import math
 from paralab.doctor.events import Wrap
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding, odd_one_out
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import layers, wraps
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="L07",
-    title="Ranks build different models",
+ENTRY = describe(
+    __doc__,
     symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' rank 0's.",
     cause="A size in the model depends on the rank itself, on random numbers, or on files that only one rank has.",
     fix="Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0.",
@@ -42,8 +39,7 @@ ENTRY = Entry(
             r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
             r"rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
             "Rank {rank} wraps a model with {own} parameters, but rank {other} wraps one with "
-            "{others}{at}. DDP "
-            "pairs parameters by position.",
+            "{others}{at}. DDP pairs parameters by position.",
             blames=False,
         ),
         Message(
@@ -89,7 +85,6 @@ Model = tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable
 
 @check("L07", source="ranks")
 def different_models(seen: Observation) -> Findings:
-    """Compare the models that the ranks wrap, parameter by parameter."""
     wrapped = [
         [one for one in (*rank.events, *rank.doing) if isinstance(one, Wrap) and one.kind == "ddp"]
         for rank in seen.ranks

@@ -1,18 +1,15 @@
 """L08: device_ids for a model on the CPU."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.failures.launch.devices import moves
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="L08",
-    title="device_ids for a model on the CPU",
+ENTRY = describe(
+    __doc__,
     symptom=(
         "'DistributedDataParallel device_ids and output_device arguments only work with … GPU modules', although "
         "the message also names CPU."

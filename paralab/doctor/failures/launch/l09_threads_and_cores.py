@@ -1,6 +1,4 @@
-"""L09: too many or too few threads per rank."""
-
-from __future__ import annotations
+"""L09: Too many or too few threads per rank."""
 
 from dataclasses import replace
 
@@ -9,13 +7,12 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe, note, printed
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="L09",
-    title="Too many or too few threads per rank",
+ENTRY = describe(
+    __doc__,
     symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
     cause="torchrun sets OMP_NUM_THREADS=1 unless it is set; mp.spawn sets nothing, so each rank uses all cores.",
     fix="Use cores ÷ ranks threads per rank.",
@@ -24,23 +21,21 @@ ENTRY = Entry(
 +     torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
       train(rank)
 """,
-    sources=reports("pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677"),
+    sources="pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677",
     messages=(
-        Message(
+        printed(
             r"This DataLoader will create (?P<asked>\d+) worker processes in total\. Our suggested max number "
             r"of worker .{0,80}?is (?P<cores>\d+)",
             "Each rank starts {asked} loader workers on {cores} cores, so they compete with training.",
             fix="Set num_workers to cores / ranks.",
             severity="warning",
-            kind="printed",
         ),
-        Message(
+        note(
             r"Setting OMP_NUM_THREADS environment variable for each process to be (?P<threads>\d+) in default",
             "OMP_NUM_THREADS is not set, so torchrun gave every process {threads} thread. If the machine "
             "has more cores than ranks, work on the CPU is slower than necessary.",
             fix="Set OMP_NUM_THREADS to cores / ranks before torchrun.",
             severity="suspect",
-            kind="note",
         ),
     ),
 )
@@ -51,7 +46,6 @@ MANY_CORES = 4  # cores per rank: with one thread, three of them are idle
 
 @check("L09", source="ranks")
 def too_many_threads(seen: Observation) -> Findings:
-    """Report CPU ranks that run more threads than their machine has cores."""
     for ranks in ranks_by_host(seen).values():
         threads = [(rank.last(Threads) or rank.start).threads for rank in ranks]
         cores = max(rank.start.cores for rank in ranks)
@@ -77,10 +71,8 @@ def threads(facts: Facts) -> Findings:
         yield replace(crowded, evidence=evidence)
     elif asked == "1" and share >= MANY_CORES:
         why = f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch uses one thread where {share} are free."
-        fix, doubt = (
-            f"Set OMP_NUM_THREADS={share}.",
-            "if the ranks compute on the CPU (transforms, losses)",
-        )
+        fix = f"Set OMP_NUM_THREADS={share}."
+        doubt = "if the ranks compute on the CPU (transforms, losses)"
         yield make_finding("L09", "suspect", why, None, evidence, fix=fix, doubt=doubt)
 
 
@@ -103,14 +95,9 @@ def judge_threads(
     return Finding("L09", "warning", why, fix, evidence=evidence)
 
 
-@check("L09", source="run")
-def threads_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        # Without micro-batches, model parallelism uses one device at a time.
-        if run.plan.device == "cpu" and run.plan.strategy != "mp":
-            nodes = len({rank.node for rank in run.plan.ranks}) or 1
-            devices = -(-len(run.result.grid.devices) // nodes)
-            cores = run.recording.manifest.machine.cores
-            yield from run.report(
-                judge_threads(run.plan.threads_per_device, devices, cores, "device")
-            )
+@check_each_run("L09")
+def threads_in_run(run: Run) -> Finding | None:
+    # Without micro-batches, model parallelism uses one device at a time.
+    if run.plan.device != "cpu" or run.plan.strategy == "mp":
+        return None
+    return judge_threads(run.plan.threads_per_device, run.devices_per_node, run.cores, "device")

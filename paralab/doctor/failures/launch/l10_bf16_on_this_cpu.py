@@ -1,14 +1,11 @@
 """L10: bf16 crashes on this CPU with an illegal instruction."""
 
-from __future__ import annotations
-
 from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 
-ENTRY = Entry(
-    id="L10",
-    title="bf16 crashes on this CPU with an illegal instruction",
+ENTRY = describe(
+    __doc__,
     symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
     cause="The CPU reports AMX, but this virtual machine does not allow its instructions (inferred).",
     fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
@@ -31,7 +28,6 @@ ENTRY = Entry(
 
 @check("L10", source="machine")
 def trial_died(facts: Facts) -> Findings:
-    """Report a precision whose trial on this CPU died with SIGILL."""
     for name, probe in facts.precisions.items():
         if "SIGILL" not in probe.reason:
             continue

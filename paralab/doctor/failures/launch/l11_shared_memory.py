@@ -1,15 +1,12 @@
-"""L11: shared memory is too small for loader workers."""
-
-from __future__ import annotations
+"""L11: Shared memory is too small for loader workers."""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe, printed
 from paralab.units import size
 
-ENTRY = Entry(
-    id="L11",
-    title="Shared memory is too small for loader workers",
+ENTRY = describe(
+    __doc__,
     symptom="'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.",
     cause="Workers pass batches through /dev/shm, and a container has only 64 MB of it by default.",
     fix="Start the container with a larger --shm-size or --ipc=host, or use fewer workers.",
@@ -17,22 +14,20 @@ ENTRY = Entry(
 - subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 + subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
-    sources=reports("pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297"),
+    sources="pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297",
     limits="The script does not show the size of /dev/shm; found in logs, runs, and by preflight.",
     messages=(
         Message(r"was killed by SIGBUS"),  # paralab's launcher
-        Message(
+        printed(
             r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)|out of shared memory"
             r"|DataLoader worker .{0,40}Bus error",
             "A loader worker on {who} ran out of shared memory{at}. Batches pass through /dev/shm, "
             "and containers get only 64 MB of it by default.",
-            kind="printed",
         ),
-        Message(
+        printed(
             r"NCCL WARN .{0,80}No space left on device",
             "NCCL could not create its shared-memory segment: /dev/shm is full. Containers get "
             "only 64 MB of it by default.",
-            kind="printed",
         ),
     ),
 )
@@ -44,7 +39,6 @@ BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 images as floats
 
 @check("L11", source="machine")
 def small_shared_memory(facts: Facts) -> Findings:
-    """Suspect a /dev/shm that is too small for a modest script's batches."""
     ranks = facts.ranks_here or 2
     needed = ranks * WORKERS * PREFETCHED * BATCH_BYTES
     if facts.shared_bytes is None or facts.shared_bytes >= needed:

@@ -1,15 +1,12 @@
 """M01: The disk is full or not writable."""
 
-from __future__ import annotations
-
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import size
 
-ENTRY = Entry(
-    id="M01",
-    title="The disk is full or not writable",
+ENTRY = describe(
+    __doc__,
     symptom="Training ends at its first checkpoint: 'No space left on device', 'Permission denied'.",
     cause="The disk is full, or the folder belongs to someone else. Many clusters limit the size of the home folder.",
     fix="Save where there is space, set TMPDIR for temporary files, and delete old checkpoints.",
@@ -23,7 +20,6 @@ ROOM_BYTES = 2**30  # smaller than many checkpoints
 
 @check("M01", source="machine")
 def full_disk(facts: Facts) -> Findings:
-    """Report folders that cannot be written, and suspect those with little space."""
     for disk in facts.disks:
         evidence = facts.evidence(f"disk {disk.path}")
         if not disk.writable:

@@ -1,15 +1,12 @@
 """M02: Process limits are too low."""
 
-from __future__ import annotations
-
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import size
 
-ENTRY = Entry(
-    id="M02",
-    title="Process limits are too low",
+ENTRY = describe(
+    __doc__,
     symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
     cause="Every tensor that a worker passes to training is an open file, and InfiniBand needs locked memory.",
     fix=(
@@ -26,7 +23,6 @@ OPEN_FILES = 1024
 
 @check("M02", source="machine")
 def low_limits(facts: Facts) -> Findings:
-    """Suspect low limits on open files, and on locked memory if there is InfiniBand."""
     files, locked = facts.limits.open_files, facts.limits.locked_bytes
     if files is not None and files < OPEN_FILES:
         why = f"A process may open {files} files, and loader workers pass every tensor as an open file."

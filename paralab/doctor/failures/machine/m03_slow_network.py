@@ -1,16 +1,13 @@
 """M03: The connection between ranks is slow or blocked."""
 
-from __future__ import annotations
-
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds, size
 
-ENTRY = Entry(
-    id="M03",
-    title="The connection between ranks is slow or blocked",
+ENTRY = describe(
+    __doc__,
     symptom="More ranks make training slower; or the first all-reduce never ends.",
     cause="The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.",
     fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.",
@@ -20,17 +17,14 @@ ENTRY = Entry(
   dist.init_process_group("gloo")
 """,
 )
-AGAINST_COPY = (
-    40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times as long
-)
+AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
 
 
 @check("M03", source="machine")
 def slow_link(facts: Facts) -> Findings:
-    """Judge how long an all-reduce takes between two ranks on this machine and between GPUs, and
-    how fast the network is."""
+    """Judge an all-reduce between two ranks here and between GPUs, and the network's speed."""
     yield from _between_ranks(facts)
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
@@ -38,18 +32,15 @@ def slow_link(facts: Facts) -> Findings:
             speed = size(pair.direct.bytes_per_second)
             why = f"{first} and {second} exchange only {speed}/s."
             fix = "`nvidia-smi topo -m` shows how they are connected."
-            evidence, doubt = (
-                facts.evidence(f"GPU pair {first}-{second}"),
-                "if the link is this slow even when the GPUs are idle",
-            )
+            evidence = facts.evidence(f"GPU pair {first}-{second}")
+            doubt = "if the link is this slow even when the GPUs are idle"
             yield make_finding("M03", "suspect", why, None, evidence, fix=fix, doubt=doubt)
-    fastest = max((each.megabits or 0 for each in facts.interfaces if each.up), default=0)
+    fastest = max(facts.megabits.values(), default=0)
     if (facts.launch.nodes or 1) > 1 and not facts.infiniband and 0 < fastest <= SLOW_MEGABITS:
         takes = 25 * 2**20 * 8 / (fastest * 1e6)
         why = (
             f"The fastest network interface on this node has {fastest / 1000:g} Gbit/s, so a "
-            "bucket of 25 MiB takes "
-            f"at least {seconds(takes)}."
+            f"bucket of 25 MiB takes at least {seconds(takes)}."
         )
         fix = "Use a faster network (select it with NCCL_SOCKET_IFNAME), accumulation, or compressed gradients."
         yield Finding("M03", "warning", why, fix, evidence=facts.evidence("network"))

@@ -1,6 +1,4 @@
-"""P01, P02, and P04: the batch does not split into equal micro-batches."""
-
-from __future__ import annotations
+"""P01: The batch does not split into equal micro-batches. Its checks also report P02 and P04."""
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.hangs.failed_ranks import is_uneven
@@ -11,13 +9,12 @@ from paralab.doctor.failures.pipeline.schedules import (
 )
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="P01",
-    title="The batch does not split into equal micro-batches",
+ENTRY = describe(
+    __doc__,
     symptom="The last stage raises 'The size of tensor a (3) must match the size of tensor b (2)'; the first loses the connection.",
     cause="The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.",
     fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
@@ -26,7 +23,7 @@ ENTRY = Entry(
 - loader = DataLoader(data, batch_size=10)
 + loader = DataLoader(data, batch_size=12, drop_last=True)
 """,
-    sources=reports("pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25"),
+    sources="pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25",
     silent=True,
     messages=(
         Message(
@@ -72,9 +69,7 @@ def _entry(sizes: list[int]) -> str:
 
 def _consequence(sizes: list[int]) -> str:
     if min(sizes) == 0:
-        return (
-            "There are fewer rows than micro-batches, and each stage fails with a different error."
-        )
+        return "There are fewer rows than micro-batches, and each stage fails differently."
     parts = ", ".join(map(str, sizes))
     if min(sizes) == 1:
         return f"They get {parts} rows. The loss silently broadcasts the single row, and other stages fail in backward."

@@ -1,12 +1,9 @@
-"""P02: the batch is smaller than the number of micro-batches. P01's checks report it."""
+"""P02: The batch is smaller than the number of micro-batches. P01's checks report it."""
 
-from __future__ import annotations
+from paralab.doctor.registry import Message, describe
 
-from paralab.doctor.registry import Entry, Message
-
-ENTRY = Entry(
-    id="P02",
-    title="The batch is smaller than the number of micro-batches",
+ENTRY = describe(
+    __doc__,
     symptom="'Tensor size 3 is smaller than num_chunks', or 'Expecting 4 arg_mbs but got 3'. Each stage prints a different error.",
     cause="The last batch of the epoch has fewer samples than there are micro-batches.",
     fix="Set `drop_last=True`.",

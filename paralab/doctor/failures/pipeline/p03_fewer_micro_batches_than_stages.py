@@ -1,15 +1,12 @@
-"""P03: fewer micro-batches than stages."""
-
-from __future__ import annotations
+"""P03: Fewer micro-batches than stages."""
 
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="P03",
-    title="Fewer micro-batches than stages",
+ENTRY = describe(
+    __doc__,
     symptom="'Number of microbatches (1) must be greater than or equal to the number of stages (2)'.",
     cause="1F1B fills the pipeline with one micro-batch per stage before the first backward.",
     fix="Use at least as many micro-batches as stages. Four times as many keeps the bubble small.",

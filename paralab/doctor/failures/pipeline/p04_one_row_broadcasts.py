@@ -1,12 +1,9 @@
-"""P04: the loss broadcasts a micro-batch of one row. P01's checks report it."""
+"""P04: The loss broadcasts a micro-batch of one row. P01's checks report it."""
 
-from __future__ import annotations
+from paralab.doctor.registry import Message, describe
 
-from paralab.doctor.registry import Entry, Message, reports
-
-ENTRY = Entry(
-    id="P04",
-    title="The loss broadcasts a micro-batch of one row",
+ENTRY = describe(
+    __doc__,
     symptom="There is a warning about target sizes, and 7 rows give 8 outputs. Then the first stage fails in backward.",
     cause="The last micro-batch has one row, but the receive buffer has two, and the loss broadcasts the single row.",
     fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
@@ -15,7 +12,7 @@ ENTRY = Entry(
 - loader = DataLoader(data, batch_size=7)
 + loader = DataLoader(data, batch_size=8, drop_last=True)
 """,
-    sources=reports("pytorch/pytorch#126600"),
+    sources="pytorch/pytorch#126600",
     silent=True,
     messages=(
         Message(

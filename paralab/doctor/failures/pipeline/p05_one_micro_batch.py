@@ -1,22 +1,19 @@
-"""P05: a pipeline with one micro-batch."""
-
-from __future__ import annotations
+"""P05: A pipeline with one micro-batch."""
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
 from paralab.plan.schedules import ideal_bubble
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="P05",
-    title="A pipeline with one micro-batch",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
     cause="A single micro-batch cannot overlap with anything.",
     fix="Use at least four micro-batches per stage.",
@@ -30,23 +27,20 @@ IDLE = 0.15  # share of the stages' time; a smaller share is normal for a pipeli
 ENOUGH = 4  # micro-batches per stage
 
 
-@check("P05", source="run")
-def idle_stages(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        if (bubble := run.metrics.bubble) and not run.is_crowded:
-            plan = run.plan
-            samples = plan.batch_size // (plan.replicas * plan.accumulate)
-            schedule = plan.schedule or "gpipe"
-            yield from run.report(
-                judge_bubble(bubble.measured, plan.stages, plan.micro_batches, schedule, samples)
-            )
+@check_each_run("P05")
+def idle_stages(run: Run) -> Finding | None:
+    bubble, plan = run.metrics.bubble, run.plan
+    if bubble is None or run.is_crowded:
+        return None
+    samples = plan.batch_size // (plan.replicas * plan.accumulate)
+    schedule = plan.schedule or "gpipe"
+    return judge_bubble(bubble.measured, plan.stages, plan.micro_batches, schedule, samples)
 
 
 def judge_bubble(
     measured: float, stages: int, micro_batches: int, schedule: str, samples: int
 ) -> Finding | None:
-    """Report too few micro-batches for the stages. The number of `samples` in one pass is the upper
-    limit."""
+    """Report too few micro-batches for the stages. One pass has `samples` samples."""
     ideal = ideal_bubble(stages, micro_batches, schedule)
     enough = min(ENOUGH * stages, samples)
     better = ideal_bubble(stages, enough, schedule)

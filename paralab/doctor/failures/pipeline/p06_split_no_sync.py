@@ -1,16 +1,13 @@
-"""P06: all forward passes, then all backward passes, under no_sync."""
-
-from __future__ import annotations
+"""P06: Forward and backward of a pipeline stage under DDP have separate no_sync blocks."""
 
 from paralab.doctor.failures.accumulation.windows import averaged_by, quiet, timelines
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, excludes, occurrences
 
-ENTRY = Entry(
-    id="P06",
-    title="Forward and backward of a pipeline stage under DDP have separate no_sync blocks",
+ENTRY = describe(
+    __doc__,
     symptom="The replicas of a stage silently drift apart, or gradients are sent more often than needed.",
     cause=(
         "DDP checks `no_sync()` in forward only. If all forward passes run first, the last one prepares DDP to "
@@ -26,7 +23,7 @@ ENTRY = Entry(
 -         loss_fn(output).backward()
 +         loss_fn(stage(x)).backward()
 """,
-    sources=reports("pytorch/PiPPy#1133"),
+    sources="pytorch/PiPPy#1133",
     silent=True,
 )
 

@@ -1,7 +1,5 @@
 """Pipeline schedules: their micro-batches and stages, and how a batch is split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from paralab.doctor.static.facts import Call
@@ -12,8 +10,7 @@ _PACKAGE = "torch.distributed.pipelining."
 
 
 def split_sizes(batch: int, micro_batches: int) -> list[int]:
-    """Return the number of rows in each micro-batch; the first ones get one more: 10 over 4 is 3 3
-    2 2."""
+    """Return the rows in each micro-batch; the first ones get one more: 10 over 4 is 3 3 2 2."""
     small, larger = divmod(batch, micro_batches)
     return [small + 1] * larger + [small] * (micro_batches - larger)
 

@@ -1,9 +1,6 @@
-"""A01: gradients are clipped while they are still scaled."""
-
-from __future__ import annotations
+"""A01: Gradients are clipped while they are still scaled."""
 
 from paralab.doctor.events import Amp, Clip
-from paralab.doctor.failures.precision.observed import scale_after
 from paralab.doctor.failures.precision.scaling import (
     CLIPS,
     is_off,
@@ -16,15 +13,14 @@ from paralab.doctor.failures.precision.scaling import (
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, insert_line, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, excludes
 
-ENTRY = Entry(
-    id="A01",
-    title="Gradients are clipped while they are still scaled",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Almost every step is clipped, and the model barely learns.",
     cause=(
         "`clip_grad_norm_` runs before `unscale_`, so it clips gradients that are still multiplied "
@@ -38,7 +34,7 @@ ENTRY = Entry(
   scaler.step(optimizer)
   scaler.update()
 """,
-    sources=reports("milesial/Pytorch-UNet#470"),
+    sources="milesial/Pytorch-UNet#470",
     silent=True,
 )
 
@@ -104,7 +100,7 @@ def clipped_while_scaled(rank: WatchedRank) -> Finding | None:
     scale: float | None = None  # scale of the current gradients
     for event in rank.events:
         if isinstance(event, Amp):
-            scale = scale_after(event, scale)
+            scale = event.scale_after(scale)
         elif isinstance(event, Clip) and scale is not None:
             factor = f"{scale:g} times too large" if scale else "still scaled"
             norm = f"norm {event.norm:.4g}, " if event.norm is not None else ""

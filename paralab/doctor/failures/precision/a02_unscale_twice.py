@@ -1,13 +1,11 @@
 """A02: unscale_ is called twice in one step."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.failures.accumulation.windows import modulo_in
 from paralab.doctor.failures.precision.scaling import timelines
 from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of
@@ -21,9 +19,8 @@ from paralab.doctor.static.timeline import (
     occurrences,
 )
 
-ENTRY = Entry(
-    id="A02",
-    title="unscale_ is called twice in one step",
+ENTRY = describe(
+    __doc__,
     symptom="'unscale_() has already been called on this optimizer since the last update()'.",
     cause="`unscale_` runs for every micro-batch, or a skipped step also skips `update()`.",
     fix="Unscale once per step, right before the step, and call `update()` after every `unscale_`.",
@@ -35,10 +32,8 @@ ENTRY = Entry(
   scaler.step(optimizer)
   scaler.update()
 """,
-    sources=reports(
-        "huggingface/accelerate#641 microsoft/Swin-Transformer#311 Haian-Jin/LVSM#19 "
-        "huggingface/transformers#24840"
-    ),
+    sources="huggingface/accelerate#641 microsoft/Swin-Transformer#311 Haian-Jin/LVSM#19 "
+    "huggingface/transformers#24840",
     messages=(
         Message(
             r"unscale_\(\) has already been called on this optimizer since the last update",

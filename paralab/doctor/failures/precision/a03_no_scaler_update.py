@@ -1,15 +1,12 @@
 """A03: scaler.update() is missing."""
 
-from __future__ import annotations
-
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.report import code, found, insert_line
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="A03",
-    title="scaler.update() is missing",
+ENTRY = describe(
+    __doc__,
     symptom="'step() has already been called since the last update()'.",
     cause="`scaler.step()` runs twice without a `scaler.update()` in between.",
     fix="Call `scaler.update()` after every `scaler.step()`.",

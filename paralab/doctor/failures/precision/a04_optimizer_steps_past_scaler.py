@@ -1,12 +1,9 @@
 """A04: optimizer.step() on scaled gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
 from paralab.doctor.events import Amp, Backward, Event, Step
-from paralab.doctor.failures.precision.observed import scale_after
 from paralab.doctor.failures.precision.scaling import (
     calls_on_scaler,
     is_off,
@@ -18,16 +15,15 @@ from paralab.doctor.failures.precision.scaling import (
 from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SCALER
 from paralab.doctor.static.report import code, found, insert_line, line_of, replace
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import extra_tests, occurrences
 
-ENTRY = Entry(
-    id="A04",
-    title="optimizer.step() on scaled gradients",
+ENTRY = describe(
+    __doc__,
     symptom=(
         "With `update()`: 'No inf checks were recorded prior to update'. Without that message, "
         "steps are silently 65536 times too large, or weights become NaN after the first overflow."
@@ -104,7 +100,7 @@ def scaled_step(rank: WatchedRank) -> Finding | None:
     scale: float | None = None  # scale of the current gradients
     for event, inside in _with_scaler(rank):
         if isinstance(event, Amp):
-            scale = scale_after(event, scale)
+            scale = event.scale_after(scale)
         elif inside or scale is None or not isinstance(event, Step):
             continue
         elif _was_scaled(rank, event):

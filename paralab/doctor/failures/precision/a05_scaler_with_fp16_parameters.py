@@ -1,18 +1,15 @@
 """A05: GradScaler with fp16 parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from paralab.doctor.failures.precision.scaling import HALF, dtypes, own_steps
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="A05",
-    title="GradScaler with fp16 parameters",
+ENTRY = describe(
+    __doc__,
     symptom="'Attempting to unscale FP16 gradients'.",
     cause="The parameters are fp16 (`half()`, `torch_dtype=float16`), and so are their gradients. The scaler needs fp32.",
     fix="Keep the parameters in fp32, and let autocast convert where it helps.",
@@ -21,7 +18,7 @@ ENTRY = Entry(
 + model = Net()
   scaler = torch.amp.GradScaler()
 """,
-    sources=reports("huggingface/transformers#23165 pytorch/pytorch#74739"),
+    sources="huggingface/transformers#23165 pytorch/pytorch#74739",
     messages=(
         Message(
             r"Attempting to unscale FP16 gradients",

@@ -1,21 +1,18 @@
 """A06: GradScaler with bf16."""
 
-from __future__ import annotations
-
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import AUTOCAST, SCALER
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="A06",
-    title="GradScaler with bf16",
+ENTRY = describe(
+    __doc__,
     symptom="No message on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
     cause="bf16 has the range of fp32, so nothing needs scaling. The scaler only adds work and may skip steps.",
     fix="Remove the scaler, or enable it for fp16 only.",
@@ -26,7 +23,7 @@ ENTRY = Entry(
 - scaler.scale(loss).backward()
 + loss.backward()
 """,
-    sources=reports("pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#1036"),
+    sources="pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#1036",
     silent=True,
     messages=(
         Message(

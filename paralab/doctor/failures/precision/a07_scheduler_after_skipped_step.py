@@ -1,16 +1,13 @@
 """A07: The scheduler steps although the scaler skipped the step."""
 
-from __future__ import annotations
-
 from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Message, reports
+from paralab.doctor.registry import describe, printed
 
-ENTRY = Entry(
-    id="A07",
-    title="The scheduler steps although the scaler skipped the step",
+ENTRY = describe(
+    __doc__,
     symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is correct.",
     cause="The first fp16 steps often overflow. Then the scaler skips the optimizer step, but the scheduler still steps.",
     fix="Step the scheduler only if the scale did not shrink.",
@@ -22,17 +19,14 @@ ENTRY = Entry(
 + if scaler.get_scale() >= before:
 +     scheduler.step()
 """,
-    sources=reports(
-        "Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princeton-vl/RAFT#104"
-    ),
+    sources="Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princeton-vl/RAFT#104",
     messages=(
-        Message(
+        printed(
             r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
             "The scheduler stepped before the optimizer{at}. With a GradScaler, the order in the "
             "script may be correct: the scaler skipped the first step. Without one, the calls are "
             "swapped.",
             severity="suspect",
-            kind="printed",
         ),
     ),
 )

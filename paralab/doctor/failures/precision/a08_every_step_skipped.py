@@ -1,16 +1,13 @@
-"""A08: Every step is skipped because the loss is NaN."""
-
-from __future__ import annotations
+"""A08: The scaler skips every step because the loss is NaN."""
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry
+from paralab.doctor.registry import describe
 
-ENTRY = Entry(
-    id="A08",
-    title="The scaler skips every step because the loss is NaN",
+ENTRY = describe(
+    __doc__,
     symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
     cause="The model itself produces NaN. The scaler treats it as an overflow, skips the step, and halves the scale, forever.",
     fix="Find the first module that returns NaN (anomaly detection, hooks): often a log, sqrt, or division of zero.",

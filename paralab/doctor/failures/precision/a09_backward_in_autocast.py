@@ -1,17 +1,14 @@
-"""A09: backward inside autocast."""
-
-from __future__ import annotations
+"""A09: backward runs inside autocast."""
 
 from paralab.doctor.failures.precision.scaling import autocasts_around, enabled, timelines
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.names import AUTOCAST
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import occurrences
 
-ENTRY = Entry(
-    id="A09",
-    title="backward runs inside autocast",
+ENTRY = describe(
+    __doc__,
     symptom="Usually none. Under torch.compile, the gradients may be silently wrong.",
     cause="backward already uses the dtypes that forward chose. PyTorch advises against running it under autocast.",
     fix="End the autocast block after computing the loss.",

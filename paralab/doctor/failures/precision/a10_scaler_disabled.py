@@ -1,12 +1,9 @@
-"""A10: the GradScaler has disabled itself."""
+"""A10: The GradScaler has disabled itself."""
 
-from __future__ import annotations
+from paralab.doctor.registry import describe, printed
 
-from paralab.doctor.registry import Entry, Message
-
-ENTRY = Entry(
-    id="A10",
-    title="The GradScaler has disabled itself",
+ENTRY = describe(
+    __doc__,
     symptom="'GradScaler is enabled, but CUDA is not available. Disabling.'",
     cause="GradScaler assumes CUDA unless you name another device, and this machine has no CUDA.",
     fix="Name the device you train on: `torch.amp.GradScaler('cpu')`.",
@@ -15,11 +12,10 @@ ENTRY = Entry(
 + scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
 """,
     messages=(
-        Message(
+        printed(
             r"GradScaler is enabled, but CUDA is not available",
             "GradScaler was created for CUDA{at}. There is no CUDA here, so it disabled itself.",
             severity="warning",
-            kind="printed",
         ),
     ),
 )

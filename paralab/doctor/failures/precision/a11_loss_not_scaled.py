@@ -1,17 +1,14 @@
-"""A11: the scaler steps, but the loss was never scaled."""
-
-from __future__ import annotations
+"""A11: The scaler steps, but the loss was never scaled."""
 
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
 from paralab.doctor.finding import Edit
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="A11",
-    title="The scaler steps, but the loss was never scaled",
+ENTRY = describe(
+    __doc__,
     symptom="'Attempted step but _scale is None'.",
     cause="`loss.backward()` runs without `scaler.scale(…)`.",
     fix="Write `scaler.scale(loss).backward()`.",

@@ -1,7 +1,5 @@
 """Mixed precision in a script: the calls to GradScaler, autocast, and clipping, in order."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

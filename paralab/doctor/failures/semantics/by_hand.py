@@ -1,7 +1,5 @@
 """Gradients or weights that the script averages itself, without DDP."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.static.facts import Call

@@ -5,8 +5,6 @@ DDP, no_sync() around the wrong passes, parameters that were unfrozen, moved, or
 wrapping.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -79,11 +77,8 @@ def _replicas(seen: Observation) -> list[list[WatchedRank]]:
     groups = {tuple(wrap.ranks) for rank in seen.ranks for wrap in ddp_wraps(rank) if wrap.ranks}
     if not groups:
         return [seen.ranks] if not any(ddp_wraps(rank) for rank in seen.ranks) else []
-    return [
-        [rank for rank in seen.ranks if rank.rank in group]
-        for group in sorted(groups)
-        if len(group) > 1
-    ]
+    several = [group for group in sorted(groups) if len(group) > 1]
+    return [[rank for rank in seen.ranks if rank.rank in group] for group in several]
 
 
 def _common_steps(ranks: list[WatchedRank]) -> Iterator[list[Step]]:
@@ -101,11 +96,8 @@ def _common_steps(ranks: list[WatchedRank]) -> Iterator[list[Step]]:
 def _is_of_another_group(ranks: list[WatchedRank], step: Step) -> bool:
     """Return whether the step belongs to a model that DDP synchronizes between other ranks."""
     group = {rank.rank for rank in ranks}
-    return any(
-        set(step.names) <= set(wrap.names)
-        for wrap in ddp_wraps(ranks[0])
-        if wrap.ranks and set(wrap.ranks) != group
-    )
+    others = [wrap for wrap in ddp_wraps(ranks[0]) if wrap.ranks and set(wrap.ranks) != group]
+    return any(set(step.names) <= set(wrap.names) for wrap in others)
 
 
 def _train_one_model(rank: WatchedRank, step: Step) -> bool:
@@ -159,9 +151,8 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     sends = len(sent) >= gap
     doubt = "unless the script sends the result to the other ranks" if sends else ""
     at = most.steps[0] if most.steps else None
-    return make_finding(
-        "S08", "error", why, at, rank=fewer[0] if len(fewer) == 1 else None, doubt=doubt
-    )
+    alone = fewer[0] if len(fewer) == 1 else None
+    return make_finding("S08", "error", why, at, rank=alone, doubt=doubt)
 
 
 # --- gradients agree, parameters do not

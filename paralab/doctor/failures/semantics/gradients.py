@@ -1,8 +1,6 @@
 """Find why the ranks' gradients differ before a step: the forward bypassed DDP or was inside
 no_sync(), or parameters were unfrozen or moved."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -81,8 +79,7 @@ def _averages_by_hand(rank: WatchedRank) -> bool:
 def _outside(apart: Apart) -> Finding:
     why = (
         f"The optimizer also steps {listed(apart.names)}, which do not belong to a DDP model. "
-        "Their gradients "
-        "differ between ranks, so each rank trains its own."
+        "Their gradients differ between ranks, so each rank trains its own."
     )
     fix = "Put them in the module that DDP wraps, or all-reduce their gradients before the step."
     evidence, doubt = apart.norms("gradients"), "if they should be equal"
@@ -100,7 +97,6 @@ def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
 
 
 def _past_the_wrapper(apart: Apart) -> Finding | None:
-    """Report a step without any forward through DDP."""
     guilty = [
         (rank, window)
         for rank in apart.ranks
@@ -165,17 +161,15 @@ def _too_early(apart: Apart) -> Finding | None:
             continue
         early = sent.index(True)
         why = (
-            f"{len(first)} forwards run before the first backward. Backward {early + 1} of {len(passes)} "
-            f"sent its gradients; the gradients of the {len(passes) - 1 - early} after it stay on "
-            "their rank, so "
-            f"{listed(apart.names)} differ at step {apart.number}."
+            f"{len(first)} forwards run before the first backward. Backward {early + 1} of "
+            f"{len(passes)} sent its gradients; the gradients of the {len(passes) - 1 - early} "
+            f"after it stay on their rank, so {listed(apart.names)} differ at step {apart.number}."
         )
         return make_finding("P06", "error", why, passes[early].backward, apart.norms("gradients"))
     return None
 
 
 def _unfrozen(apart: Apart) -> Finding | None:
-    """Report parameters that were frozen during wrapping, so DDP does not synchronize them."""
     rank = apart.ranks[0]
     frozen = {
         name

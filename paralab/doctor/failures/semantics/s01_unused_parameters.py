@@ -1,7 +1,5 @@
 """S01: Some parameters do not contribute to the loss."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, listed, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, entries, reports
+from paralab.doctor.registry import Findings, Message, check, describe, entries
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.project import MOST_MODULES, Definition, Scope
@@ -22,9 +20,8 @@ from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.windows import windows
 
-ENTRY = Entry(
-    id="S01",
-    title="Some parameters do not contribute to the loss",
+ENTRY = describe(
+    __doc__,
     symptom="'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.",
     cause="DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.",
     fix="Use the layer, remove it, freeze it before wrapping, or pass `find_unused_parameters=True`.",
@@ -33,7 +30,7 @@ ENTRY = Entry(
 + model.auxiliary.requires_grad_(False)
   model = DistributedDataParallel(model)
 """,
-    sources=reports("huggingface/accelerate#2017 pytorch/pytorch#22049"),
+    sources="huggingface/accelerate#2017 pytorch/pytorch#22049",
     messages=(
         Message(
             r"Expected to have finished reduction in the prior iteration(?!.*training graph has changed)"

@@ -1,16 +1,13 @@
 """S02: A parameter is ready twice in one backward pass."""
 
-from __future__ import annotations
-
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.models import classes, is_decided, option, wraps
 from paralab.doctor.static.report import add_keyword, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S02",
-    title="A parameter is ready twice in one backward pass",
+ENTRY = describe(
+    __doc__,
     symptom="'Expected to mark a variable ready only once', with the index or name of a parameter.",
     cause="Reentrant checkpointing, shared weights, or use outside forward triggers a parameter's hook twice.",
     fix="Pass `use_reentrant=False` to checkpoint(). If that is not the cause, drop find_unused_parameters or use static_graph=True.",
@@ -20,10 +17,8 @@ ENTRY = Entry(
 + model = DistributedDataParallel(model)
 + hidden = checkpoint(block, hidden, use_reentrant=False)
 """,
-    sources=reports(
-        "huggingface/peft#313 huggingface/accelerate#2017 lucidrains/DALLE2-pytorch#225 "
-        "microsoft/FocalNet#4 pytorch/pytorch#24005"
-    ),
+    sources="huggingface/peft#313 huggingface/accelerate#2017 lucidrains/DALLE2-pytorch#225 "
+    "microsoft/FocalNet#4 pytorch/pytorch#24005",
     messages=(
         Message(
             r"Expected to mark a variable ready only once"

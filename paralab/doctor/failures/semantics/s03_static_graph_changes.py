@@ -1,7 +1,5 @@
 """S03: The graph changes although static_graph=True."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from paralab.doctor.events import Backward
@@ -9,11 +7,10 @@ from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Entry, Message, check, reports
+from paralab.doctor.registry import Message, check, describe
 
-ENTRY = Entry(
-    id="S03",
-    title="The graph changes although static_graph=True",
+ENTRY = describe(
+    __doc__,
     symptom="'your training graph has changed in this iteration … not compatible with static_graph set to True'.",
     cause="static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.",
     fix="Drop static_graph, and pass find_unused_parameters=True if some passes skip parameters. Or remove the branch.",
@@ -23,7 +20,7 @@ ENTRY = Entry(
   for step, x in enumerate(loader):
       model(x, with_head=step % 2 == 0).sum().backward()
 """,
-    sources=reports("pytorch/pytorch#97030 #79171"),
+    sources="pytorch/pytorch#97030 #79171",
     messages=(
         Message(
             r"training graph has changed in this iteration",

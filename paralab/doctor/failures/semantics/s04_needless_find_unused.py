@@ -1,17 +1,14 @@
 """S04: find_unused_parameters=True, but every parameter is used."""
 
-from __future__ import annotations
-
 from paralab.doctor.events import Backward
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe, printed
 
-ENTRY = Entry(
-    id="S04",
-    title="find_unused_parameters=True, but every parameter is used",
+ENTRY = describe(
+    __doc__,
     symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
     cause="In every step DDP walks the autograd graph to search for unused parameters, and there are none.",
     fix="Remove find_unused_parameters, unless some later batch skips part of the model.",
@@ -19,13 +16,12 @@ ENTRY = Entry(
 - model = DistributedDataParallel(model, find_unused_parameters=True)
 + model = DistributedDataParallel(model)
 """,
-    sources=reports("ecmwf/WeatherGenerator#1280"),
+    sources="ecmwf/WeatherGenerator#1280",
     messages=(
-        Message(
+        printed(
             r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused",
             "DDP searches the whole graph for unused parameters in every step and found none.",
             severity="warning",
-            kind="printed",
         ),
     ),
 )
@@ -34,15 +30,11 @@ FEWEST_PASSES = 4  # DDP reports its result one pass later
 
 @check("S04", source="ranks")
 def needless_search(seen: Observation) -> Findings:
-    """Report the option if every parameter was used in every observed pass, on all ranks."""
     for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else ():
         if not wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"):
             continue
         key = str(wrap.model)
-        passes = [
-            [event for event in rank.of(Backward) if key in (event.unused_bytes or {})]
-            for rank in seen.ranks
-        ]
+        passes = [[e for e in r.of(Backward) if key in (e.unused_bytes or {})] for r in seen.ranks]
         unused = any(
             (event.unused_bytes or {}).get(key) or (event.lacking or {}).get(key)
             for events in passes
@@ -58,9 +50,9 @@ def needless_search(seen: Observation) -> Findings:
         yield make_finding("S04", "warning", why, wrap)
 
 
-@check("S04", source="run")
-def needless_search_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        if run.plan.find_unused and not run.recording.manifest.workload.unused:
-            why = "find_unused_parameters=True walks the graph after every forward pass, but every parameter was used."
-            yield Finding("S04", "warning", why, ENTRY.fix, file=str(run.folder))
+@check_each_run("S04")
+def needless_search_in_run(run: Run) -> Finding | None:
+    if not run.plan.find_unused or run.recording.manifest.workload.unused:
+        return None
+    why = "DDP walks the graph after every forward pass, but every parameter was used."
+    return Finding("S04", "warning", why, ENTRY.fix)

@@ -1,19 +1,16 @@
 """S05: Two forward passes before backward overwrite buffers."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import buffers_of, is_without_grad, option, wrapped_by
 from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S05",
-    title="Two forward passes before backward overwrite buffers",
+ENTRY = describe(
+    __doc__,
     symptom="'one of the variables needed for gradient computation has been modified by an inplace operation', with BatchNorm.",
     cause="The second forward broadcasts the buffers again and overwrites values that the first backward still needs.",
     fix="Call backward after each forward, run one forward on both batches, use SyncBatchNorm, or pass broadcast_buffers=False.",
@@ -24,7 +21,7 @@ ENTRY = Entry(
 + loss = real_scores.mean() - fake_scores.mean()
   loss.backward()
 """,
-    sources=reports("pytorch/pytorch#22095 #66504 #65907 #73332 #175024"),
+    sources="pytorch/pytorch#22095 #66504 #65907 #73332 #175024",
     limits="On the CPU, torch 2.12 and 2.13 do not change the version counter, so we could not reproduce it there. Always a suspect.",
     messages=(
         Message(

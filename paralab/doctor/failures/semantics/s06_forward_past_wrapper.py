@@ -1,12 +1,10 @@
 """S06: The forward pass bypasses DDP through model.module."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.finding import Edit
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad, wraps
 from paralab.doctor.static.order import runs_after
@@ -14,9 +12,8 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S06",
-    title="The forward pass bypasses DDP through model.module",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Every rank trains a different model, and only rank 0's is saved.",
     cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
     fix="Call the wrapper: `model(x)`. To run another method, let forward call it.",
@@ -26,7 +23,7 @@ ENTRY = Entry(
 + loss = criterion(model(x), y)
   loss.backward()
 """,
-    sources=reports("jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226"),
+    sources="jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226",
     silent=True,
 )
 

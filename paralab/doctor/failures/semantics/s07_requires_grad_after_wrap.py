@@ -1,12 +1,10 @@
 """S07: requires_grad changes after wrapping."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.models import option, wraps
 from paralab.doctor.static.order import runs_after
@@ -14,9 +12,8 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S07",
-    title="requires_grad changes after wrapping",
+ENTRY = describe(
+    __doc__,
     symptom="Unfrozen after wrapping: the gradients silently differ between ranks. Frozen after wrapping: the error of S01.",
     cause="DDP decides which parameters to synchronize when it wraps the model.",
     fix="Freeze and unfreeze before wrapping, or wrap again and create a new optimizer.",
@@ -26,7 +23,7 @@ ENTRY = Entry(
       parameter.requires_grad = True
 + model = DistributedDataParallel(net)
 """,
-    sources=reports("huggingface/transformers#416 JDAI-CV/fast-reid#178"),
+    sources="huggingface/transformers#416 JDAI-CV/fast-reid#178",
     silent=True,
 )
 

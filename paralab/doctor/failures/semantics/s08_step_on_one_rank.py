@@ -1,21 +1,18 @@
-"""S08: Only some ranks take the optimizer step, or the replicas drift for another reason."""
-
-from __future__ import annotations
+"""S08: Only rank 0 takes the optimizer step. Or the replicas drift for another reason."""
 
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.drift import find_cause
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, out_of_branch
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S08",
-    title="Only rank 0 takes the optimizer step",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Rank 0 learns; the other ranks keep their initial weights and send gradients that do not match.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank, and keep only printing and saving in the branch.",

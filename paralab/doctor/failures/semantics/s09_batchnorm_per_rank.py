@@ -1,13 +1,11 @@
 """S09: BatchNorm sees only one rank's small batch."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.events import Forward
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import buffers_of, wraps
 from paralab.doctor.static.names import LOADER
@@ -16,9 +14,8 @@ from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="S09",
-    title="BatchNorm sees only one rank's small batch",
+ENTRY = describe(
+    __doc__,
     symptom="Lower accuracy than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.",
     cause="Every rank normalizes with its own few samples, and only rank 0's running statistics are kept.",
     fix="Use `SyncBatchNorm.convert_sync_batchnorm` (GPUs only), GroupNorm or LayerNorm, or larger batches per rank.",
@@ -27,9 +24,7 @@ ENTRY = Entry(
 + model = SyncBatchNorm.convert_sync_batchnorm(net_with_batch_norm).to(device)
 + model = DistributedDataParallel(model, device_ids=[device.index])
 """,
-    sources=reports(
-        "LibreYOLO/libreyolo#531 ultralytics/yolov5#401 pytorch/pytorch#2584 #49794 MCG-NJU/TDN#22"
-    ),
+    sources="LibreYOLO/libreyolo#531 ultralytics/yolov5#401 pytorch/pytorch#2584 #49794 MCG-NJU/TDN#22",
     messages=(
         Message(
             r"Expected more than 1 value per channel when training, got input size "
@@ -89,7 +84,6 @@ def _batch_size(script: Script, loader: Call) -> tuple[int | None, bool]:
 
 @check("S09", source="ranks")
 def batches_of_one_rank(seen: Observation) -> Findings:
-    """Report a BatchNorm that sees few samples per rank."""
     for wrap in ddp_wraps(seen.ranks[0]) if is_data_parallel(seen) else []:
         forwards = [one for one in seen.ranks[0].of(Forward) if one.model == wrap.model]
         sizes = [one.size for one in forwards if one.training and one.grad and one.size]

@@ -1,14 +1,12 @@
 """S10: Every rank draws the same random numbers."""
 
-from __future__ import annotations
-
 import ast
 import re
 
 from paralab.doctor.events import Forward, Loader, Seed
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import is_parallel, words_of_project
 from paralab.doctor.static.models import is_decided, layers, wraps
@@ -18,9 +16,8 @@ from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = Entry(
-    id="S10",
-    title="Every rank draws the same random numbers",
+ENTRY = describe(
+    __doc__,
     symptom="No message. Dropout masks and augmentations are the same on all ranks, so a step has less variety.",
     cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
     fix="After building the model, seed with the rank: `torch.manual_seed(seed + rank)`.",
@@ -29,10 +26,8 @@ ENTRY = Entry(
   model = DistributedDataParallel(Net())
 + torch.manual_seed(42 + dist.get_rank())
 """,
-    sources=reports(
-        "huggingface/transformers#37932 nnaisense/bayesian-flow-networks#3 "
-        "huggingface/pytorch-image-models#1519 pytorch/pytorch#3880"
-    ),
+    sources="huggingface/transformers#37932 nnaisense/bayesian-flow-networks#3 "
+    "huggingface/pytorch-image-models#1519 pytorch/pytorch#3880",
     silent=True,
 )
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_seed", "seed_everything", "fix_seed")  # fmt: skip
@@ -158,7 +153,6 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
 
 @check("S10", source="ranks")
 def same_streams(seen: Observation) -> Findings:
-    """Report random generators with the same state on every rank while training draws numbers."""
     if not is_data_parallel(seen) or not watched(seen):
         return
     states = [_states(rank) for rank in seen.ranks]
@@ -193,7 +187,6 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Return whether no new pass over a loader began before this forward (a new pass draws a
-    number)."""
+    """Return whether no pass over a loader began before this forward, which draws a number."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

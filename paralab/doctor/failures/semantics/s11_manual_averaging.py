@@ -1,19 +1,16 @@
 """S11: Manual gradient averaging that starts from different weights."""
 
-from __future__ import annotations
-
 import ast
 
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.models import is_decided
 from paralab.doctor.static.names import INIT
 from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S11",
-    title="Manual gradient averaging that starts from different weights",
+ENTRY = describe(
+    __doc__,
     symptom="No message. The ranks start with different weights and never become equal, although every gradient is synchronized.",
     cause="DDP copies rank 0's weights when it wraps a model. Code that reduces gradients itself must do that too.",
     fix="Broadcast every parameter and buffer from rank 0 before the first step.",

@@ -1,21 +1,18 @@
 """S12: The wrapped model moves to the CPU and back."""
 
-from __future__ import annotations
-
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.s06_forward_past_wrapper import holds_inner
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import is_decided, wraps
 from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S12",
-    title="The wrapped model moves to the CPU and back",
+ENTRY = describe(
+    __doc__,
     symptom="No message. From then on, DDP does not synchronize gradients.",
     cause="The move replaces the parameters that DDP has hooks on.",
     fix="Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.",
@@ -25,7 +22,7 @@ ENTRY = Entry(
 - model.cuda()
 + torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
 """,
-    sources=reports("pytorch/pytorch#104336"),
+    sources="pytorch/pytorch#104336",
     silent=True,
     limits="Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.",
 )

@@ -1,7 +1,5 @@
 """S13: all_reduce overwrites a loss before backward."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -9,16 +7,15 @@ from paralab.doctor.events import Backward, Collective
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check
+from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, is_without_grad
 from paralab.doctor.static.project import Scope, dotted_key, position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S13",
-    title="all_reduce overwrites a loss before backward",
+ENTRY = describe(
+    __doc__,
     symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
     cause="The collective overwrites a value that backward still needs, and autograd does not see the change.",
     fix="Reduce a copy: `loss.detach().clone()`.",
@@ -29,11 +26,10 @@ ENTRY = Entry(
   loss.backward()
 """,
     messages=(
-        Message(
+        printed(
             r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
             "backward() goes through a collective ({call}) because the reduced tensor is still "
             "part of the graph. Its gradient there is wrong.",
-            kind="printed",
         ),
     ),
 )
@@ -140,7 +136,6 @@ def _in_graph(script: Script, node: ast.expr, scope: Scope) -> bool:
 
 @check_each_rank("S13")
 def reduced_in_graph(rank: WatchedRank) -> Finding | None:
-    """Report a collective on a tensor that a later backward pass went through."""
     for backward in rank.of(Backward):
         calls = [e for e in rank.of(Collective) if e.in_graph and e.t < backward.t]
         if not backward.reduced or not calls:

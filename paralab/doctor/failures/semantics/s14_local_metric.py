@@ -1,16 +1,14 @@
 """S14: The logged number is a sum, or belongs to one rank."""
 
-from __future__ import annotations
-
 import ast
 import re
-from pathlib import Path
 
 from paralab.doctor.events import Backward, Batch, Collective, Loss
 from paralab.doctor.observation import Observation
 from paralab.doctor.place import Place
 from paralab.doctor.rank_checks import make_finding, place_of
-from paralab.doctor.registry import Entry, Findings, check, reports
+from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.source_context import around
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.hints import is_parallel
 from paralab.doctor.static.models import is_decided, is_without_grad
@@ -19,9 +17,8 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S14",
-    title="The logged number is a sum, or belongs to one rank",
+ENTRY = describe(
+    __doc__,
     symptom="A noisy curve, or values that are N times too high with N ranks.",
     cause="Rank 0 logs the loss of its own share, or nothing divides the sum that all_reduce returns.",
     fix="all_reduce, divide by the world size, and log the result.",
@@ -31,7 +28,7 @@ ENTRY = Entry(
 - print("loss", shown.item())
 + print("loss", shown.item() / dist.get_world_size())
 """,
-    sources=reports("Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909"),
+    sources="Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909",
 )
 DIVIDE = "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
 _SHOW = (
@@ -231,18 +228,10 @@ def sum_on_ranks(seen: Observation) -> Findings:
 def _divides_after(place: Place) -> bool:
     """Return whether the function divides something after this line or passes the result on. Return
     True if its source cannot be read."""
-    try:
-        tree = ast.parse(Path(place.file).read_text())
-    except (OSError, ValueError, SyntaxError):
+    function = next(iter(around(place)), None)
+    if function is None:
         return True
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
-    ]
-    owner: ast.AST = max(around, key=lambda node: node.lineno) if around else tree
-    for node in ast.walk(owner):
+    for node in ast.walk(function):
         if getattr(node, "lineno", 0) < place.line:
             continue
         match node:

@@ -1,18 +1,15 @@
-"""S15: More ranks, same learning rate; or a rate that is scaled twice."""
-
-from __future__ import annotations
+"""S15: More ranks, same learning rate. Or a rate that is scaled twice."""
 
 import ast
 
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S15",
-    title="More ranks, same learning rate",
+ENTRY = describe(
+    __doc__,
     symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.",
     cause="With more ranks the global batch grows, so each epoch has fewer, more precise steps.",
     fix="Keep the global batch, or scale the learning rate with it (linearly or by the square root), once.",

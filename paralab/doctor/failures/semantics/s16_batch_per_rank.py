@@ -1,17 +1,14 @@
 """S16: Each rank uses the global batch size."""
 
-from __future__ import annotations
-
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = Entry(
-    id="S16",
-    title="Each rank uses the global batch size",
+ENTRY = describe(
+    __doc__,
     symptom="Out of memory, or a global batch that is N times too large with N ranks.",
     cause="`batch_size` is the number of samples per rank, but the script passes the number for all ranks.",
     fix="Divide the batch size by the world size: `batch_size=global_batch // dist.get_world_size()`.",

@@ -1,7 +1,5 @@
 """S17: A gradient and its bucket have different memory layouts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +9,10 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Entry, Findings, Message, check, reports
+from paralab.doctor.registry import Findings, check, describe, printed
 
-ENTRY = Entry(
-    id="S17",
-    title="A gradient and its bucket have different memory layouts",
+ENTRY = describe(
+    __doc__,
     symptom="'Grad strides do not match bucket view strides', once, without a name.",
     cause="DDP lays out its buckets like the parameters when it wraps the model. Switching to channels_last afterward changes the gradients.",
     fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
@@ -24,8 +21,8 @@ ENTRY = Entry(
   model = DistributedDataParallel(model)
 - model.to(memory_format=torch.channels_last)
 """,
-    sources=reports("pytorch/pytorch#47163 CompVis/latent-diffusion#281 XPixelGroup/HAT#154"),
-    messages=(Message(r"Grad strides do not match bucket view strides", kind="printed"),),
+    sources="pytorch/pytorch#47163 CompVis/latent-diffusion#281 XPixelGroup/HAT#154",
+    messages=(printed(r"Grad strides do not match bucket view strides"),),
 )
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
@@ -33,7 +30,6 @@ BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([
 
 @check("S17", source="ranks")
 def gradient_layout(seen: Observation) -> Findings:
-    """Report gradients whose strides differ from those of their bucket."""
     for rank in seen.ranks if seen.world > 1 else []:
         for wrap in ddp_wraps(rank):
             passes = [event.laid for event in rank.of(Backward) if event.laid]
@@ -58,7 +54,6 @@ def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
 
 @check("S17", source="log")
 def layout_in_log(logs: Logs) -> Findings:
-    """Compare the strides that DDP prints."""
     lines = [line for line in logs.lines if "Grad strides do not match bucket view" in line.text]
     if not lines:
         return
@@ -81,7 +76,7 @@ def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]]
     for line in logs.lines:
         if match := pattern.search(line.text):
             shape, strides = (
-                [int(n) for n in group.split(",") if n.strip()] for group in match.groups()
+                [int(n) for n in one.split(",") if n.strip()] for one in match.groups()
             )
             return (shape, strides) if len(shape) == len(strides) else None
     return None

@@ -4,8 +4,6 @@ A *window* is what a rank does between the ends of two optimizer steps. The numb
 command runs, so checks judge them at its end, and only if there are enough windows after the warm-up.
 """
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_left
 from collections import Counter
@@ -26,13 +24,8 @@ FEWEST_PASSES = 4  # passes that DDP measured
 
 @dataclass(frozen=True)
 class Window:
-    begin: float
-    end: float
+    seconds: float
     events: tuple[Event, ...]
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.begin
 
 
 def windows(rank: WatchedRank) -> list[Window]:
@@ -42,14 +35,13 @@ def windows(rank: WatchedRank) -> list[Window]:
     ends = [step.t + (step.seconds or 0.0) for step in rank.steps if step.optimizer == main]
     times = [event.t for event in rank.events]
     return [
-        Window(begin, end, rank.events[bisect_left(times, begin) : bisect_left(times, end)])
+        Window(end - begin, rank.events[bisect_left(times, begin) : bisect_left(times, end)])
         for begin, end in pairwise(ends)
     ]
 
 
 def measured(seen: Observation) -> list[list[Window]]:
-    """Return each rank's windows after the warm-up, limited to those that all ranks have; empty if
-    there are too few."""
+    """Return each rank's windows after the warm-up that all ranks have; empty if too few."""
     if not seen.over or not seen.ranks:
         return []
     per_rank = [windows(rank) for rank in seen.ranks]
@@ -77,8 +69,7 @@ class Reduction:
 
 
 def reductions(seen: Observation) -> Reduction | None:
-    """Return DDP's times. The rank that waits least arrived last, so its wait is the sending
-    time."""
+    """Return DDP's times. The rank that waits least arrived last: its wait is the sending time."""
     per_rank = [
         {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
         for rank in seen.ranks

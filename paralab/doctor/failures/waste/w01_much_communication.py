@@ -1,7 +1,5 @@
 """W01: Communication takes over a tenth of the step."""
 
-from __future__ import annotations
-
 import statistics
 
 from paralab.analyse.metrics import RULE
@@ -16,13 +14,12 @@ from paralab.doctor.failures.waste.timing import (
 )
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import plural, seconds, size
 
-ENTRY = Entry(
-    id="W01",
-    title="Communication takes over a tenth of the step",
+ENTRY = describe(
+    __doc__,
     symptom="Adding ranks hardly makes training faster.",
     cause="There is too little computation between two synchronizations for the bytes they send.",
     fix=(
@@ -53,17 +50,16 @@ def judge_communication(
     return Finding("W01", "warning", why, ENTRY.fix, gain=exposed / step)
 
 
-@check("W01", source="run")
-def communication_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        if run.plan.strategy == "dp":
-            how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
-        else:
-            sent = size(run.result.bytes_per_step)
-            how = f"{collectives_per_step(run.result)}, {sent} in total, per step and rank"
-        spent = run.metrics.communication_seconds or 0.0
-        exposed = run.metrics.exposed_communication_seconds or 0.0
-        yield from run.report(judge_communication(spent, exposed, run.step_seconds, how))
+@check_each_run("W01")
+def communication_in_run(run: Run) -> Finding | None:
+    if run.plan.strategy == "dp":
+        how = "nn.DataParallel copies the model and gathers outputs and gradients in every step"
+    else:
+        sent = size(run.result.bytes_per_step)
+        how = f"{collectives_per_step(run.result)}, {sent} in total, per step and rank"
+    spent = run.metrics.communication_seconds or 0.0
+    exposed = run.metrics.exposed_communication_seconds or 0.0
+    return judge_communication(spent, exposed, run.step_seconds, how)
 
 
 @check("W01", source="ranks")

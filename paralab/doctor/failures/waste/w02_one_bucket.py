@@ -1,19 +1,16 @@
 """W02: One bucket, so nothing overlaps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.doctor.failures.waste.timing import measured, reductions, report_at, step_seconds
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds, size
 
-ENTRY = Entry(
-    id="W02",
-    title="One bucket, so nothing overlaps",
+ENTRY = describe(
+    __doc__,
     symptom="DDP sends the gradients after the backward pass, not during it.",
     cause="DDP sends a bucket when all its gradients are ready. A bucket that holds the whole model is ready at the very end.",
     fix="Use smaller buckets: about four of them.",
@@ -65,18 +62,16 @@ def judge_buckets(
     return Finding("W02", "warning", why, fix, gain=gain)
 
 
-@check("W02", source="run")
-def one_bucket_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        buckets = run.last_buckets
-        if run.plan.strategy != "ddp" or not buckets:
-            continue
-        transfer = sum(bucket.transfer_seconds for bucket in buckets)
-        # With accumulation, only the last backward pass has buckets to overlap with.
-        backward = (run.metrics.backward_seconds or 0.0) / run.plan.accumulate
-        exposed = min(run.metrics.exposed_communication_seconds or 0.0, transfer)
-        sizes = [bucket.bytes for bucket in buckets]
-        yield from run.report(judge_buckets(sizes, backward, transfer, exposed, run.step_seconds))
+@check_each_run("W02")
+def one_bucket_in_run(run: Run) -> Finding | None:
+    if run.plan.strategy != "ddp":
+        return None
+    sizes = [bucket.bytes for bucket in run.last_buckets]
+    transfer = sum(bucket.transfer_seconds for bucket in run.last_buckets)
+    # With accumulation, only the last backward pass has buckets to overlap with.
+    backward = (run.metrics.backward_seconds or 0.0) / run.plan.accumulate
+    exposed = min(run.metrics.exposed_communication_seconds or 0.0, transfer)
+    return judge_buckets(sizes, backward, transfer, exposed, run.step_seconds)
 
 
 @check("W02", source="ranks")

@@ -1,7 +1,5 @@
 """W03: One rank is slower than the others."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 
@@ -11,13 +9,12 @@ from paralab.doctor.failures.waste.timing import FEWEST, Window, measured, step_
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds
 
-ENTRY = Entry(
-    id="W03",
-    title="One rank is slower than the others",
+ENTRY = describe(
+    __doc__,
     symptom="All ranks are as slow as the slowest; the other devices idle in every step.",
     cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
     fix="Find out what extra work this rank does. Give every rank the same work, and log and save outside the step.",
@@ -47,19 +44,17 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
         f"Rank {rank} arrives last in {last_in} of {of} steps, and another rank waits for it for "
         f"{seconds(waited)} of every step ({share:.0%})."
     )
-    doubt = (
-        "" if sure else "if a longer run shows the same rank: a busy machine can cause this, too"
-    )
+    doubt = "" if sure else "if a longer run shows the same rank: a busy machine can do this, too"
     return make_finding("W03", "warning", why, None, (), rank, doubt=doubt, gain=share)
 
 
-@check("W03", source="run")
-def straggler_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        # Ranks that share cores take turns being last, which L09 reports.
-        if (late := run.metrics.straggler) and not run.is_crowded:
-            times = (late.waited_seconds, run.step_seconds)
-            yield from run.report(judge_straggler(late.rank, *times, late.last_in, late.of))
+@check_each_run("W03")
+def straggler_in_run(run: Run) -> Finding | None:
+    late = run.metrics.straggler
+    if late is None or run.is_crowded:  # ranks that share cores take turns being last: L09
+        return None
+    times = (late.waited_seconds, run.step_seconds)
+    return judge_straggler(late.rank, *times, late.last_in, late.of)
 
 
 @check("W03", source="ranks")

@@ -1,7 +1,5 @@
 """W04: Low precision is slower than fp32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from paralab.analyse.compare import Row
@@ -10,12 +8,11 @@ from paralab.analyse.metrics import RULE
 from paralab.doctor.finding import Finding
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.registry import Findings, check, describe
 from paralab.plan.request import Request
 
-ENTRY = Entry(
-    id="W04",
-    title="Low precision is slower than fp32",
+ENTRY = describe(
+    __doc__,
     symptom="autocast makes the step longer.",
     cause="The device has no fast units for that precision (many CPUs), or the matrices are so small that the casts cost more than they save.",
     fix="Use fp32 on this device, unless you need the memory. On a GPU, larger matrices in multiples of 8 help.",
@@ -44,7 +41,6 @@ def judge_precision(precision: str, ratio: SpeedUp, device: str) -> Finding | No
 
 @check("W04", source="run")
 def slower_precision(recorded: Recorded) -> Findings:
-    """Report slow precisions in a comparison, which has the same training in both precisions."""
     for row in recorded.rows:
         plain = next((other for other in recorded.rows if _is_fp32_twin(other, row)), None)
         if row.precision in LOW and plain:
@@ -52,7 +48,8 @@ def slower_precision(recorded: Recorded) -> Findings:
             run = next(run for run in recorded.runs if run.name == row.name)
             machine = run.recording.manifest.machine
             device = machine.gpus[0].name if run.plan.device == "cuda" else machine.cpu
-            yield from run.report(judge_precision(row.precision, ratio, device))
+            if finding := judge_precision(row.precision, ratio, device):
+                yield replace(finding, file=str(run.folder))
 
 
 def _is_fp32_twin(other: Row, row: Row) -> bool:

@@ -1,17 +1,14 @@
 """W05: Pipeline stages of unequal length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.doctor.finding import Finding
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import describe
 from paralab.units import seconds
 
-ENTRY = Entry(
-    id="W05",
-    title="Pipeline stages of unequal length",
+ENTRY = describe(
+    __doc__,
     symptom="The stages of a pipeline idle more than the schedule requires.",
     cause="In every slot all stages wait for the longest one. Stages with the same number of layers can have different amounts of work.",
     fix="Cut by time, not by the number of layers: `paralab plan` shows the time of each stage.",
@@ -37,10 +34,10 @@ def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findin
     return Finding("W05", "warning", why, ENTRY.fix, gain=measured - ideal)
 
 
-@check("W05", source="run")
-def uneven_stages(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        # Stages that share cores wait for the cores, which L09 reports.
-        if (bubble := run.metrics.bubble) and not run.is_crowded:
-            busy = [device.seconds or 0.0 for device in run.metrics.busy][: run.plan.stages]
-            yield from run.report(judge_stages(bubble.measured, bubble.ideal, busy))
+@check_each_run("W05")
+def uneven_stages(run: Run) -> Finding | None:
+    bubble = run.metrics.bubble
+    if bubble is None or run.is_crowded:  # stages that share cores wait for the cores: L09
+        return None
+    busy = [device.seconds or 0.0 for device in run.metrics.busy][: run.plan.stages]
+    return judge_stages(bubble.measured, bubble.ideal, busy)

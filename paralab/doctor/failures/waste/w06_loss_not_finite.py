@@ -1,19 +1,16 @@
 """W06: The loss is not finite."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.failures.waste.timing import report_at
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Entry, Findings, check
+from paralab.doctor.recorded import Run, check_each_run
+from paralab.doctor.registry import Findings, check, describe
 
-ENTRY = Entry(
-    id="W06",
-    title="The loss is not finite",
+ENTRY = describe(
+    __doc__,
     symptom="The loss becomes NaN or infinite at some step and stays that way.",
     cause="One step with non-finite gradients ruins every weight. The model cannot learn anything after that.",
     fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
@@ -58,20 +55,18 @@ def judge_losses(
 
 
 def falling(scales: Sequence[float]) -> int:
-    """Count how many of the last scales in a row are smaller than the previous one: 4, 8, 4, 2, 1 →
-    3."""
+    """Count how many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
     count = 0
     while count + 1 < len(scales) and scales[-count - 1] < scales[-count - 2]:
         count += 1
     return count
 
 
-@check("W06", "A08", source="run")
-def loss_in_run(recorded: Recorded) -> Findings:
-    for run in recorded.runs:
-        steps = run.recording.named("optimizer", 0)
-        scales = [event.scale for event in steps if event.scale is not None]
-        yield from run.report(judge_losses(run.result.losses, scales, run.result.begun_at_step))
+@check_each_run("W06", "A08")
+def loss_in_run(run: Run) -> Finding | None:
+    steps = run.recording.named("optimizer", 0)
+    scales = [event.scale for event in steps if event.scale is not None]
+    return judge_losses(run.result.losses, scales, run.result.begun_at_step)
 
 
 @check("W06", source="ranks")

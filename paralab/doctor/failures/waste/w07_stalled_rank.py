@@ -1,12 +1,9 @@
 """W07: A rank is stuck."""
 
-from __future__ import annotations
+from paralab.doctor.registry import describe
 
-from paralab.doctor.registry import Entry
-
-ENTRY = Entry(
-    id="W07",
-    title="A rank is stuck",
+ENTRY = describe(
+    __doc__,
     symptom="No step finishes, and no rank reports why.",
     cause="A process is stopped (Ctrl-Z, SIGSTOP, a debugger), is waiting for a disk, or is stuck in a computation.",
     fix="Check its state and its stack. Resume it, or end the job.",
