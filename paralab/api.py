@@ -66,6 +66,7 @@ class ConfigurationOptions(TypedDict, total=False):
     epochs: int | None
     device: str
     backend: str | None
+    mps: bool | None
     threads_per_device: int | None
     prefix: str | None
 

@@ -6,12 +6,13 @@ page. Times are in seconds, sizes in bytes. An unknown number is None, and the t
 why.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from paralab.record.types import Record
 
+B = TypeVar("B")
 # The numbers behind a sentence, keyed by name. Each sentence defines its own names, and a value can
 # have any JSON type.
 Evidence = dict[str, Any]
@@ -165,6 +166,10 @@ class Slot(Record, frozen=True):
     part: int = 0  # the index of the model part, if the stage has several parts
     weights: bool = False  # the half of a backward pass that computes weight gradients
 
+    @property
+    def kind(self) -> str:
+        return "weights" if self.weights else "backward" if self.backward else "forward"
+
 
 class Schedule(_Block, frozen=True):
     """The measured and the ideal pipeline schedule, one row per stage. Gaps are the bubble."""
@@ -202,15 +207,18 @@ class Explorable(_Block, frozen=True):
     note: str = ""
 
 
-Block = (
-    Table | Answer | Bars | Shares | Distribution | Timeline | Split | Lines | Schedule | Explorable
-)
+Chart = Bars | Shares | Distribution | Timeline | Split | Lines | Schedule
+Block = Table | Answer | Chart | Explorable
 
 
 class Section(Record, frozen=True):
     title: str
     blocks: tuple[Block, ...]
     text: str = ""
+
+    def of(self, kind: type[B]) -> list[B]:
+        """Return the blocks of one type."""
+        return [block for block in self.blocks if isinstance(block, kind)]
 
 
 class Finding(Record, frozen=True):

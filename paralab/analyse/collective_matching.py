@@ -82,9 +82,8 @@ class Mismatch:
     calls: Mapping[int, CollectiveCall | None]  # the call that each rank makes there, if known
     odd: int | None = None  # the only rank that differs; None with two ranks (either may be wrong)
     behind: tuple[int, ...] = ()
-    last: Mapping[int, CollectiveCall | None] = field(
-        default_factory=dict
-    )  # the last call of the ranks that are behind
+    # the last call of the ranks that are behind
+    last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)
     swapped: bool = False  # for site: True if the ranks make the same calls in a different order
 
     @property

@@ -93,8 +93,7 @@ class Measured(Planned, frozen=True, kw_only=True):
 class Outcome(Record, frozen=True, kw_only=True):
     configurations: list[Measured]
     rounds: int
-    interrupted: bool = False
-    signal: int | None = None
+    signal: int | None = None  # that interrupted it
 
 
 def comparison_of(folder: Path) -> Comparison:
@@ -126,19 +125,18 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
     manifests = [Recording.read(folder).manifest for folder in folders]
     workloads = list(dict.fromkeys(manifest.workload.name for manifest in manifests))
     if len(workloads) > 1:
-        raise UsageError(
-            f"These runs train different workloads: {', '.join(workloads)}.",
-            fix="pass runs that train the same workload",
-        )
+        problem = f"These runs train different workloads: {', '.join(workloads)}."
+        raise UsageError(problem, fix="pass runs that train the same workload")
     names = [label(manifest.plan) for manifest in manifests]
     places = [folder.name for folder in folders]
     if len(set(places)) < len(places):
         places = [str(folder) for folder in folders]
+    recorded = {field.name for field in fields(Plan)} & {field.name for field in fields(Request)}
     measured = [
         Measured(
             name=f"{name} ({place})" if names.count(name) > 1 else name,
             command=shlex.join(["paralab", *manifest.command[1:]]),
-            request=_request_of(manifest.plan),
+            request=Request(**{field: getattr(manifest.plan, field) for field in recorded}),
             runs=[str(folder)],
             error=None,
         )
@@ -148,20 +146,13 @@ def comparison_of_runs(folders: Sequence[Path]) -> Comparison:
     return _compare(Path(), experiment, Outcome(configurations=measured, rounds=1))
 
 
-def _request_of(plan: Plan) -> Request:
-    """Reconstruct a plan's configuration, as far as the plan records it."""
-    names = {field.name for field in fields(Plan)} & {field.name for field in fields(Request)}
-    return Request(**{name: getattr(plan, name) for name in names})
-
-
 def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Comparison:
     results = [
         [] if each.error else [result_of(folder / run) for run in each.runs]
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Drop its round for all configurations, because a ratio needs
-    # both sides.
+    # A damaged run may have no steps. Drop its round everywhere, because a ratio needs both sides.
     numbers = range(min(map(len, measured), default=0))
     rounds = [n for n in numbers if all(runs[n].step_seconds for runs in measured)]
     rows, failed = [], []
@@ -217,7 +208,6 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
 
 
 def _against(row: Row, baseline: Row) -> Row:
-    """Add the speed-up, the efficiency, and the loss difference from the baseline."""
     if row.request.workload != baseline.request.workload:
         return row
     ratio = speed_up(baseline.round_seconds_per_sample, row.round_seconds_per_sample)
@@ -233,8 +223,7 @@ def _against(row: Row, baseline: Row) -> Row:
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """Return the largest relative difference over the steps that both sides have, or None if a loss
-    is not finite where the baseline's loss is."""
+    """Return the largest relative difference, or None if a loss is not finite only here."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     known = [abs(a - b) / abs(b) for a, b in pairs if a is not None]
     return max(known, default=None) if len(known) == len(pairs) else None

@@ -28,8 +28,7 @@ SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matte
 
 
 class SpeedUp(Record, frozen=True, kw_only=True):
-    """Speed-up in samples per second. With 95 % confidence, the true value lies between `low` and
-    `high`. Both are None if there are too few rounds."""
+    """The speed-up in samples per second, and its 95 % interval (None with too few rounds)."""
 
     value: float
     low: float | None

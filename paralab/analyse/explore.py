@@ -55,10 +55,7 @@ def _schedule(rows: list[Row], folder: Path) -> Explorable:
     else:
         raise NotMeasured("no pipeline ran")
     plan = recording.plan
-    passes = [
-        [slot.stage, slot.micro, _kind(slot.backward, slot.weights), slot.start, slot.end]
-        for slot in chart.measured
-    ]
+    passes = [[s.stage, s.micro, s.kind, s.start, s.end] for s in chart.measured]
     totals = {
         f"{name}_seconds": sum(s.end - s.start for s in chart.measured if s.backward == backward)
         for name, backward in (("forward", False), ("backward", True))
@@ -77,10 +74,6 @@ def _schedule(rows: list[Row], folder: Path) -> Explorable:
         f"Measured: step {chart.step} of {row.name}. Ideal: the same total forward and backward "
         "time, divided equally over stages and micro-batches; sending takes no time.",
     )
-
-
-def _kind(backward: bool, weights: bool) -> str:
-    return "weights" if weights else "backward" if backward else "forward"
 
 
 def _overlap(rows: list[Row], folder: Path) -> Explorable:
@@ -127,14 +120,10 @@ def _memory(rows: list[Row], folder: Path) -> Explorable:
     if held is None or held.parameters is None:
         raise NotMeasured("memory was not measured")
     parts = {name: held[name] or 0 for name in ("parameters", "gradients", "optimizer")}
-    how = "counted"
-    if held.activations is None:  # CUDA's allocator does not list them
-        activations, how = (
-            held.bytes - sum(parts.values()),
-            "the allocator's peak minus everything else",
-        )
-    else:
-        activations = held.activations
+    activations, how = held.activations, "counted"
+    if activations is None:  # CUDA's allocator does not list them
+        activations = held.bytes - sum(parts.values())
+        how = "the allocator's peak minus everything else"
     samples = max(rank.samples_per_step for rank in row.ranks) / row.accumulate
     return Explorable(
         "Memory per device",
@@ -187,17 +176,13 @@ def _what_if(rows: list[Row], folder: Path) -> Explorable:
             "communication_seconds": moved,
             "measured_devices": many.devices,
             "overlap": many.metrics.overlap or 0.0,
-            "measured_seconds": {
-                "1": one.step_seconds.median,
-                str(many.devices): many.step_seconds.median,
-            },
+            "measured_seconds": {str(row.devices): row.step_seconds.median for row in (one, many)},
         },
         "step(n) = compute / n + optimizer + other + (1 − overlap) · communication(n), and "
         "communication(n) grows like 2·(n − 1) / n, as in a ring",
-        f"A prediction, not a measurement. Compute time is from {one.name}, communication time "
-        f"from {many.name} "
-        f"({plural(many.devices, 'device')}). Assumed: every device has its own cores or GPU, "
-        "compute divides perfectly, ranks never wait, and the link stays as fast.",
+        f"A prediction, not a measurement. Compute time is from {one.name}, communication time from "
+        f"{many.name} ({plural(many.devices, 'device')}). Assumed: every device has its own cores or "
+        "GPU, compute divides perfectly, ranks never wait, and the link stays as fast.",
     )
 
 

@@ -65,15 +65,14 @@ def root_cause(
 
 def _describe_exit(code: int) -> str:
     """Describe the exit of a rank that did not write an error."""
-    known = {
-        LEFT_EARLY: "exited with code 0 before its work was done",
-        UNKNOWN_CODE: "its parent, which started all ranks, was killed",
-    }
-    if code < 0 and code not in known:
+    if code == LEFT_EARLY:
+        return "exited with code 0 before its work was done"
+    if code == UNKNOWN_CODE:
+        return "its parent, which started all ranks, was killed"
+    if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return known.get(code, f"exited with code {code} without an error")
+    return f"exited with code {code} without an error"
 
 
 def last_lines(log: Path, number: int = 8) -> str:
-    """Return the last lines of a process's output, or an empty string if the file is missing."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-number:]) if log.exists() else ""

@@ -29,8 +29,7 @@ Values = Mapping[str, float | None]  # by the name of a curve
 
 
 def timeline(recording: Recording) -> Timeline | None:
-    """Draw the last two measured steps. Draw only the last one if they have many spans, or if the
-    steps between them have no details."""
+    """Draw the last two measured steps, or only the last one if they are long or far apart."""
     numbers = recording.detailed[-2:]
     if not numbers:
         return None
@@ -85,8 +84,7 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
-    """Yield when the rank's first device only waits for a slower rank or a transfer. DataParallel's
-    copies count as work."""
+    """Yield when the rank's first device only waits. DataParallel's copies count as work."""
     times = metrics.step_intervals(recording, rank, step)
     for start, end in times["exposed_waiting"]:
         yield Span(base, "wait", "waiting for a slower rank", start, end, False, {"step": step})

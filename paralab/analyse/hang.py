@@ -64,11 +64,10 @@ def _differ(one: CollectiveCall, other: CollectiveCall) -> matching.Difference |
     """Compare two open calls. For these, the stacks show more than the Flight Recorder."""
     if not (one.is_open or other.is_open):
         return None
-    known = one.record is not None and other.record is not None
-    recorded: matching.Difference | None = (
-        "operation" if known and one.record != other.record else None
-    )
-    return matching.differ(one, other) or recorded
+    if difference := matching.differ(one, other):
+        return difference
+    differ = None not in (one.record, other.record) and one.record != other.record
+    return "operation" if differ else None
 
 
 def _why(mismatch: Mismatch, dumps: Sequence[StackDump]) -> str:

@@ -16,7 +16,6 @@ class Manifest(Record, frozen=True, kw_only=True):
     schema: int
     created: str
     command: list[str]
-    folder: str  # where the command ran
     packages: dict[str, str | None]
     machine: Machine
     workload: Summary
@@ -24,8 +23,6 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 class RunManifest(Manifest, frozen=True, kw_only=True):
     plan: Plan
-    data_path: str = ""
-    constraints: tuple[str, ...] = ()
 
 
 class About(Record, frozen=True, kw_only=True):

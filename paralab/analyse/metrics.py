@@ -125,21 +125,19 @@ def _lengths(intervals: dict[str, list[Interval]]) -> dict[str, float]:
 def _shares(parts: dict[str, float]) -> StepShares:
     """Divide a step's parts by its length. Parts that run at the same time count once: a stage's
     backward pass during another stage's forward pass counts as forward."""
-    seconds = {
-        "forward": parts["forward_seconds"],
-        "backward": parts["compute_seconds"] - parts["forward_seconds"],
-        "waiting": parts["exposed_waiting_seconds"],
-    }
-    for name in ("optimizer", "exposed_communication", "other", "skew"):
-        seconds[name] = parts[f"{name}_seconds"]
+    names = ("forward", "optimizer", "exposed_communication", "other", "skew")
+    seconds = {name: parts[f"{name}_seconds"] for name in names}
+    seconds["backward"] = parts["compute_seconds"] - parts["forward_seconds"]
+    seconds["waiting"] = parts["exposed_waiting_seconds"]
     return StepShares(**{name: each / sum(seconds.values()) for name, each in seconds.items()})
 
 
 def mean_shares(steps: Sequence[StepShares]) -> StepShares | None:
     """Return the mean shares. Unlike medians, they add up to 1."""
-    names = StepShares.__struct_fields__ if steps else ()
-    means = {name: statistics.mean(each[name] for each in steps) for name in names}
-    return StepShares(**means) if means else None
+    if not steps:
+        return None
+    names = StepShares.__struct_fields__
+    return StepShares(**{name: statistics.mean(each[name] for each in steps) for name in names})
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float | None]:
@@ -178,8 +176,7 @@ def clip_backward(spans: Sequence[Span]) -> list[Span]:
 def transfers_and_waits(
     ranks: Sequence[Sequence[Span]], rank: int
 ) -> tuple[list[Interval], list[Interval]]:
-    """Return when this rank's buckets were transferred, and when it waited for a slower rank.
-    `ranks` are the spans of each rank in one step."""
+    """Return when this rank's buckets were transferred, and when it waited for a slower rank."""
     ready = last_ready(ranks)
     transfers, waits = [], []
     for key, span in _keyed(ranks[rank]).items():
@@ -315,7 +312,6 @@ def pass_bubbles(spans: Sequence[Span], stages: int) -> list[float]:
 
 
 def _busy(recording: Recording, measured: list[int]) -> list[Busy]:
-    """Return how long each device on each rank was busy."""
     lengths = [seconds_between([recording.step(step)]) for step in measured]
     devices = []
     for rank in recording.plan.ranks:
@@ -340,7 +336,6 @@ def _device_seconds(recording: Recording, spans: list[Span], device: str, first:
 
 
 def _balance(busy: list[Busy]) -> float | None:
-    """Return the first device's busy time divided by the mean of the others."""
     seconds = [device.seconds for device in busy if device.seconds is not None]
     return _ratio(seconds[0], statistics.mean(seconds[1:])) if len(seconds) > 1 else None
 

@@ -16,8 +16,7 @@ from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
 from paralab.record.types import read_manifest
 
-# Exclude this many steps at the start from timings if enough others remain, because they allocate
-# memory and rebuild DDP's buckets.
+# Do not time this many steps at the start: they allocate memory and rebuild DDP's buckets.
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)
@@ -46,6 +45,12 @@ def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
+def quantiles(values: list[float], n: int) -> list[float]:
+    """Return the values that divide others into n parts, interpolated: 2 3 4 for 1 2 3 4 5."""
+    # Before Python 3.13, `quantiles` needs two values.
+    return statistics.quantiles(values if values[1:] else values * 2, n=n, method="inclusive")
+
+
 @dataclass(frozen=True)
 class Recording:
     folder: Path
@@ -56,10 +61,8 @@ class Recording:
     @classmethod
     def read(cls, folder: Path) -> Self:
         if "plan" not in read_manifest(folder):
-            raise UsageError(
-                f"{folder} contains several runs; it is not a run itself.",
-                fix="paralab show FOLDER, or pass one of the runs in it",
-            )
+            problem = f"{folder} contains several runs; it is not a run itself."
+            raise UsageError(problem, fix="paralab show FOLDER, or pass one of the runs in it")
         damaged: Counter[int] = Counter()
         events = read_events(folder, damaged=damaged)
         return cls(folder, manifest_of(folder, RunManifest), events, dict(+damaged))
@@ -141,8 +144,10 @@ class Recording:
         ranks = self.events.values() if rank is None else [self.events.get(rank, [])]
         return [event for events in ranks for event in events if isinstance(event, kind)]
 
+    def by_rank(self, kind: type[E]) -> list[tuple[int, E]]:
+        return [(rank, event) for rank in self.events for event in self.of(kind, rank)]
+
     def named(self, name: str, rank: int) -> list[Span]:
-        """Return all spans with this name on one rank."""
         return [span for span in self.of(Span, rank) if span.event == name]
 
     @property

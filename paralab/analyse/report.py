@@ -78,9 +78,7 @@ def _side_by_side(
         return Section("The run", (table("", alone, _remarks(rows)), steps))
 
     ratios = [(row.name, row.ratio) for row in rows]
-    speed = (
-        Bar(name, r.value, r.low, r.high, f"{r.value:.2f}×  {r.verdict}") for name, r in ratios
-    )
+    speed = (Bar(n, r.value, r.low, r.high, f"{r.value:.2f}×  {r.verdict}") for n, r in ratios)
     efficient = (Bar(row.name, row.efficiency, text=f"{row.efficiency:.0%}") for row in rows)
     note = "Error bars show the 95 % confidence interval over the rounds."
     charts = (
@@ -137,8 +135,7 @@ def _row(row: Row) -> Cells:
 
 
 def same_training(row: Row) -> str:
-    """Return `equal`; `equal, loss ±2e-05` (equal in fp64; bf16 changes the loss by this much);
-    `equal apart from BatchNorm`; or `differs`."""
+    """Return `equal`, `equal, loss ±2e-05` (in low precision), `equal apart from …`, or `differs`."""
     if row.verify is None:
         return "not checked"
     if not row.verify.equal:

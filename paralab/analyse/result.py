@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording, mean, seconds_between
+from paralab.analyse.recording import Recording, mean, quantiles, seconds_between
 from paralab.errors import UsageError
 from paralab.record.events import Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
@@ -207,8 +207,7 @@ def _compute(recording: Recording) -> Result:
         metrics=metrics_of(recording),
         splits=[
             Split.like(event, rank=rank)
-            for rank in recording.events
-            for event in recording.of(SplitShape, rank)
+            for rank, event in recording.by_rank(SplitShape)
             if event.step == 0
         ],
         remarks=list(plan.remarks),
@@ -236,7 +235,9 @@ def _warnings(
         warnings.append(f"resumed: the first {plural(begun, 'step')} ran before this run")
     if recording.reached < planned:
         warnings.append(f"only {recording.reached} of {plural(planned, 'step')} finished")
-    warnings += [f"attempt {each.attempt + 1} failed: {each.problem}" for each in failures]
+    warnings += [
+        f"attempt {each.attempt + 1} failed: {each.problem.rstrip('.')}" for each in failures
+    ]
     if skipped:
         number = f"{skipped} of {plural(len(steps), 'optimizer step')}"
         warnings.append(f"GradScaler skipped {number}: the fp16 gradients overflowed")
@@ -253,7 +254,7 @@ def _saves(recording: Recording) -> Saves | None:
 
 
 def _ranks(recording: Recording) -> list[Rank]:
-    pids = {rank: start.pid for rank in recording.events for start in recording.of(Start, rank)}
+    pids = {rank: start.pid for rank, start in recording.by_rank(Start)}
     return [
         Rank.like(
             rank,
@@ -271,16 +272,11 @@ def _ranks(recording: Recording) -> list[Rank]:
 def spread(values: list[float]) -> Spread | None:
     if not values:
         return None
-    # Before Python 3.13, `quantiles` needs two values.
-    deciles = statistics.quantiles(values if values[1:] else values * 2, n=10, method="inclusive")
+    deciles = quantiles(values, 10)
     return Spread(median=statistics.median(values), p10=deciles[0], p90=deciles[-1])
 
 
 def _memory(recording: Recording) -> list[PeakMemory]:
     """Return the last value for each device on each rank."""
-    last = {
-        (rank, event.device): PeakMemory.like(event, rank=rank)
-        for rank in recording.events
-        for event in recording.of(Memory, rank)
-    }
-    return list(last.values())
+    last = {(rank, event.device): (rank, event) for rank, event in recording.by_rank(Memory)}
+    return [PeakMemory.like(event, rank=rank) for rank, event in last.values()]

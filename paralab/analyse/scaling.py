@@ -117,9 +117,8 @@ def _row(row: Row, one: Row, cores: int) -> Cells:
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
     """Compare each speed-up with the number of devices, and name the causes of the gap."""
-    return tuple(
-        _finding(row, comparison.rows[0], comparison.machine.cores) for row in comparison.rows[1:]
-    )
+    rows, cores = comparison.rows, comparison.machine.cores
+    return tuple(_finding(row, rows[0], cores) for row in rows[1:])
 
 
 def _finding(row: Row, one: Row, cores: int) -> Finding:

@@ -50,17 +50,13 @@ def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
     lane_of = [0] * len(spans)
     open_ends: list[list[float]] = []  # per lane: the ends of open spans, innermost last
     # If two spans start together, the longer one comes first because it can contain the other.
-    for number in sorted(
-        range(len(spans)), key=lambda number: (spans[number][0], -spans[number][1])
-    ):
+    for number in sorted(range(len(spans)), key=lambda n: (spans[n][0], -spans[n][1])):
         start, end = spans[number]
         for ends in open_ends:
             while ends and ends[-1] <= start:
                 ends.pop()
-        fits = (
-            lane for lane, ends in enumerate(open_ends) if not ends or (nested and end <= ends[-1])
-        )
-        lane = next(fits, len(open_ends))
+        free = [not ends or (nested and end <= ends[-1]) for ends in open_ends]
+        lane = free.index(True) if True in free else len(open_ends)
         if lane == len(open_ends):
             open_ends.append([])
         open_ends[lane].append(end)

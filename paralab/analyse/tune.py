@@ -48,8 +48,8 @@ class CurvePoint(Record, frozen=True, kw_only=True):
 
 
 class TuneResult(Record, frozen=True, kw_only=True):
-    """The result that `tune --json` prints: the fastest configuration with the same training as the
-    default, and the fastest one in low precision if that is even faster."""
+    """What `tune --json` prints: the fastest configuration that trains like the default, and the
+    fastest one in low precision if that is even faster."""
 
     kind: str
     default: Tuned
@@ -70,10 +70,8 @@ def choice_of(folder: Path) -> TuneResult:
     final = comparison_of(rungs[-1])
     default = next((row for row in final.rows if row.name == manifest.default), None)
     if default is None:
-        raise UsageError(
-            f"The search in {folder} did not measure the default configuration.",
-            fix="run paralab tune again",
-        )
+        problem = f"The search in {folder} did not measure the default configuration."
+        raise UsageError(problem, fix="run paralab tune again")
     faster = [r for r in final.rows if is_same_training(r) and r.ratio.verdict == "faster"]
     same = [row for row in faster if row.precision == default.precision]
     chosen = max(same, key=lambda row: row.ratio.value, default=default)
@@ -95,10 +93,8 @@ def rungs_of(folder: Path) -> list[Path]:
     """Return the rungs that were started."""
     manifests = sorted(folder.glob("rung*/manifest.json"))
     if not manifests:
-        raise UsageError(
-            f"The search in {folder} was stopped before it measured anything.",
-            fix="run paralab tune again",
-        )
+        problem = f"The search in {folder} was stopped before it measured anything."
+        raise UsageError(problem, fix="run paralab tune again")
     return [path.parent for path in manifests]
 
 
@@ -111,12 +107,12 @@ def curve(rung: Path) -> list[CurvePoint]:
     rows = comparison_of(rung).rows
     others = [dataclasses.replace(row.request, bucket_mb=None) for row in rows]
     points = [
-        CurvePoint(
+        CurvePoint.like(
+            row.metrics,
             bucket_mb=row.request.bucket_mb,
             buckets=row.all_reduces_per_step,
             step_seconds=row.step_seconds.median,
             exposed_seconds=row.metrics.exposed_communication_seconds,
-            communication_seconds=row.metrics.communication_seconds,
         )
         for row, options in zip(rows, others, strict=True)
         if options == others[0]
@@ -132,10 +128,9 @@ def document(folder: Path) -> Document:
     manifest, choice = manifest_of(folder, TuneManifest), choice_of(folder)
     final = rungs_of(folder)[-1]
     rest = report(comparison_of(final), final, _sections(choice))
-    general = tuple(finding for finding in rest.findings if finding.kind in ("same", "warning"))
-    return replace(
-        rest, title=f"Tune: {manifest.workload.name}", findings=findings(choice) + general
-    )
+    general = [each for each in rest.findings if each.kind in ("same", "warning")]
+    title = f"Tune: {manifest.workload.name}"
+    return replace(rest, title=title, findings=(*findings(choice), *general))
 
 
 def _sections(choice: TuneResult) -> list[Section]:
@@ -151,8 +146,7 @@ def _sections(choice: TuneResult) -> list[Section]:
     chart = Lines("Step time by bucket size", lines, *names, log_x=True)
     note = (
         "Each size ran for one round; the final rounds pick the winner. Each small bucket adds a "
-        "fixed "
-        "cost. Large buckets leave no computation to hide the communication behind."
+        "fixed cost. Large buckets leave no computation to hide the communication behind."
     )
     return [Section("Bucket size", (chart, table("", map(_curve_row, points), note)))]
 

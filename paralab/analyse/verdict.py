@@ -35,7 +35,9 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     parallel = max(candidates, key=lambda row: row.ratio.value, default=None)
     if parallel:
         findings.append(_cost(parallel, baseline))
-        if parallel.ratio.verdict in ("faster", "slower", "baseline"):
+        if parallel is baseline:
+            findings.append(_parts(parallel))
+        elif parallel.ratio.verdict in ("faster", "slower"):
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
     return (*findings, *_same(rows), *_busy(baseline), *_warnings(comparison))
@@ -68,10 +70,9 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
         text = f"`{best.name}` is fastest: {step} per step, {faster}."
     text += f" Equally fast: {', '.join(equally)}." if equally else ""
     text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
-    evidence = {"step_seconds": best.step_seconds.to_dict(), "speed_up": best.ratio.to_dict()}
-    return Finding(
-        "fastest", text, evidence | {"equally_fast": equally, "too_noisy_to_tell": unsure}
-    )
+    measured = {"step_seconds": best.step_seconds.to_dict(), "speed_up": best.ratio.to_dict()}
+    names = {"equally_fast": equally, "too_noisy_to_tell": unsure}
+    return Finding("fastest", text, measured | names)
 
 
 def largest_memory(row: Row) -> int | None:
@@ -84,7 +85,8 @@ def _cost(row: Row, baseline: Row) -> Finding:
     devices, processes = plural(row.devices, "device"), plural(row.processes, "process")
     text = f"`{row.name}` uses {devices} in {processes}"
     if mine and one:
-        text += f"; up to {size(mine)} on one device (`{baseline.name}`: {size(one)})"
+        text += f"; up to {size(mine)} on one device"
+        text += f" (`{baseline.name}`: {size(one)})" if row is not baseline else ""
     if row.bytes_per_step:
         moved = f"{collectives_per_step(row)}, {size(row.bytes_per_step)} in total"
         text += f"; {moved}, per rank and optimizer step"
@@ -94,8 +96,7 @@ def _cost(row: Row, baseline: Row) -> Finding:
 
 
 def _shares(row: Row) -> dict[str, float]:
-    """Return each part's share of the step, largest first. They add up to 1, and are empty if no
-    step was recorded in detail."""
+    """Return each part's share of the step, largest first; empty if no step has details."""
     parts = row.metrics.shares
     if parts is None:
         return {}
@@ -111,7 +112,7 @@ def _shares(row: Row) -> dict[str, float]:
 
 
 def _parts(row: Row) -> Finding:
-    """List the parts of a single run's step."""
+    """List the parts of a step that has no baseline."""
     shares, text = _shares(row), f"`{row.name}` takes {seconds(row.step_seconds.median)} per step"
     if parts := [f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.01]:
         text += f": {', '.join(parts)}"
@@ -210,9 +211,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     text = f"{like} (fp64, largest parameter difference {largest:.1e})."
     if excused:
         fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
-        text += (
-            f" For {len(excused)} of them, known causes of differences were held fixed: {fixed}."
-        )
+        text += f" For {len(excused)} of them, known causes were held fixed: {fixed}."
     evidence = {"equal": len(equal), "of": len(checked), "max_difference": largest}
     tolerance = {"tolerance": checked[0][1].tolerance}
     yield Finding("same", text, evidence | tolerance)
@@ -223,8 +222,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _busy(baseline: Row) -> Iterator[Finding]:
-    """Warn if another program used the machine, which is the only reason why a single device gets
-    too little CPU time."""
+    """Warn if another program used the machine: then one device gets too little CPU time."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     alone = baseline.strategy == "single" and baseline.device == "cpu"
     if alone and cores is not None and cores <= BUSY * asked:

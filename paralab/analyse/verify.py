@@ -21,8 +21,7 @@ from paralab.record.types import Record
 from paralab.units import plural
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
-# The largest change that rounding may cause in first-step gradients, relative to the largest
-# gradient.
+# How much rounding may change the first step's gradients, relative to the largest gradient.
 ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
 
 
@@ -43,8 +42,7 @@ class Excuse(_Differences, frozen=True, kw_only=True):
 
 
 class Verification(_Differences, frozen=True, kw_only=True):
-    """Whether a configuration trains like a single device. `control` lists what was held fixed on
-    both sides."""
+    """Whether a configuration trains like one device. `control`: what both sides held fixed."""
 
     steps: int
     worst_parameter: str | None = None
@@ -301,9 +299,7 @@ def headline(result: VerifyResult) -> str:
         f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
-    text += (
-        f"; {apart} of these only after a known cause was held fixed (see below)" if apart else ""
-    )
+    text += f"; {apart} of these with a known cause held fixed (see below)" if apart else ""
     text += f"; {differ} {'differs' if differ == 1 else 'differ'}" if differ else ""
     return text + (f"; {len(skipped)} did not run" if skipped else "")
 
@@ -314,6 +310,5 @@ def skipped_by_reason(result: VerifyResult) -> list[tuple[str, int, str]]:
     for each in result.skipped:
         schedule = f" --schedule {each.options.schedule}" if each.options.schedule else ""
         by_reason.setdefault(each.reason, []).append(each.strategy + schedule)
-    return [
-        (", ".join(dict.fromkeys(names)), len(names), reason) for reason, names in by_reason.items()
-    ]
+    reasons = by_reason.items()
+    return [(", ".join(dict.fromkeys(names)), len(names), reason) for reason, names in reasons]

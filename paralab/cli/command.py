@@ -69,5 +69,4 @@ class Group(click.Group):
 
 
 def wants_json(context: click.Context) -> bool:
-    """Return whether the user passed `--json`."""
     return bool(context.meta.get(JSON))

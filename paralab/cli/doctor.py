@@ -50,44 +50,28 @@ class Watching(Command):
         )
 
 
-WATCHING, CHOOSING, FIXING, OUTPUT = "Running jobs", "Which findings", "Findings", "Output"
+JOBS, WHICH, FIXING, OUTPUT = "Running jobs", "Which findings", "Findings", "Output"
 FORMATS = ("text", "concise", "json", "sarif", "github")
-MANY: dict[str, Any] = {"multiple": True, "metavar": "IDS"}
+IDS: dict[str, Any] = {"multiple": True, "metavar": "IDS"}
+PATTERN = IDS | {"metavar": "PATTERN"}
+PID = COUNT | {"metavar": "PID"}
 
 
 @click.command(cls=Watching, short_help="Find mistakes in a training script, job, run, or log.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@flag("--try steps", WATCHING, "Stop the command after N optimizer steps.", **COUNT)
+@flag("--try steps", JOBS, "Stop the command after N optimizer steps.", **COUNT)
 @flag(
-    "--stall stall_seconds",
-    WATCHING,
-    "Report a hang if no rank makes progress for this long.",
-    **SECONDS,
+    "--stall stall_seconds", JOBS, "Report a hang if no rank progresses for this long.", **SECONDS
 )
-@flag("--out", WATCHING, "Keep the recorded events in DIR.", **DIR)
-@flag(
-    "--attach pid",
-    WATCHING,
-    "Attach to a hung job and see where each rank is stuck.",
-    **COUNT | {"metavar": "PID"},
-)
-@flag("--select", CHOOSING, "Report only these: ids (H03), groups (H), or ALL.", **MANY)
-@flag("--ignore", CHOOSING, "Do not report these ids or groups.", **MANY)
-@flag(
-    "--exclude",
-    CHOOSING,
-    "Skip files and folders that match this pattern, as in .gitignore.",
-    multiple=True,
-    metavar="PATTERN",
-)
-@flag("--baseline", CHOOSING, "Report only findings that are not in this file.", **FILE)
-@flag("--write-baseline", CHOOSING, "Accept the current findings: write them to the baseline.")
-@flag(
-    "--suspects",
-    CHOOSING,
-    "Also show suspects: possible problems that the doctor could not confirm.",
-)
-@flag("--strict", CHOOSING, "Show suspects, and exit with code 1 if there are any.")
+@flag("--out", JOBS, "Keep the recorded events in DIR.", **DIR)
+@flag("--attach pid", JOBS, "Attach to a hung job and see where each rank is stuck.", **PID)
+@flag("--select", WHICH, "Report only these: ids (H03), groups (H), or ALL.", **IDS)
+@flag("--ignore", WHICH, "Do not report these ids or groups.", **IDS)
+@flag("--exclude", WHICH, "Skip what matches this pattern, as in .gitignore.", **PATTERN)
+@flag("--baseline", WHICH, "Report only findings that are not in this file.", **FILE)
+@flag("--write-baseline", WHICH, "Accept the current findings: write them to the baseline.")
+@flag("--suspects", WHICH, "Also show suspects: problems that the doctor could not confirm.")
+@flag("--strict", WHICH, "Show suspects, and exit with code 1 if there are any.")
 @flag(
     "--explain id",
     FIXING,
@@ -238,15 +222,8 @@ def _diagnose(
     if command is not None:
         from paralab.doctor.show.findings import say_finding
 
-        watched = examining.observe(
-            command,
-            steps=steps,
-            stall_seconds=stall_seconds,
-            folder=out,
-            say=say_finding,
-            settings=settings,
-        )
-        return watched, None
+        limits: dict[str, Any] = {"steps": steps, "stall_seconds": stall_seconds, "folder": out}
+        return examining.observe(command, say=say_finding, settings=settings, **limits), None
     if pid is not None:
         return examining.attach(pid), None
     if not paths:

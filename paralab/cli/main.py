@@ -51,8 +51,7 @@ class Commands(Group):
         """Run a command, and turn each expected exception into a message and an exit code."""
         set_handlers(dict.fromkeys(ENDS, raise_stop))
         if "SLURM_JOB_ID" in os.environ:
-            # Slurm may send this signal before the time limit. A run without checkpoints ignores
-            # it.
+            # Slurm may send this before the time limit. A run without checkpoints ignores it.
             signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
         try:

@@ -22,7 +22,7 @@ from paralab.record.types import Record
 
 Decorator = Callable[[Any], Any]
 R = TypeVar("R", bound=Record)
-METAVARS = {int: "N", float: "NUMBER"}
+METAVARS = {int: "N", float: "NUMBER", Path: "DIR"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 
 # The values of options that are not fields of a dataclass: a type, and its name in the help.
@@ -71,7 +71,6 @@ request_options = partial(options_from, Request)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that the user gave."""
     return {name: value for name, value in options.items() if value is not None}
 
 

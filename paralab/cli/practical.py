@@ -138,7 +138,6 @@ def _refuse_contradictions(options: dict[str, Any], as_json: bool) -> None:
 
 
 def _open_or_run(name: str, quiet: bool, options: dict[str, Any]) -> tuple[Document, Path]:
-    """Run the practical, or read an earlier run."""
     from paralab.course import practical as practicals
     from paralab.course.configurations import find
 

@@ -65,11 +65,7 @@ class SlurmOptions:
     type=click.Choice(["splits", "ranks"]),
     multiple=True,
 )
-@flag(
-    "--live",
-    OUTPUT,
-    "Watch each rank and device during training: load, memory, times, communication.",
-)
+@flag("--live", OUTPUT, "Watch the load, memory, and times of each rank during training.")
 @JSON
 @flag(
     "--launcher",
@@ -142,7 +138,6 @@ def run(
 def _report(
     result: Result, chosen: RunOptions, show: tuple[str, ...], report: bool, as_json: bool
 ) -> None:
-    """Write the page and print the result, as JSON or as tables."""
     from paralab.show.page import write_report
     from paralab.show.run import print_result
 
@@ -164,8 +159,7 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
     from paralab.launch.torchrun import become_torchrun
 
     if slurm:
-        raise UsageError(
-            "--launcher torchrun and --slurm cannot be used together.", fix="one of them"
-        )
+        problem = "--launcher torchrun and --slurm cannot be used together."
+        raise UsageError(problem, fix="one of them")
     if not launched:
         become_torchrun(make_plan(request)[0], chosen.max_restarts)

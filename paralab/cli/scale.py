@@ -49,7 +49,5 @@ def scale(
 
     counts = options.pop("replicas") or COUNTS
     cases = scale_configurations(Request(strategy=strategy, **given(options)), counts, weak)
-    result = compare(
-        cases, kind="scale", rounds=rounds, verify=not no_proof, out=out, say=printer(quiet=as_json)
-    )
-    report(result, as_json)
+    how: dict[str, Any] = {"rounds": rounds, "verify": not no_proof, "out": out}
+    report(compare(cases, kind="scale", say=printer(quiet=as_json), **how), as_json)

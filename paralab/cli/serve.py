@@ -38,14 +38,11 @@ def serve(folder: Path | None, port: int | None, as_json: bool) -> None:
     Exit codes: 2 usage error, 128 + N stopped by signal N (130 Ctrl-C).
     """
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        raise UsageError(
-            "paralab serve needs the packages starlette and uvicorn, which are not installed.",
-            fix='pip install "paralab[web]"',
-        )
+        problem = "paralab serve needs starlette and uvicorn, which are not installed."
+        raise UsageError(problem, fix='pip install "paralab[web]"')
     if folder is not None and not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder.", fix="the folder that contains your run folders"
-        )
+        fix = "the folder that contains your run folders"
+        raise UsageError(f"{folder} is not a folder.", fix)
     from paralab.serve.server import serve as start
 
     def announce(served: Served) -> None:

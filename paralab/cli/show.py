@@ -1,37 +1,28 @@
 """`paralab show`: print tables and write pages for recorded runs, without torch."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, emit, flag
-from paralab.errors import UsageError
+from paralab.cli.options import FILE, JSON, emit, flag
+from paralab.errors import DAMAGED, UsageError
 from paralab.launch.run_options import OUTPUT
 from paralab.show.visible import echo
 
-THEMES = ("light", "dark")
-FILE = click.Path(path_type=Path)
+THEME: dict[str, Any] = {"type": click.Choice(("light", "dark")), "default": "light"}
+FOLDERS: dict[str, Any] = {"nargs": -1, "required": True, "metavar": "RUN_FOLDER..."}
 
 
 @click.command(cls=Command, short_help="Show recorded runs as tables or as a page.")
-@click.argument("folders", nargs=-1, required=True, type=FILE, metavar="RUN_FOLDER...")
-@flag("--report", OUTPUT, "Write the HTML page to FILE.", type=FILE, metavar="FILE")
-@flag("--markdown", OUTPUT, "Write the tables and answers to FILE.", type=FILE, metavar="FILE")
-@flag(
-    "--figure",
-    OUTPUT,
-    "Export this chart; if NAME is unknown, list all charts.",
-    metavar="NAME",
-    type=str,
-)
-@flag("--svg", OUTPUT, "Write the figure to FILE as SVG.", type=FILE, metavar="FILE")
-@flag(
-    "--png", OUTPUT, "Write the figure to FILE as PNG (needs Chromium).", type=FILE, metavar="FILE"
-)
-@flag(
-    "--theme", OUTPUT, "Colors of the figure.", "light", type=click.Choice(THEMES), default="light"
-)
+@click.argument("folders", type=click.Path(path_type=Path), **FOLDERS)
+@flag("--report", OUTPUT, "Write the HTML page to FILE.", **FILE)
+@flag("--markdown", OUTPUT, "Write the tables and answers to FILE.", **FILE)
+@flag("--figure", OUTPUT, "Export this chart; if NAME is unknown, list all charts.", metavar="NAME")
+@flag("--svg", OUTPUT, "Write the figure to FILE as SVG.", **FILE)
+@flag("--png", OUTPUT, "Write the figure to FILE as PNG (needs Chromium).", **FILE)
+@flag("--theme", OUTPUT, "Colors of the figure.", "light", **THEME)
 @flag("--all everything", OUTPUT, "Print every table, not only the first.")
 @JSON
 def show(
@@ -53,10 +44,8 @@ def show(
     paralab show runs/ddp --figure timeline --svg timeline.svg
     """
     if bool(figure) != bool(svg or png):
-        raise UsageError(
-            "--figure says which chart, and --svg or --png says where to write it.",
-            fix="--figure NAME --svg FILE",
-        )
+        problem = "--figure says which chart, and --svg or --png says where to write it."
+        raise UsageError(problem, fix="--figure NAME --svg FILE")
     from paralab.record.folder import write_new
     from paralab.show.document import print_document, print_summary
     from paralab.show.markdown import as_markdown
@@ -65,7 +54,7 @@ def show(
 
     try:
         document = document_of(folders[0]) if len(folders) == 1 else document_of_runs(folders)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except DAMAGED as error:
         named = ", ".join(map(str, folders))
         problem = f"{named} is damaged: {type(error).__name__}: {error}."
         raise UsageError(problem, fix="a run folder that has not been edited") from error

@@ -65,9 +65,7 @@ class _Unfailing(io.FileIO):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(
-                number
-            )  # otherwise Python would try to write the rest again at exit
+            _connect_to_nothing(number)  # otherwise Python would write the rest again at exit
             if error.errno == errno.EIO:
                 return len(data)
             error.filename = "standard output" if number == 1 else "standard error"

@@ -11,25 +11,15 @@ from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
 from paralab.plan.request import Request
 
 SEARCH = "Search"
+TRIALS: dict[str, Any] = {"type": click.IntRange(4), "metavar": "N"}
+BUDGET = "Do not start another search round once half of this time has passed."
 
 
 @click.command(cls=Command, short_help="Search for the options with the fastest step.")
 @click.argument("strategy", metavar="ddp|pipeline|hybrid")
 @request_options(steps=STEPS)
-@flag(
-    "--trials",
-    SEARCH,
-    "Limit the search to about N short runs.",
-    type=click.IntRange(4),
-    metavar="N",
-)
-@flag(
-    "--seconds budget_seconds",
-    SEARCH,
-    "Do not start another search round once half of this time has passed.",
-    type=float,
-    metavar="SECONDS",
-)
+@flag("--trials", SEARCH, "Limit the search to about N short runs.", **TRIALS)
+@flag("--seconds budget_seconds", SEARCH, BUDGET, type=float, metavar="SECONDS")
 @OUT
 @JSON
 def tune(

@@ -73,11 +73,10 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
     items: list[Item] = []
     for number, section in expected.items():
         own = written.get(number, WrittenPart())
-        tables = [block for block in section.blocks if isinstance(block, Table)]
-        for table, rows in _pair_tables(tables, own.tables):
+        for table, rows in _pair_tables(section.of(Table), own.tables):
             items += _grade_table(number, table, rows, tolerance)
-        answers = [block for block in section.blocks if isinstance(block, Answer)]
-        items += [_grade_answer(number, each, own, tolerance, known) for each in answers]
+        for answer in section.of(Answer):
+            items.append(_grade_answer(number, answer, own, tolerance, known))
     grade = Grade(tuple(items))
     if not grade.count("right") and not grade.count("wrong"):
         raise UsageError("The sheet is empty: fill in its cells and answer its questions.")
@@ -97,13 +96,9 @@ def _require_same_practical(text: str, title: str) -> None:
 
 def _find_numbers(section: Section) -> list[Stated]:
     """Return the numbers in a part's text, tables, and answers."""
-    texts = [section.text]
-    for block in section.blocks:
-        if isinstance(block, Table):
-            texts += [cell.text for row in block.rows for cell in row]
-        elif isinstance(block, Answer):
-            texts.append(block.text)
-    return numbers_in("; ".join(texts))
+    cells = [cell.text for table in section.of(Table) for row in table.rows for cell in row]
+    answers = [answer.text for answer in section.of(Answer)]
+    return numbers_in("; ".join([section.text, *cells, *answers]))
 
 
 def part_number(title: str) -> int:

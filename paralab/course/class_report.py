@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +19,7 @@ from paralab.course.check import Grade, Item, grade
 from paralab.course.measurements import Measurements
 from paralab.course.practical import document_of, require_run
 from paralab.course.sheet_text import read_sheet
-from paralab.errors import ParalabError, UsageError
+from paralab.errors import DAMAGED, ParalabError, UsageError
 from paralab.record.types import JsonObject, Record
 
 NO_GRADE = Grade(())
@@ -56,13 +57,11 @@ def grade_one(sheet: Path, run: Path, tolerance: float) -> Submission:
 
 
 def grade_class(folder: Path, name: str, tolerance: float) -> list[Submission]:
-    """Grade each student in a folder."""
     return [grade_student(folder, student, name, tolerance) for student in find_students(folder)]
 
 
 def find_students(folder: Path) -> list[str]:
-    """List the students. A student has a subfolder with a sheet (*.md) and a run folder, or a sheet
-    NAME.md next to the folder NAME/."""
+    """List the students: each has a folder with a sheet and a run, or NAME.md next to NAME/."""
     paths = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".md"]
     students = sorted({path.name.removesuffix(".md") for path in paths if path.name[0] != "."})
     if not students:
@@ -80,8 +79,7 @@ def grade_student(folder: Path, student: str, name: str, tolerance: float) -> Su
         lab = Measurements(comparison_of(run))
     except ParalabError as error:
         return Submission(student, problem=str(error).splitlines()[0])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        # An edited run folder can raise any of these. The other students still get their grades.
+    except DAMAGED as error:  # the other students still get their grades
         problem = f"The run of {student} is damaged: {type(error).__name__}: {error}."
         return Submission(student, problem=problem)
     base = next(iter(lab.rows), "")
@@ -157,11 +155,8 @@ def as_json(submissions: Sequence[Submission]) -> str:
         points, possible = s.grade.points()
         more = {"problem": s.problem or None, "points": points, "possible": possible}
         students.append(StudentGrade.like(s, items=list(s.grade.items), **more))
-    report = ClassReport(
-        students=students,
-        speed_ups=speed_up_spread(submissions),
-        same_timings=same_timings(submissions),
-    )
+    spread, alike = speed_up_spread(submissions), same_timings(submissions)
+    report = ClassReport(students=students, speed_ups=spread, same_timings=alike)
     return json.dumps(report.to_dict())
 
 
@@ -200,18 +195,14 @@ def as_junit(submissions: Sequence[Submission]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def as_gradescope(submissions: Sequence[Submission]) -> str:
-    """Return results.json for Gradescope's autograder. For a class, return one per student."""
-
-    def result(s: Submission) -> JsonObject:
-        tests = [
-            {"name": f"Part {n}", "score": own, "max_score": most, "output": _output(s.grade, n)}
-            for n, own, most in s.parts
-        ]
-        text = s.problem or "{} of {} points".format(*s.grade.points())
-        return {"score": s.grade.points()[0], "output": text, "tests": tests}
-
-    return _one_or_all(submissions, result)
+def for_gradescope(s: Submission) -> JsonObject:
+    """Return results.json for Gradescope's autograder."""
+    tests = [
+        {"name": f"Part {n}", "score": own, "max_score": most, "output": _output(s.grade, n)}
+        for n, own, most in s.parts
+    ]
+    text = s.problem or "{} of {} points".format(*s.grade.points())
+    return {"score": s.grade.points()[0], "output": text, "tests": tests}
 
 
 ENVIRONMENT = {  # classroom50 sets these variables
@@ -224,28 +215,24 @@ ENVIRONMENT = {  # classroom50 sets these variables
 }
 
 
-def as_classroom50(submissions: Sequence[Submission]) -> str:
-    """Return result.json for Classroom 50 (schema classroom50/result/v1). For a class, return one
-    per student."""
-
-    def result(s: Submission) -> JsonObject:
-        points, possible = s.grade.points()
-        return {
-            "schema": "classroom50/result/v1",
-            **{key: os.environ.get(name, "") for key, name in ENVIRONMENT.items()},
-            "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "score": points,
-            "max-score": possible,
-            "tests": [
-                {"test-name": f"Part {n}", "passed": own == most, "score": own, "max-score": most}
-                for n, own, most in s.parts
-            ],
-        }
-
-    return _one_or_all(submissions, result)
+def for_classroom50(s: Submission) -> JsonObject:
+    """Return result.json for Classroom 50."""
+    points, possible = s.grade.points()
+    return {
+        "schema": "classroom50/result/v1",
+        **{key: os.environ.get(name, "") for key, name in ENVIRONMENT.items()},
+        "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "score": points,
+        "max-score": possible,
+        "tests": [
+            {"test-name": f"Part {n}", "passed": own == most, "score": own, "max-score": most}
+            for n, own, most in s.parts
+        ],
+    }
 
 
-def _one_or_all(submissions: Sequence[Submission], make: Callable[[Submission], JsonObject]) -> str:
+def _one_or_all(make: Callable[[Submission], JsonObject], submissions: Sequence[Submission]) -> str:
+    """Return one object, or for a class, one per student."""
     results = {submission.student: make(submission) for submission in submissions}
     return json.dumps(next(iter(results.values())) if len(results) == 1 else results)
 
@@ -264,6 +251,6 @@ FORMATS: Mapping[str, Callable[[Sequence[Submission]], str]] = {
     "json": as_json,
     "csv": as_csv,
     "junit": as_junit,
-    "gradescope": as_gradescope,
-    "classroom50": as_classroom50,
+    "gradescope": partial(_one_or_all, for_gradescope),
+    "classroom50": partial(_one_or_all, for_classroom50),
 }

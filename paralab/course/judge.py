@@ -218,8 +218,7 @@ def stated_option(text: str, options: Sequence[str]) -> str | None:
 
 
 def _chosen(clause: str, mentions: list[tuple[int, str]]) -> str | None:
-    """Return what one clause chooses. `A`, `A is faster`, `A is faster than B`, and `B is slower
-    than A` all choose A."""
+    """Return what a clause chooses. `A is faster than B` and `B is slower than A` choose A."""
     names = list(dict.fromkeys(name for _, name in mentions))
     if re.search(NEITHER, clause):
         return None if re.search(NEGATION, clause.replace("no ", "")) else "neither"
@@ -236,8 +235,7 @@ def _chosen(clause: str, mentions: list[tuple[int, str]]) -> str | None:
 
 
 def _mentions(clause: str, options: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the place and the option of each mention. Longer aliases are matched first, because
-    `distributed data parallel` is not `data parallel`."""
+    """Return the place and option of each mention. Longer aliases are matched first."""
     names = {alias.lower(): each.split("|")[0] for each in options for alias in each.split("|")}
     pattern = "|".join(re.escape(alias) for alias in sorted(names, key=len, reverse=True))
     return [(hit.start(), names[hit[1]]) for hit in re.finditer(rf"(?<!\w)({pattern})", clause)]
@@ -292,8 +290,7 @@ def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, near: floa
 
 
 def _misplaced(facts: Mapping[str, Any], text: str) -> str:
-    """Describe the first count that the answer gets wrong. Return an empty string if there is
-    none."""
+    """Describe the first count that the answer gets wrong, or return an empty string."""
     for name, value in facts.items():
         if isinstance(value, int | float) and is_count(value):
             counts = [each.value for each in numbers_in(text) if _counts(each, name, text)]
@@ -303,8 +300,7 @@ def _misplaced(facts: Mapping[str, Any], text: str) -> str:
 
 
 def _counts(number: Stated, noun: str, text: str) -> bool:
-    """Return whether a number is the count of a noun: `8 processes`, `8 new processes`, `processes:
-    8`."""
+    """Return whether a number counts a noun: `8 processes`, `8 new processes`, `processes: 8`."""
     stem = re.escape(re.sub(r"e?s$", "", noun.lower()))
     before = re.search(rf"(?<!\w){stem}[\w-]*(?: is| are|:| =)?\s*$", text[: number.start])
     after = rf"\s*(?!per |of |for |in |into |on |each )(?:[\w-]+ )?{stem}"

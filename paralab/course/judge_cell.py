@@ -78,8 +78,7 @@ def _compare(number: Stated, cell: Cell, tolerance: float) -> str:
 
 
 def _judge_words(given: str, known: str, place: str) -> Judgment:
-    """Compare names and splits: the numbers and their order must be the same, without other words.
-    `32, 32` matches `32/32`."""
+    """Compare names and splits: the same numbers in the same order; `32, 32` matches `32/32`."""
     if known in NONE and given in (*NONE, f"no {place.split(' of ')[-1]}"):
         return "right", ""
     mine, theirs = (re.findall(r"[^\W\d_]+|\d+", words) for words in (given, known))

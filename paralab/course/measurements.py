@@ -1,5 +1,4 @@
-"""A practical's measurements by key, and the filters and functions that templates use to write
-sentences about them."""
+"""A practical's measurements by key, and the filters and functions for its template."""
 
 import re
 import statistics
@@ -106,8 +105,7 @@ def why_no_load(row: Measured) -> str:
 
 
 def copying_seconds(row: Measured) -> float:
-    """Return the seconds that DataParallel spends on copies in one step, or 0 if torch makes the
-    copies inside its calls."""
+    """Return the seconds spent on copies per step, or 0 if torch makes them inside its calls."""
     return sum(row.observed.copying.values())
 
 
@@ -179,8 +177,7 @@ def change(before: float, after: float) -> str:
 
 
 def choose(speed: SpeedUp, faster: str, slower: str) -> str:
-    """Return the name of the faster side, `neither` if both take the same time, or an empty string
-    if the timings are too noisy to tell."""
+    """Return the faster side, `neither` if both are equal, or an empty string if too noisy."""
     sides = {"faster": faster, "slower": slower, "no difference": "neither"}
     return sides.get(speed.verdict, "")
 

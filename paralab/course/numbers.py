@@ -44,8 +44,7 @@ class Stated:
     kind: str = ""
 
     def equals(self, known: float, tolerance: float) -> bool:
-        """Return whether the number equals one from the run. A count must match exactly, and any
-        other number within the tolerance."""
+        """Return whether it equals a number from the run. Counts must match exactly."""
         if is_count(known):
             return self.value == known
         return abs(self.value - known) <= (tolerance + ROUNDING) * abs(known)

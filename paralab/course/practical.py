@@ -1,5 +1,4 @@
-"""Run `paralab practical`: measure a sheet's configurations in one launch, and fill in the
-sheet."""
+"""Run a practical: measure its configurations in one launch, and fill in the sheet."""
 
 import hashlib
 import sysconfig
@@ -78,7 +77,6 @@ def run(
 
 
 def choose_parts(practical: Practical, part: int | None) -> list[int]:
-    """Return all parts, or only the chosen one."""
     known = list(fill(practical.template, None, None).needs)
     if part is not None and part not in known:
         fix = f"--part 1 … {max(known)}"
@@ -124,9 +122,8 @@ def document(comparison: Comparison) -> Document:
 
 def undecided(document: Document) -> list[str]:
     """Return the questions that the timings cannot answer yet."""
-    blocks = [(section, block) for section in document.sections for block in section.blocks]
-    answers = [(section, block) for section, block in blocks if isinstance(block, Answer)]
-    return [f"{section.title}, {each.question}" for section, each in answers if each.undecided]
+    answers = [(part, answer) for part in document.sections for answer in part.of(Answer)]
+    return [f"{part.title}, {answer.question}" for part, answer in answers if answer.undecided]
 
 
 def checkpoint(sheet: Document) -> Document | None:

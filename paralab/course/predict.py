@@ -81,8 +81,7 @@ def add_predictions(document: Document, predictions: Mapping[str, str]) -> Docum
 
 def _questions(section: Section) -> dict[str, str]:
     """Return the prompts by the title of their block: each question, or else the first table."""
-    answers = [block.question for block in section.blocks if isinstance(block, Answer)]
-    tables = [block for block in section.blocks if isinstance(block, Table)]
+    answers, tables = section.of(Answer), section.of(Table)
     if answers or not tables:
-        return {question: question for question in answers}
+        return {answer.question: answer.question for answer in answers}
     return {tables[0].title: f"What do you expect? ({', '.join(tables[0].columns[1:])})"}

@@ -13,7 +13,7 @@ from html import unescape
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from markdown_it.tree import SyntaxTreeNode
 
 from paralab.errors import UsageError
 
@@ -50,7 +50,7 @@ def parse(text: str) -> dict[int, WrittenPart]:
     current: WrittenPart | None = None
     question: str | None = None
 
-    for kind, content in _pieces(MARKDOWN.parse(text)):
+    for kind, content in _pieces(text):
         part = PART.match(str(content)) if kind in ("heading", "bold") else None
         if part and (part[1] or kind == "heading"):
             number = int(part[1] or part[2])
@@ -72,28 +72,19 @@ def parse(text: str) -> dict[int, WrittenPart]:
     return parts
 
 
-def _pieces(tokens: list[Token]) -> Iterator[tuple[str, str | list[list[str]]]]:
+def _pieces(text: str) -> Iterator[tuple[str, str | list[list[str]]]]:
     """Yield each piece's kind (heading, bold, text, or table), and its text or its rows."""
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
-        if token.type == "heading_open":
-            yield "heading", _words(tokens[place + 1])
-        elif token.type == "table_open":
-            rows: list[list[str]] = []
-            while tokens[place].type != "table_close":
-                if tokens[place].type == "tr_open":
-                    rows.append([])
-                elif tokens[place].type == "inline":
-                    rows[-1].append(_words(tokens[place]))
-                place += 1
-            yield "table", rows
-        elif token.type == "paragraph_open":
-            yield from _paragraph(tokens[place + 1])
-        place += 1
+    for node in SyntaxTreeNode(MARKDOWN.parse(text)).children:
+        if node.type == "heading":
+            yield "heading", _words(node.children[0])
+        elif node.type == "table":
+            rows = [row.children for part in node.children for row in part.children]
+            yield "table", [[_words(cell.children[0]) for cell in row] for row in rows]
+        elif node.type == "paragraph":
+            yield from _paragraph(node.children[0])
 
 
-def _paragraph(inline: Token) -> Iterator[tuple[str, str]]:
+def _paragraph(inline: SyntaxTreeNode) -> Iterator[tuple[str, str]]:
     """Split a paragraph into a question (in bold, or labeled like `a)`) and its answer."""
     bold = BOLD.match(_words(inline))
     if bold:
@@ -115,5 +106,5 @@ def label(question: str) -> str:
     return (match[1] or match[2]).lower() if match else ""
 
 
-def _words(inline: Token) -> str:
+def _words(inline: SyntaxTreeNode) -> str:
     return " ".join(unescape(inline.content).split())

@@ -119,8 +119,6 @@ class Sheet:
         return ""
 
     def table(self, make: Callable[..., Table]) -> Callable[..., str]:
-        """Wrap `make` for use in a template."""
-
         def add(*arguments: Any, **options: Any) -> str:
             table = make(self.lab, *arguments, **options)
             for block in self.blocks:  # do not repeat a note within a part

@@ -98,11 +98,10 @@ def compare(
 
 
 def _combine(before: Outcome, after: Outcome) -> Outcome:
-    """Add the rounds of a second measurement of the same configurations. Ignore the second
-    measurement if a configuration fails only there."""
+    """Add the second measurement's rounds, unless a configuration fails only there."""
     pairs = list(zip(before.configurations, after.configurations, strict=True))
     if any(new.error and not old.error for old, new in pairs):
-        return replace_fields(before, interrupted=after.interrupted, signal=after.signal)
+        return replace_fields(before, signal=after.signal)
     configurations = [replace_fields(old, runs=[*old.runs, *new.runs]) for old, new in pairs]
     return replace_fields(after, configurations=configurations, rounds=before.rounds + after.rounds)
 
@@ -161,10 +160,8 @@ def _measure(
     errors = {trainings[run].case: error.problem for run, error in failed.items()}
     complete = _finish_rounds(rounds, errors)
     if len(complete) < len(rounds) and stopped_by is None:
-        say(
-            f"stopped after {len(complete)} of {len(rounds)} rounds: the time budget is used up "
-            "(--rounds N runs N rounds)"
-        )
+        done = f"{len(complete)} of {len(rounds)} rounds"
+        say(f"stopped after {done}: the time budget is used up (--rounds N runs N rounds)")
     stopped = None if complete else "it was stopped before its first round was complete"
     measured = []
     for number, entry in enumerate(entries):
@@ -172,12 +169,7 @@ def _measure(
         runs = [] if problem else [entry.runs[round_] for round_ in complete]
         judged = {"error": problem or stopped, "verify": verified.get(number)}
         measured.append(Measured.like(entry, runs=runs, **judged))
-    return Outcome(
-        configurations=measured,
-        rounds=len(complete),
-        interrupted=stopped_by is not None,
-        signal=stopped_by,
-    )
+    return Outcome(configurations=measured, rounds=len(complete), signal=stopped_by)
 
 
 def _create_rounds(
@@ -191,7 +183,7 @@ def _create_rounds(
     for round_ in range(len(entries[0].runs)):
         order = list(range(len(configurations)))
         random.Random(round_).shuffle(order)
-        deadlines = [budget_seconds if round_ >= SURE_ROUNDS else None, *[None] * len(order)]
+        budget = budget_seconds if round_ >= SURE_ROUNDS else None
         rounds.append(
             [
                 create_run(
@@ -199,17 +191,17 @@ def _create_rounds(
                     configurations[number].plan,
                     configurations[number].inspected,
                     case=str(number),
-                    deadline_seconds=deadline,
+                    deadline_seconds=None if place else budget,
                 )
-                for number, deadline in zip(order, deadlines, strict=False)
+                for place, number in enumerate(order)
             ]
         )
     return rounds
 
 
 def _finish_rounds(rounds: Sequence[Round], errors: Mapping[str, str]) -> list[int]:
-    """Return the rounds that every configuration finished, ignoring failed configurations. Write
-    the results of their runs, and delete runs that never started."""
+    """Return the rounds that all configurations finished, except failed ones. Write the results of
+    their runs, and delete runs that never started."""
     complete = []
     for number, trainings in enumerate(rounds):
         good = [each for each in trainings if each.case not in errors]

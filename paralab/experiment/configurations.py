@@ -16,8 +16,7 @@ from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_app
 from paralab.workload.reference import check_reference
 
 STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up steps
-# A step that takes longer than this is slow. More rounds are then more informative than longer
-# rounds.
+# If a step takes longer than this, more rounds say more than longer rounds.
 SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 
 
@@ -50,8 +49,7 @@ class Resolved:
 def resolve_all(
     configurations: Sequence[Configuration],
 ) -> tuple[list[Resolved], list[LeftOut]]:
-    """Return the plans, and the skipped configurations with the reason for each. All CPU devices
-    get the same number of cores, to keep the comparison fair."""
+    """Return the plans, and what cannot run. All CPU devices get the same number of cores."""
     refuse_inside()
     strategies: dict[str, list[str]] = {}
     for each in configurations:
@@ -134,8 +132,7 @@ def with_common(base: Request, own: Options) -> Request:
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return one configuration per number of replicas. `weak`: the batch size grows with that
-    number."""
+    """Return one configuration per number of replicas. `weak`: the batch size grows with it."""
     words = {word.strip() for word in counts.split(",")}
     numbers = sorted(int(word) for word in words if word.isdecimal() and int(word))
     if base.strategy not in APPLIES["replicas"]:

@@ -73,17 +73,16 @@ def _explain_hang(
     fix = f"--{first.phase}-deadline SECONDS if it only needs more time"
     if hang.mismatch:
         fix = "call the same collectives in the same order on every rank"
+    late = f"{what} took {first.seconds:.1f} s, longer than its deadline of {first.deadline:g} s"
     return RunFailed(
-        f"Rank {hang.rank} {hang.why}: {what} took {first.seconds:.1f} s, longer than its deadline "
-        f"of {first.deadline:g} s.",
-        detail="\n".join(line for line in lines if line),
+        f"Rank {hang.rank} {hang.why}: {late}.",
+        detail="\n".join(filter(None, lines)),
         fix=f"{fix}; all stacks are in {dumps}",
     )
 
 
 def explain_slurm_failure(job: slurm.SlurmJob, run: Path) -> RunFailed:
-    """Return an error with Slurm's report, followed by the error of the rank that failed first or,
-    without one, the last lines of the job's output."""
+    """Return Slurm's report with the error of the rank that failed first, or the last output."""
     folder = run.parent
     prints = folder / f"slurm-{job.number}.out"
     problem, fix = slurm.ENDINGS.get(job.state, slurm.ENDINGS["FAILED"])

@@ -1,5 +1,4 @@
-"""Train each configuration to be verified, train its reference on a single device, and compare the
-two."""
+"""Train the configurations to verify and their references on one device, and compare them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Perform one run: plan it, launch it, and read the run folder. `paralab run` and `paralab.run`
-call this."""
+"""Perform one run for `paralab run` and `paralab.run`: plan, launch, and read the run folder."""
 
 import dataclasses
 from collections.abc import Sequence

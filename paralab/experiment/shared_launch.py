@@ -75,15 +75,10 @@ def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list
 
 
 def _depends_on(training: Training, failed: Training, error: RunFailed) -> bool:
-    """Return whether a run must fail too, because it belongs to the same case, is compared with the
-    failed run's output, or cuts the model where it cannot be cut."""
+    """Return whether a run must fail too: the same case, reference, or cuts that fail."""
     reference = failed.extras.get("save_reference")
-    same_cuts = training.plan.schedule and (training.plan.workload, training.plan.cuts) == (
-        failed.plan.workload,
-        failed.plan.cuts,
-    )
-    return (
-        bool(failed.case and training.case == failed.case)
-        or bool(reference and training.extras.get("compare_with") == reference)
-        or bool(same_cuts and UNCUT in error.problem)
-    )
+    same_case = failed.case != "" and training.case == failed.case
+    compared = reference is not None and training.extras.get("compare_with") == reference
+    cuts, bad_cuts = ((plan.workload, plan.cuts) for plan in (training.plan, failed.plan))
+    same_cuts = training.plan.schedule is not None and cuts == bad_cuts
+    return same_case or compared or (same_cuts and UNCUT in error.problem)

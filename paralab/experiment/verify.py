@@ -37,7 +37,6 @@ from paralab.workload.summary import Summary
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying token counts per batch
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
-VARIED = ("accumulate", "replicas", "stages", "micro_batches", "schedule")
 
 
 @dataclass(frozen=True)
@@ -150,20 +149,19 @@ def _vary(
         for split in _splits(name, base, pinned):
             accumulations = _accumulations(name, base, summary, split)
             combinations = list(product(accumulations, _lengths(base, summary, batch)))
-            # Schedules differ only in the order of their passes, so the hardest combination for
-            # each is enough.
+            # Schedules differ only in the order of their passes: the hardest combination is enough.
             if not pinned and "schedule" in split:
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
                 varied: Options = {"accumulate": accumulate, "samples": samples, **split}
                 request = only_applicable(replace(common, strategy=name, **varied))
                 batches = global_batches(batch, samples or summary.samples, steps, base.epochs)
-                options = VerifyOptions(
+                options = VerifyOptions.like(
+                    request,
                     workload=summary.name,
                     batch_size=batch,
                     partial_last_batch={each.size for each in batches} != {batch},
                     varying_weights=summary.weighted,
-                    **{name: getattr(request, name) for name in VARIED},
                 )
                 yield request, options
 

@@ -1,5 +1,4 @@
-"""Inspect the machine and the workload in a child process, which imports torch. This process never
-imports torch."""
+"""Inspect the machine and the workload in a child process, because it must import torch."""
 
 import errno
 import json

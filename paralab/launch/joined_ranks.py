@@ -106,10 +106,8 @@ class JoinedLauncher:
         except Lost as error:
             where = f"{place.address}:{place.port}" if place.address else rendezvous_file(place)
             who = f"Rank {place.rank} of {place.world_size} ({place.launcher})"
-            raise ParalabError(
-                f"{who} did not find the other ranks: {error}.",
-                fix=f"check that all ranks were started, and that every node can access {where}",
-            ) from error
+            fix = f"check that all ranks were started, and that every node can access {where}"
+            raise ParalabError(f"{who} did not find the other ranks: {error}.", fix) from error
 
 
 def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:

@@ -82,10 +82,8 @@ class Attempts:
         self._choose_checkpoint(self.job.options.resume)
         policy, steps = self.training.checkpoints, self.training.plan.num_steps
         if policy and policy.done == steps:
-            raise NothingLeft(
-                f"Nothing is left of the {plural(steps, 'step')}: {policy.resume} is complete",
-                fix="more --steps",
-            )
+            what = f"the {plural(steps, 'step')}: {policy.resume} is complete"
+            raise NothingLeft(f"Nothing is left of {what}", fix="more --steps")
 
         last = self.job.options.max_restarts
         with stop_in_order(policy is not None, self.job.say, self.together_seconds) as stop:

@@ -1,5 +1,4 @@
-"""Choose the checkpoint that a run starts from. Only the launcher does this: it checks every byte
-and passes an intact folder to the ranks."""
+"""Choose the checkpoint that a run starts from. Only the launcher does this, for all ranks."""
 
 import os
 import shutil
@@ -79,10 +78,8 @@ def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> Checkpoint
             raise UsageError(problem, fix=f"--steps {good.step + 1} or more")
     elif not all(checkpoint.half_written for checkpoint in bad):
         reasons = "; ".join(f"{each.path.name}: {each.problem}" for each in bad)
-        raise UsageError(
-            f"--resume: no checkpoint in {directory} is usable ({reasons}).",
-            fix="restore a checkpoint from a backup, or start over with another --checkpoint DIR",
-        )
+        fix = "restore a checkpoint from a backup, or start over with another --checkpoint DIR"
+        raise UsageError(f"--resume: no checkpoint in {directory} is usable ({reasons}).", fix)
     for checkpoint in bad:
         set_aside(checkpoint)
 

@@ -25,7 +25,7 @@ class Deadlines(NamedTuple):
 @dataclass(frozen=True)
 class RunOptions:
     out: Path | None = option(
-        "The run folder, which must not exist yet.", OUTPUT, metavar="DIR", shown="runs/DATE_TIME_…"
+        "The run folder, which must not exist yet.", OUTPUT, shown="runs/DATE_TIME_…"
     )
     save_weights: bool = option(
         "Save the final weights as weights.pt in the run folder.", OUTPUT, default=False
@@ -35,31 +35,21 @@ class RunOptions:
         OUTPUT,
         default=False,
     )
-    tensorboard: Path | None = option(
-        "Also write TensorBoard logs, in a subfolder of DIR.", OUTPUT, metavar="DIR"
-    )
+    tensorboard: Path | None = option("Also write TensorBoard logs, in a subfolder of DIR.", OUTPUT)
     checkpoint: Path | None = option(
         "Save checkpoints in DIR: at the end, on a signal, and with --checkpoint-every.",
         CHECKPOINTS,
-        metavar="DIR",
     )
-    checkpoint_every: int | None = option(
-        "Save a checkpoint every N steps.", CHECKPOINTS, metavar="N"
-    )
+    checkpoint_every: int | None = option("Save a checkpoint every N steps.", CHECKPOINTS)
     keep_checkpoints: int = option(
-        "Keep the N newest checkpoints and delete older ones.",
-        CHECKPOINTS,
-        default=DEFAULT_KEEP,
-        metavar="N",
+        "Keep the N newest checkpoints and delete older ones.", CHECKPOINTS, default=DEFAULT_KEEP
     )
     resume: bool = option(
         "Continue from the last complete checkpoint, with any strategy and number of ranks.",
         CHECKPOINTS,
         default=False,
     )
-    max_restarts: int = option(
-        "Restart failed ranks up to N times.", CHECKPOINTS, default=0, metavar="N"
-    )
+    max_restarts: int = option("Restart failed ranks up to N times.", CHECKPOINTS, default=0)
     start_deadline: float = option(
         "Stop the run if its first step begins later than this.", CHECKPOINTS, **DEADLINE
     )

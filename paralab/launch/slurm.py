@@ -43,8 +43,7 @@ def _table(text: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(columns) for name, *columns in rows}
 
 
-# The reason from `squeue` or `scontrol` (* matches anything), its meaning, and the fix. Use the
-# first match.
+# The first match counts: Slurm's reason (* matches anything), its meaning, and the fix.
 REASONS = _table(f"""
     None | Slurm has not considered it yet | wait
     Resources | it is next in line, once enough nodes are free | wait, or request less
@@ -236,6 +235,5 @@ def _call(
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(
-            words, 1, "", f"{words[0]} did not answer within {CALL_SECONDS:g} s"
-        )
+        problem = f"{words[0]} did not answer within {CALL_SECONDS:g} s"
+        return subprocess.CompletedProcess(words, 1, "", problem)

@@ -118,9 +118,8 @@ def _stop_following(by: int, number: int | None, script: Path) -> Interrupted:
     slurm.cancel(number)
     problem = f": Slurm job {number} was canceled (scancel {number}). The folder is {script.parent}"
     again = f"`sbatch {script}` to submit it again without following it"
-    return interrupted(
-        by, problem, f"{again}, and `paralab show {script.parent}` to see its results"
-    )
+    fix = f"{again}, and `paralab show {script.parent}` to see its results"
+    return interrupted(by, problem, fix)
 
 
 class JobFollower:
@@ -193,9 +192,9 @@ class JobFollower:
         waiting = self.job.waiting
         table = None if waiting.normal else slurm.list_nodes()
         nodes = f"\nThe cluster's nodes:\n{table}" if table else ""
+        state = f"PENDING ({self.job.reason}) for {waited:.0f} s"
         raise RunFailed(
-            f"Canceled Slurm job {self.number}, which was PENDING ({self.job.reason}) for "
-            f"{waited:.0f} s.",
+            f"Canceled Slurm job {self.number}, which was {state}.",
             detail=f"{self.job.reason}: {waiting.means}.{nodes}",
             fix=f"{waiting.do}; --slurm-wait SECONDS waits longer",
         )

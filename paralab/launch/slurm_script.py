@@ -42,8 +42,7 @@ OURS = {
 
 
 def parse_options(text: str) -> dict[str, str | None]:
-    """Parse `partition=gpu,constraint="a,b",exclusive` into {"partition": "gpu", "constraint":
-    "a,b", "exclusive": None}."""
+    """Parse `partition=gpu,mem="a,b",hold` into {"partition": "gpu", "mem": "a,b", "hold": None}."""
 
     def refuse(problem: str, fix: str) -> UsageError:
         return UsageError(f"--slurm {text!r}: {problem}.", fix=fix)
@@ -157,8 +156,7 @@ def _number(name: str, text: str | None) -> int:
 
 
 def limit_seconds(time: str | None) -> int | None:
-    """Parse a Slurm time limit: `10` and `10:00` are ten minutes, `1:00:00` is an hour, and `1-12`
-    is a day and a half."""
+    """Parse a Slurm time limit: `10` and `10:00` are 10 minutes, `1:00:00` and `0-1` an hour."""
     if not time or not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
         return None
     days, _, clock = time.rpartition("-")

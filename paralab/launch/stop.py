@@ -31,11 +31,9 @@ class StopRequest:
         """Tell the user once, outside the signal handler, which may interrupt a print."""
         if self.signal is not None and self._say:
             say, self._say = self._say, None
-            again = " again" if self.signal == signal.SIGINT else ""
-            say(
-                f"{name_of(self.signal)}: stopping after this step and saving. "
-                f"Press Ctrl-C{again} to stop immediately."
-            )
+            again = "Ctrl-C again" if self.signal == signal.SIGINT else "Ctrl-C"
+            stopping = f"{name_of(self.signal)}: stopping after this step and saving."
+            say(f"{stopping} Press {again} to stop immediately.")
 
 
 @contextmanager
@@ -75,8 +73,7 @@ class OtherFailed(Exception):
 
 
 class StopTogether:
-    """Lets launched processes agree on a step: each posts its rank's current step, and rank 0's
-    process chooses the step before which all ranks stop."""
+    """Lets launched processes agree on a step: each posts its rank's step, and rank 0 chooses."""
 
     def __init__(self, place: LaunchedRank, store: Store, request: StopRequest) -> None:
         self.place, self.store, self.request = place, store, request

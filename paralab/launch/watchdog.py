@@ -1,5 +1,4 @@
-"""Detect hung ranks from the launcher. Each phase has a deadline, and all ranks dump their stacks
-before paralab ends them."""
+"""Detect hung ranks by their deadlines, and make all ranks dump their stacks."""
 
 import itertools
 import json

@@ -22,7 +22,7 @@ import torch
 from paralab.observe import sites
 from paralab.observe.budget import Budget
 from paralab.observe.digests import EVERY, is_sampled
-from paralab.record.mmap_log import MmapLog
+from paralab.observe.mmap_log import MmapLog
 from paralab.record.operations import OpenOperations, RingLog
 
 Fields = dict[str, Any]  # of an event, ready for JSON

@@ -204,10 +204,9 @@ def _problem(path: Path, manifest: dict[str, Any], check: bool) -> str | None:
             return f"{name} cannot be read: {error.strerror}"
         if digest != expected["sha256"]:
             return f"{name} is damaged: the checksum does not match"
+    sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
     try:
-        read_metadata(path).check(
-            {name: entry["bytes"] for name, entry in manifest["files"].items()}
-        )
+        read_metadata(path).check(sizes)
     except (OSError, UnsafeMetadata) as error:
         return f"{METADATA} is not safe to load: {error}"
     return None

@@ -1,5 +1,4 @@
-"""The positions of the tensor and the group in the arguments of torch's collectives, for the hooks
-in watched ranks and for reading scripts."""
+"""Where the tensor and the group are in the arguments of torch's collectives."""
 
 # name: the positions of (the tensor or object, the group)
 COLLECTIVE_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {

@@ -65,8 +65,7 @@ class RunFolder:
         self.write("manifest.json", manifest)
 
     def write(self, name: str, value: dict[str, Any], **style: Any) -> None:
-        """Write a JSON file under a temporary name, then rename it, so that the file is complete or
-        does not exist."""
+        """Write a JSON file under a temporary name and rename it, so it is never incomplete."""
         path = self.path / name
         assert not path.exists(), path
         part = path.with_suffix(".part")

@@ -93,9 +93,8 @@ def read_metadata(folder: Path) -> TensorIndex:
     except UnsafeMetadata:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise UnsafeMetadata(
-            f"it is not a checkpoint's metadata ({type(error).__name__})"
-        ) from error
+        problem = f"it is not a checkpoint's metadata ({type(error).__name__})"
+        raise UnsafeMetadata(problem) from error
 
 
 class _StandIn:

@@ -43,8 +43,7 @@ class OpenOperations:
 
 
 def read_open_operations(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of writes, and the open operations from outermost to innermost. If the file
-    cannot be read, return 0 and an empty list."""
+    """Return the number of writes and the open operations, outermost first; 0 if unreadable."""
     try:
         raw = path.read_bytes()
         count, length = HEAD.unpack_from(raw)

@@ -1,5 +1,4 @@
-"""Read events, even during a run or after a kill. The reader skips a truncated last line, and a
-damaged line does not affect other lines."""
+"""Read events, even during a run or after a kill. A damaged line does not affect others."""
 
 import json
 import math
@@ -98,7 +97,6 @@ def read_status(events: Mapping[int, list[Event]], world_size: int) -> RunStatus
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """Return the failed attempts in a restarted run."""
     path = folder / "failures.jsonl"
     failures = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -108,8 +106,7 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def parse_watched(line: bytes) -> JsonObject | None:
-    """Parse an event of a watched script (`paralab.observe`), whose fields differ from those of a
-    run."""
+    """Parse an event of a watched script (`paralab.observe`), which has other fields."""
     event = parse_object(line)
     return event if isinstance(event.get("event"), str) else None
 
@@ -136,7 +133,6 @@ def parse_object(line: bytes) -> JsonObject:
 
 
 def _is_of(event: Event, step: float) -> bool:
-    """Return whether an event belongs to this step or a later step. (A checkpoint after N steps
-    belongs to step N - 1.)"""
+    """Return whether an event is of this or a later step. A save is of the step before it."""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)

@@ -1,5 +1,4 @@
-"""A stack dump shows where each thread in this process is, and the process's last collectives. A
-background thread writes it when the launcher asks."""
+"""Dump each thread's stack and the last collectives of this process, when the launcher asks."""
 
 import json
 import linecache

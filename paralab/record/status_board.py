@@ -49,8 +49,7 @@ class StatusBoard:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        # Use one assignment. `pack_into` fills the slot with zeros first, and the launcher could
-        # read those.
+        # Not `pack_into`, which fills the slot with zeros first: the launcher could read those.
         at = self._at(rank)
         self._map[at : at + SLOT.size] = SLOT.pack(
             PHASES.index(phase), step, time.perf_counter(), waiting

@@ -38,9 +38,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def known(self) -> JsonObject:
         """The fields that are not None."""
-        return {
-            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
-        }
+        fields = msgspec.structs.asdict(self).items()
+        return {name: value for name, value in fields if value is not None}
 
 
 def read_object(path: Path) -> JsonObject:

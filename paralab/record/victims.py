@@ -16,8 +16,7 @@ WAITED = re.compile(
     r"|ollective operation timeout|clients joined|client socket has timed out"
     r"|Rank \d+ waited for rank [\d, ]+ in |Application timeout|communicator was aborted|barrier.{0,40}timed out"
 )
-# Downloads and databases can also lose connections. These words show that it was a connection
-# between ranks.
+# Downloads and databases also lose connections. These words mean a connection between ranks.
 _BETWEEN_RANKS = re.compile(
     r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
     r"|clients joined|client socket|torch[/\\.]distributed|torch/autograd|Dist\w+Error"

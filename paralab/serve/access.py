@@ -6,10 +6,9 @@ with another name means that a web page pointed its own name at this machine (DN
 """
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,7 +44,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        in_url = self._is_token(_token_in_url(scope["query_string"]))
+        request = Request(scope)
+        in_url = self._is_token(request.query_params.get("token", ""))
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,16 +57,15 @@ class Guard:
                     headers.append("Set-Cookie", value)
             await send(message)
 
-        refusal = self._refuse(scope, in_url)
+        refusal = self._refuse(request, in_url)
         await (refusal or self.app)(scope, receive, send_safely)
 
-    def _refuse(self, scope: Scope, in_url: bool) -> PlainTextResponse | None:
-        headers = Headers(scope=scope)
-        if not is_local(headers.getlist("host")):
+    def _refuse(self, request: Request, in_url: bool) -> PlainTextResponse | None:
+        if not is_local(request.headers.getlist("host")):
             return PlainTextResponse(WRONG_HOST, 421)
-        if scope["method"] not in METHODS:
+        if request.method not in METHODS:
             return PlainTextResponse(WRONG_METHOD, 405, {"Allow": ", ".join(METHODS)})
-        if not in_url and not self._is_token(_token_in_cookie(headers, self.cookie)):
+        if not in_url and not self._is_token(request.cookies.get(self.cookie, "")):
             return PlainTextResponse(NO_TOKEN, 403)
         return None
 
@@ -76,24 +75,8 @@ class Guard:
 
 
 def is_local(hosts: list[str]) -> bool:
-    """Return whether the request names this machine. The port may differ, because `ssh -L` forwards
-    any port."""
+    """Return whether the request names this machine. `ssh -L` forwards from any port."""
     if len(hosts) != 1:
         return False
     name, _, port = hosts[0].partition(":")
     return name.lower() in HOSTS and (not port or port.isdecimal())
-
-
-def _token_in_url(query: bytes) -> str:
-    try:
-        return parse_qs(query.decode("ascii"), max_num_fields=20).get("token", [""])[0]
-    except ValueError:
-        return ""
-
-
-def _token_in_cookie(headers: Headers, name: str) -> str:
-    try:
-        cookies = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookies[name].value if name in cookies else ""

@@ -1,12 +1,9 @@
 """The routes: pages, their streams, and their assets. Nothing here writes a file."""
 
 import secrets
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -34,14 +31,14 @@ from paralab.serve.streams import Parts, stream
 from paralab.show.open_folder import document_of, document_of_runs
 from paralab.show.page import render as render_report
 
-T = TypeVar("T")
 LIST_SECONDS = 1.0  # between two reads of the folder
-MOST_OPEN = 32  # runs, listings, and classes that stay in memory
+MOST_OPEN = 32  # of the runs, listings, and classes that stay in memory
 # The report is a complete page with its own script. It runs without access to the other pages.
-REPORT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts"
-)
+REPORT_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'; sandbox allow-scripts"
+}
 
 
 class Site:
@@ -50,34 +47,19 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.is_stopping = False
-        self._open: OrderedDict[Hashable, object] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def _shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the object with this key. Discard the least recently used ones."""
-        with self._lock:
-            value = self._open.pop(key, None) or make()
-            self._open[key] = value
-            if len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
-            return value  # type: ignore[return-value]
+        shared = lru_cache(MOST_OPEN)
+        self._live_run = shared(lambda name, written: LiveRun(root, name))
+        self._listing = shared(lambda folder: Listing(root, folder))
+        self.class_table = shared(lambda name, practical: ClassTable(root, name, practical))
 
     def run(self, name: str) -> LiveRun:
         """Return the follower of a run. A new run in a folder with the same name gets a new one."""
         manifest = find_folder(self.root, name) / "manifest.json"
-        written = manifest.lstat().st_mtime_ns if manifest.exists() else 0
-        return self._shared(("run", name, written), lambda: LiveRun(self.root, name))
+        return self._live_run(name, manifest.lstat().st_mtime_ns if manifest.exists() else 0)
 
     def rows(self, name: str) -> list[Row]:
         """List the runs below a folder, or the runs of one experiment."""
-        if not name:
-            return self._shared("rows", lambda: Listing(self.root)).read()
-        folder = find_folder(self.root, name)
-        return self._shared(("rows", name), lambda: Listing(self.root, folder)).read()
-
-    def class_table(self, name: str, practical: str) -> ClassTable:
-        key = ("class", name, practical)
-        return self._shared(key, lambda: ClassTable(self.root, name, practical))
+        return self._listing(find_folder(self.root, name) if name else None).read()
 
     # --- what a stream reads: the parts, and whether they are final ---
 
@@ -114,37 +96,33 @@ class Site:
         table = self.class_table(name, practical)
         return pages.render("class", name=name, practical=practical, parts=pages.class_parts(table))
 
-    async def open(self, request: Request) -> Response:
+    def open(self, request: Request) -> Response:
         """Link from a report to its run, or to the runs of its experiment."""
         name = _name(request)
-        try:
-            kind = kind_of(open_folder(self.root, name))
-        except EXPECTED as error:
-            return _problem(error)
+        kind = kind_of(open_folder(self.root, name))
         return RedirectResponse(pages.link("run" if kind == "run" else "list", name=name), 303)
 
     def frame_page(self, request: Request) -> str:
         """Show the report of one folder, or of several runs side by side, in a frame."""
-        names = request.query_params.getlist("name")
-        folders = [open_folder(self.root, name) for name in names]
-        if not folders:
-            raise NotServed("Which run?", fix="select runs in the list")
-        return pages.render("frame", names=names)
+        self._folders(request)
+        return pages.render("frame", names=request.query_params.getlist("name"))
 
     def report_page(self, request: Request) -> str:
-        folders = [open_folder(self.root, name) for name in request.query_params.getlist("name")]
-        if not folders:
-            raise NotServed("Which run?", fix="select runs in the list")
+        folders = self._folders(request)
         several = len(folders) > 1
         return render_report(document_of_runs(folders) if several else document_of(folders[0]))
+
+    def _folders(self, request: Request) -> list[Path]:
+        names = request.query_params.getlist("name")
+        if not names:
+            raise NotServed("Which run?", fix="select runs in the list")
+        return [open_folder(self.root, name) for name in names]
 
 
 def make_app(root: Path, token: str, cookie: str) -> tuple[Starlette, Site]:
     site = Site(root)
 
-    def page(
-        make: Callable[[Request], str], headers: dict[str, str] | None = None
-    ) -> Callable[..., object]:
+    def page(make: Callable[[Request], str | Response], **headers: str) -> Callable[..., object]:
         async def answer(request: Request) -> Response:
             return await to_thread.run_sync(partial(_answer, make, request, headers))
 
@@ -168,8 +146,8 @@ def make_app(root: Path, token: str, cookie: str) -> tuple[Starlette, Site]:
         Route("/run", page(site.run_page)),
         Route("/class", page(site.class_page)),
         Route("/frame", page(site.frame_page)),
-        Route("/open", site.open),
-        Route("/report", page(site.report_page, {"Content-Security-Policy": REPORT_POLICY})),
+        Route("/open", page(site.open)),
+        Route("/report", page(site.report_page, **REPORT_HEADERS)),
         Route("/events/list", events(site.list_state, "name", tick=LIST_SECONDS)),
         Route("/events/run", events(site.run_state, "name", tick=0.25)),
         Route("/events/class", events(site.class_state, "name", "practical", tick=0.25)),
@@ -188,18 +166,15 @@ def _name(request: Request) -> str:
 
 
 def _answer(
-    make: Callable[[Request], str], request: Request, headers: dict[str, str] | None
+    make: Callable[[Request], str | Response], request: Request, headers: dict[str, str]
 ) -> Response:
     """Make a page, or a page that says what is wrong with the folder."""
     try:
-        return HTMLResponse(make(request), headers=headers)
+        made = make(request)
+        return made if isinstance(made, Response) else HTMLResponse(made, headers=headers)
     except EXPECTED as error:
-        return _problem(error)
-
-
-def _problem(error: Exception) -> HTMLResponse:
-    status = 404 if isinstance(error, NotServed) else 422
-    return HTMLResponse(pages.render("problem", problem=explain(error)), status)
+        status = 404 if isinstance(error, NotServed) else 422
+        return HTMLResponse(pages.render("problem", problem=explain(error)), status)
 
 
 async def _asset(request: Request) -> Response:

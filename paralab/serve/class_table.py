@@ -4,11 +4,9 @@
 sheet or run changes, so the table can stay open while students hand in.
 """
 
-import os
 import re
 import threading
 from collections import defaultdict
-from contextlib import suppress
 from pathlib import Path
 
 from paralab.course.class_report import (
@@ -20,12 +18,11 @@ from paralab.course.class_report import (
     speed_up_spread,
 )
 from paralab.record.types import Record
-from paralab.serve.runs import Row
+from paralab.serve.runs import Row, Stamp, stamp_of
 from paralab.serve.safe_path import NotServed, find_folder, require_file_inside, require_inside
 
 TOLERANCE = 0.25  # as in `practical check`
 OWN_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")  # paralab's own name for a run folder
-Stamp = tuple[tuple[str, int], ...]
 
 
 class ClassFolder(Record, frozen=True, kw_only=True):
@@ -88,12 +85,8 @@ class ClassTable:
     def _stamp(self, student: str) -> Stamp:
         """Return a value that changes when the student hands in another sheet or run."""
         own = self.folder / student
-        names = [own.with_name(f"{student}.md"), *own.glob("*"), *own.glob("*/outcome.json")]
-        stamp = []
-        for path in sorted(names):
-            with suppress(OSError):
-                stamp.append((os.fspath(path), path.stat().st_mtime_ns))
-        return tuple(stamp)
+        files = [own.with_name(f"{student}.md"), *own.glob("*"), *own.glob("*/outcome.json")]
+        return stamp_of(sorted(files))
 
     @property
     def submissions(self) -> list[Submission]:

@@ -4,18 +4,15 @@ import threading
 import time
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from paralab.analyse.manifest import RunManifest, manifest_of
 from paralab.doctor.catalog import apply
 from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.recorded import Recorded
 from paralab.record.folder import RunFolder
-from paralab.record.reader import read_failures
 from paralab.serve.problem import EXPECTED, explain
 from paralab.serve.runs import last_written
 from paralab.serve.safe_path import NotServed, open_folder, require_inside
-from paralab.serve.state import DoctorFinding, Snapshot, snapshot_of, starts_of
+from paralab.serve.state import Snapshot, snapshot_of
 from paralab.serve.status import IS_OVER, Status, is_running, status_of
 from paralab.show.follow import Follower
 
@@ -36,7 +33,7 @@ class LiveRun:
         self._looked_at = float("-inf")
         self._seen: tuple[object, ...] = ()
         self._snapshot: Snapshot | None = None
-        self._findings: tuple[DoctorFinding, ...] = ()
+        self._findings: tuple[Finding, ...] = ()
         self._doctor_note = "The doctor reads the events after the first steps."
         self._doctor_due = 0.0  # time.monotonic()
         self._examined: tuple[int, Status] = (0, "starting")
@@ -56,44 +53,20 @@ class LiveRun:
             raise NotServed(f"{self.folder.path} was deleted.")
         require_inside(self.root, self.folder.path)  # a link may be new
         self.follower.poll()
-        running = {
-            rank.plan.rank: is_running(rank.started) for rank in self.follower.ranks if rank.started
-        }
+        ranks = self.follower.ranks
+        running = {each.plan.rank: is_running(each.started) for each in ranks if each.started}
         silent = max(0.0, time.time() - last_written(self.folder.path))
-        status = self._status(silent, running)
+        ends = [rank.ended for rank in ranks if rank.ended]
+        has_result = (self.folder.path / "result.json").exists()
+        status = status_of(running.values(), ends, len(ranks), silent, has_result)
         self._examine(status)
-        seen = (
-            self.follower.events_read,
-            status,
-            tuple(running.items()),
-            int(silent),
-            self._findings,
-        )
+        states = tuple(running.items())
+        seen = self.follower.events_read, status, states, int(silent), self._findings
         if seen != self._seen or self._snapshot is None:
             self._seen = seen
-            failures = read_failures(self.folder.path)
-            snapshot = snapshot_of(
-                self.follower,
-                self.manifest,
-                self.folder,
-                status,
-                silent,
-                running,
-                failures[-1].problem if failures else "",
-            )
-            snapshot = replace(snapshot, findings=self._findings, doctor_note=self._doctor_note)
+            described = (self.follower, self.manifest, self.folder, status, silent, running)
+            snapshot = snapshot_of(*described, self._findings, self._doctor_note)
             self._snapshot = snapshot if snapshot != self._snapshot else self._snapshot
-
-    def _status(self, silent: float, running: dict[int, bool | None]) -> Status:
-        ends = [rank.ended for rank in self.follower.ranks if rank.ended]
-        return status_of(
-            starts_of(self.follower),
-            ends,
-            self.follower.plan.world_size,
-            silent,
-            (self.folder.path / "result.json").exists(),
-            lambda start: running[start.rank or 0],
-        )
 
     def _examine(self, status: Status) -> None:
         """Run the doctor if it is due, and once more when the run is over."""
@@ -111,9 +84,7 @@ class LiveRun:
         self._doctor_note = ""
         try:
             found = apply("run", Recorded.read(self.folder.path), on_error=lambda *_: None)
-            self._findings = tuple(
-                DoctorFinding.like(each) for each in ordered(found) if not _is_early(each, status)
-            )
+            self._findings = tuple(each for each in ordered(found) if not _is_early(each, status))
         except EXPECTED as error:
             self._doctor_note = f"The doctor could not read this run. {explain(error)}"
         spent = time.monotonic() - begin

@@ -1,5 +1,4 @@
-"""Render the pages and their parts. The first answer contains all parts, and later events replace
-those that changed."""
+"""Render the pages and their parts. Later events replace the parts that changed."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from paralab.analyse.blocks import Lines, Timeline
 from paralab.serve.class_table import ClassTable
@@ -17,9 +16,9 @@ from paralab.serve.runs import Row
 from paralab.serve.state import Snapshot
 from paralab.show.chart_lines import draw_lines
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
-from paralab.show.page import prose
-from paralab.show.palette import LEGEND, STRIPES
-from paralab.show.svg import NARROW
+from paralab.show.page import page_environment
+from paralab.show.palette import legend_html
+from paralab.show.svg import NARROW, nothing
 from paralab.show.visible import visible
 from paralab.units import age, plural, rate, seconds, size
 
@@ -30,21 +29,10 @@ MOST_ROWS = 1000  # with more rows, a browser becomes slow
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("paralab", "serve"), PackageLoader("paralab", "show")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        prose=prose, seconds=seconds, size=size, rate=rate, age=age, moment=moment
-    )
-    environment.globals.update(
-        link=link,
-        plural=plural,
-        textures={kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()},
-    )
+    environment = page_environment("serve", "show")
+    environment.filters |= {"seconds": seconds, "size": size, "rate": rate, "age": age}
+    environment.filters |= {"moment": moment}
+    environment.globals |= {"link": link, "plural": plural}
     return environment
 
 
@@ -71,8 +59,7 @@ def asset(name: str) -> str:
 
 
 def list_parts(rows: Sequence[Row], experiment: str = "") -> dict[str, object]:
-    """Return one part, with its rows keyed by name, so that the page keeps the user's selection.
-    The runs of an experiment are shown without its name."""
+    """Return rows keyed by name, so that the page keeps the user's selection."""
     shown = []
     for row in rows[:MOST_ROWS]:
         title = row.name.removeprefix(f"{experiment}/") if experiment else row.name
@@ -83,7 +70,6 @@ def list_parts(rows: Sequence[Row], experiment: str = "") -> dict[str, object]:
 
 
 def run_parts(snapshot: Snapshot) -> dict[str, object]:
-    """Return the parts of a run's page by their element."""
     parts: dict[str, object] = {
         name: render(f"run_{name}", run=snapshot)
         for name in ("status", "numbers", "ranks", "findings")
@@ -101,13 +87,13 @@ def class_parts(table: ClassTable) -> dict[str, object]:
 
 def _draw_lines(lines: Lines | None, name: str) -> str:
     if lines is None:
-        return '<p class="nothing">no step has finished yet</p>'
+        return nothing("no step has finished yet")
     return "".join(draw_lines(lines, f"{name}-{width}", width) for width in (CURVE_WIDTH, NARROW))
 
 
 def _draw_timeline(timeline: Timeline | None) -> str:
     if timeline is None:
-        return '<p class="nothing">no step with details has finished yet</p>'
+        return nothing("no step with details has finished yet")
     widths = (TIMELINE_WIDTH, NARROW)
     charts = (draw_timeline(timeline, f"timeline-{width}", width) for width in widths)
-    return timeline_legend(timeline) + "".join(charts)
+    return legend_html(timeline_legend(timeline)) + "".join(charts)

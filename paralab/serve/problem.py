@@ -1,9 +1,7 @@
 """The explanation on a page for a folder that cannot be shown."""
 
-from paralab.errors import ParalabError, from_os_error
+from paralab.errors import DAMAGED, ParalabError, from_os_error
 
-# A damaged or edited folder can raise any of these in the analysis.
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 EXPECTED = (ParalabError, OSError, *DAMAGED)
 
 

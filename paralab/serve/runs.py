@@ -7,32 +7,32 @@ that listing 200 runs again takes milliseconds.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from paralab.analyse.manifest import ExperimentManifest, RunManifest
 from paralab.analyse.recording import median
+from paralab.analyse.result import Spread
 from paralab.errors import ParalabError
 from paralab.plan.plan import label
 from paralab.record.events import End, Start, Step
 from paralab.record.reader import parse
-from paralab.record.types import Record, convert, read_manifest, read_object
+from paralab.record.types import JsonObject, Record, convert, read_manifest, read_object
 from paralab.serve.problem import EXPECTED, explain
 from paralab.serve.safe_path import NotServed, require_inside
-from paralab.serve.status import IS_OVER, SILENT_SECONDS, Status, status_of
+from paralab.serve.status import IS_OVER, SILENT_SECONDS, Status, is_running, status_of
 from paralab.units import plural
 
 MOST_LEVELS = 4  # a class has runs at class/student/run
 MOST_FOLDERS = 5000  # the limit on visited folders, so that `paralab serve /` ends
 # Read this much of an event file, for its start event and its last steps.
 FIRST_BYTES, LAST_BYTES = 4096, 65536
-FINISHED: Status = "completed"
+Stamp = tuple[tuple[str, int], ...]
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -53,25 +53,24 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 class Listing:
-    """The rows of the served folder, or of one experiment in it. Rows of finished runs are
-    remembered until their files change."""
+    """The rows of the served folder, or of one experiment. It remembers rows of finished runs."""
 
     def __init__(self, root: Path, experiment: Path | None = None) -> None:
         self.root, self.experiment = root, experiment
-        self._known: dict[Path, tuple[tuple[int, ...], Row]] = {}
+        self._known: dict[Path, tuple[Stamp, Row]] = {}
 
     def read(self) -> list[Row]:
         folders = find_runs(self.experiment or self.root, inside=self.experiment is not None)
         rows = [self._row(folder) for folder in folders]
-        if self.experiment:  # its runs are planned together, and start one after another
-            rows = [
-                replace(row, status="not started") if row.status == "starting" else row
-                for row in rows
-            ]
+        for place, row in enumerate(rows):
+            # The runs of an experiment are planned together, and start one after another.
+            if self.experiment and row.status == "starting":
+                rows[place] = replace(row, status="not started")
         return sorted(rows, key=lambda row: (-row.created, row.name))
 
     def _row(self, folder: Path) -> Row:
-        stamp = _stamp(folder)
+        names = ("", "manifest.json", "outcome.json", "result.json")
+        stamp = stamp_of(folder / name for name in names)
         known = self._known.get(folder)
         if known and known[0] == stamp:
             return known[1]
@@ -81,18 +80,17 @@ class Listing:
         return row
 
 
-def _stamp(folder: Path) -> tuple[int, ...]:
-    """Return a value that changes when a finished folder is replaced or edited."""
+def stamp_of(paths: Iterable[Path]) -> Stamp:
+    """Return a value that changes when a file or folder appears, changes, or disappears."""
     stamp = []
-    for name in ("", "manifest.json", "outcome.json", "result.json"):
+    for path in paths:
         with suppress(OSError):
-            stamp.append((folder / name).stat().st_mtime_ns)
+            stamp.append((os.fspath(path), path.stat().st_mtime_ns))
     return tuple(stamp)
 
 
 def find_runs(root: Path, inside: bool = False) -> Iterator[Path]:
-    """Yield the run and experiment folders, but not the runs inside an experiment. `inside`: the
-    root is an experiment; yield its runs."""
+    """Yield run and experiment folders. If the root is an experiment (`inside`), yield its runs."""
     folders = [(root, 0)]
     looked_at = 0
     while folders and looked_at < MOST_FOLDERS:
@@ -116,32 +114,32 @@ def find_runs(root: Path, inside: bool = False) -> Iterator[Path]:
 
 def read_row(root: Path, folder: Path) -> Row:
     """Read one folder. A problem becomes the row's reason."""
-    name = folder.relative_to(root).as_posix()
-    created = _seconds_of(folder)
+    name, created = folder.relative_to(root).as_posix(), _seconds_of(folder)
+    row = Row(name=name, kind="unknown", status="damaged", created=created)
     try:
         require_inside(root, folder)
         manifest = read_manifest(folder)
         kind = str(manifest.get("kind", "run"))
         with suppress(ValueError):
             created = datetime.fromisoformat(str(manifest.get("created"))).timestamp()
-        common = {"name": name, "kind": kind, "created": created}
-        return _run(folder, manifest, common) if kind == "run" else _other(folder, manifest, common)
+            row = replace(row, created=created)
+        read = _run if kind == "run" else _other
+        return read(folder, manifest, replace(row, kind=kind))
     except EXPECTED as error:
         reason = error.problem if isinstance(error, ParalabError) else explain(error)
         if not isinstance(error, NotServed) and not (folder / "manifest.json").exists():
             reason = "it has no manifest.json: the run is about to start, or it was killed"
-        return Row(name=name, kind="unknown", status="damaged", created=created, reason=reason)
+        return replace(row, reason=reason)
 
 
-def _run(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
+def _run(folder: Path, manifest: JsonObject, row: Row) -> Row:
     read = convert(manifest, RunManifest, folder / "manifest.json")
-    plan = read.plan
-    common |= {"configuration": label(plan), "workload": read.workload.name}
-    common |= {"num_steps": plan.num_steps}
+    plan, workload = read.plan, read.workload.name
+    row = replace(row, configuration=label(plan), workload=workload, num_steps=plan.num_steps)
     if result := _result(folder):
         losses = [loss for loss in result.losses if loss is not None]
-        return Row(
-            **common,
+        return replace(
+            row,
             status=result.status,
             step_seconds=result.step_seconds.median if result.step_seconds else None,
             loss=losses[-1] if losses else None,
@@ -150,11 +148,12 @@ def _run(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
 
     starts, ends, steps = _read_ends(folder, plan.world_size)
     silent = max(0.0, time.time() - last_written(folder))
-    status = status_of(starts, ends, plan.world_size, silent, has_result=False)
+    running = [is_running(start) for start in starts]
+    status = status_of(running, ends, plan.world_size, silent, has_result=False)
     last = min((max(own, default=-1) for own in steps), default=-1)
     known = [own[last] for own in steps if last in own]
-    return Row(
-        **common,
+    return replace(
+        row,
         status=status,
         step_seconds=median([step.seconds for own in steps for step in own.values()]),
         loss=sum(step.loss for step in known) if len(known) == plan.world_size else None,
@@ -163,17 +162,13 @@ def _run(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
     )
 
 
-class _Median(msgspec.Struct):
-    median: float
-
-
 class _Result(msgspec.Struct):
     """The fields of result.json that a row shows."""
 
     status: Status
     reached_step: int
     losses: list[float | None]
-    step_seconds: _Median | None = None
+    step_seconds: Spread | None = None
 
 
 def _result(folder: Path) -> _Result | None:
@@ -192,20 +187,14 @@ def _read_ends(
     ends: list[End] = []
     steps: list[dict[int, Step]] = []
     for rank in range(world_size):
-        attempts = sorted((folder / "events").glob(f"rank{rank}.*jsonl"), key=_attempt)
-        events = (
-            [event for line in _lines(attempts[-1]) if (event := parse(line))] if attempts else []
-        )
+        # rank0.jsonl is the first attempt, and rank0.10.jsonl is longer than rank0.2.jsonl.
+        files = (folder / "events").glob(f"rank{rank}.*jsonl")
+        newest = max(files, key=lambda path: (len(path.name), path.name), default=None)
+        events = [event for line in _lines(newest) if (event := parse(line))] if newest else []
         starts += [event for event in events if isinstance(event, Start)]
         ends += [event for event in events if isinstance(event, End)]
         steps.append({event.step: event for event in events if isinstance(event, Step)})
     return starts, ends, steps
-
-
-def _attempt(path: Path) -> int:
-    """`rank0.jsonl` -> 0, `rank0.2.jsonl` -> 2."""
-    number = path.name.split(".")[1]
-    return int(number) if number.isdigit() else 0
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -236,35 +225,32 @@ def _seconds_of(path: Path) -> float:
         return 0.0
 
 
-def _other(folder: Path, manifest: dict[str, Any], common: dict[str, Any]) -> Row:
+def _other(folder: Path, manifest: JsonObject, row: Row) -> Row:
     """Read an experiment: a comparison, a search, a verification, a practical, or a Slurm job."""
     workload = manifest.get("workload")
     name = str(workload.get("name", "")) if isinstance(workload, dict) else ""
-    common |= {"workload": name, "configuration": _describe(folder, manifest)}
+    row = replace(row, workload=name, configuration=_describe(folder, manifest))
     if (folder / "outcome.json").exists() or (folder / "result.json").exists():
-        return Row(**common, status=FINISHED)
+        return replace(row, status="completed")
     runs = [path.parent for path in folder.glob("**/manifest.json") if path.parent != folder]
     newest = max(runs, key=last_written, default=folder)
     silent = max(0.0, time.time() - last_written(newest))
-    starts = [] if newest == folder else _read_ends(newest, _world_size(newest))[0]
-    status = status_of(starts, [], len(starts) + 1, silent, has_result=False)
+    ranks = {path.name.split(".")[0] for path in (newest / "events").glob("rank*.jsonl")}
+    starts = [] if newest == folder else _read_ends(newest, len(ranks))[0]
+    running = [is_running(start) for start in starts]
+    status = status_of(running, [], len(starts) + 1, silent, has_result=False)
     if status == "killed" and silent < SILENT_SECONDS:  # between two runs
         status = "running"
-    return Row(**common, status=status, silent_seconds=silent)
+    return replace(row, status=status, silent_seconds=silent)
 
 
-def _world_size(run: Path) -> int:
-    ranks = [path.name.split(".")[0] for path in (run / "events").glob("rank*.jsonl")]
-    return len(set(ranks))
-
-
-def _describe(folder: Path, manifest: dict[str, Any]) -> str:
-    about, planned = manifest.get("about"), manifest.get("configurations")
-    if isinstance(about, dict) and about.get("practical"):
-        student = f", {about['variant']}" if about.get("variant") else ""
-        return f"practical {about['practical']}{student}"
-    if isinstance(planned, list) and "kind" in manifest:
-        with suppress(ParalabError):
-            convert(manifest, ExperimentManifest, folder / "manifest.json")
-            return plural(len(planned), "configuration")
-    return ""
+def _describe(folder: Path, manifest: JsonObject) -> str:
+    """Return the practical, or the number of configurations. Other kinds have neither."""
+    try:
+        read = convert(manifest, ExperimentManifest, folder / "manifest.json")
+    except ParalabError:
+        return ""
+    if read.about.practical:
+        student = f", {read.about.variant}" if read.about.variant else ""
+        return f"practical {read.about.practical}{student}"
+    return plural(len(read.configurations), "configuration")

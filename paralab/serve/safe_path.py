@@ -43,8 +43,7 @@ def open_folder(root: Path, name: str) -> Path:
 
 
 def require_inside(root: Path, folder: Path) -> None:
-    """Refuse a folder with a link that leaves `root`, a file that is not a plain file, or a
-    manifest that names a run outside `root`."""
+    """Refuse links and runs outside `root`, and anything that is not a file or a folder."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             require_file_inside(root, Path(parent, name))

@@ -17,8 +17,7 @@ SHUTDOWN_SECONDS = 2  # time for requests that are still being answered
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]  # if it is not installed
-    """Ends the streams on a signal, and leaves the exit code to the command. (uvicorn would raise
-    the signal again.)"""
+    """Ends the streams on a signal, and leaves the exit code to the command."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
@@ -71,8 +70,6 @@ def _listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"Port {port} cannot be used: {error.strerror}.",
-            fix="another --port, or none for a free port",
-        ) from error
+        problem = f"Port {port} cannot be used: {error.strerror}."
+        raise UsageError(problem, fix="another --port, or none for a free port") from error
     return listener

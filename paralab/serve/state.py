@@ -1,17 +1,19 @@
 """The state of a run that the live page shows, as plain numbers and charts."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from paralab.analyse import figures
 from paralab.analyse.blocks import Line, Lines, Timeline
 from paralab.analyse.manifest import RunManifest
 from paralab.analyse.recording import Recording, median, warm_up_steps
+from paralab.doctor.finding import Finding
 from paralab.plan.plan import label
-from paralab.record.events import Start
 from paralab.record.folder import RunFolder
+from paralab.record.reader import read_failures
 from paralab.record.types import Record
 from paralab.serve.status import IS_OVER, Status
-from paralab.show.follow import RECENT_STEPS, Follower, RankProgress
+from paralab.show.follow import RECENT_STEPS, Follower, Held, RankProgress, Share
 from paralab.units import age
 
 WORTH_SAYING_SECONDS = 10.0  # a shorter silence is usual
@@ -19,14 +21,9 @@ RankStatus = Literal["not started", "running", "gone", "ended", "failed", "not v
 
 
 class DeviceState(Record, frozen=True, kw_only=True):
-    """A device's load and memory, and how each was measured."""
-
     name: str
-    load: float | None
-    load_measure: str
-    memory_bytes: int | None
-    capacity_bytes: int | None
-    memory_measure: str
+    load: Share | None
+    memory: Held | None
 
 
 class RankState(Record, frozen=True, kw_only=True):
@@ -38,14 +35,6 @@ class RankState(Record, frozen=True, kw_only=True):
     data_seconds: float | None
     communication_share: float | None
     devices: tuple[DeviceState, ...]
-
-
-class DoctorFinding(Record, frozen=True, kw_only=True):
-    id: str
-    severity: str
-    why: str
-    fix: str
-    rank: int | None = None
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
@@ -67,8 +56,8 @@ class Snapshot(Record, frozen=True, kw_only=True):
     losses: Lines | None
     step_times: Lines | None
     timeline: Timeline | None
-    findings: tuple[DoctorFinding, ...] = ()
-    doctor_note: str = ""  # why there are no findings yet
+    findings: tuple[Finding, ...]
+    doctor_note: str  # why there are no findings yet
 
 
 def snapshot_of(
@@ -77,15 +66,16 @@ def snapshot_of(
     folder: RunFolder,
     status: Status,
     silent_seconds: float,
-    is_running: dict[int, bool | None],
-    problem: str = "",
+    running: Mapping[int, bool | None],
+    findings: tuple[Finding, ...],
+    doctor_note: str,
 ) -> Snapshot:
-    """Describe the run, based on what the follower has read so far. `problem`: the launcher's
-    explanation of a failure."""
-    losses = follower.losses
-    ranks = tuple(_rank(follower, each, is_running) for each in follower.ranks)
+    """Describe the run, based on what the follower has read so far."""
+    losses, ranks = follower.losses, follower.ranks
+    failures = read_failures(folder.path)  # the launcher's explanations
+    problem = failures[-1].problem if failures else ""
+    recent = {rank.plan.rank: rank.recent_events for rank in ranks}
     is_training = status in ("starting", "running")
-    recent = {rank.plan.rank: rank.recent_events for rank in follower.ranks}
     return Snapshot(
         configuration=label(follower.plan),
         workload=manifest.workload.name,
@@ -99,16 +89,17 @@ def snapshot_of(
         step_seconds=_step_seconds(follower, status),
         samples_per_second=follower.samples_per_second,
         seconds_left=follower.seconds_left if is_training else None,
-        ranks=ranks,
+        ranks=tuple(_rank(follower, each, running.get(each.plan.rank)) for each in ranks),
         losses=_curve("Loss", follower.loss_of, "loss of the global batch", "number"),
         step_times=_curve("Step time", follower.seconds_of, "step time", "seconds"),
         timeline=figures.timeline(Recording(folder.path, manifest, recent)),
+        findings=findings,
+        doctor_note=doctor_note,
     )
 
 
 def _step_seconds(follower: Follower, status: Status) -> float | None:
-    """Return the median over the last steps or, after the end, over all steps except the warm-up,
-    as in the report."""
+    """Return the median over the last steps or, after the end, over the steps in the report."""
     times = list(follower.seconds_of.values())
     begin = warm_up_steps(len(times)) if status in IS_OVER else max(0, len(times) - RECENT_STEPS)
     return median(times[begin:])
@@ -131,37 +122,30 @@ def describe(status: Status, follower: Follower, silent_seconds: float, problem:
     if status == "failed":
         return f"Failed {done}. {problem or _first_error(follower)}".rstrip()
     if status == "silent":
-        return (
-            f"{silent} The ranks run on another machine, so paralab cannot see whether they are "
-            "still training."
-        )
+        return f"{silent} The ranks run on another machine, so paralab cannot see their processes."
     gone = "The ranks' processes are gone, and they did not record an end."
     return f"Killed {done}. {problem or gone} {silent}"
 
 
 def _first_error(follower: Follower) -> str:
-    errors = [(rank.error.time, rank) for rank in follower.ranks if rank.error]
-    if not errors:
-        return ""
-    rank = min(errors, key=lambda pair: pair[0])[1]
-    assert rank.error is not None
-    return f"Rank {rank.plan.rank}: {rank.error.error}"
+    errors = [(rank.error, rank.plan.rank) for rank in follower.ranks if rank.error]
+    first = min(errors, key=lambda pair: pair[0].time, default=None)
+    return f"Rank {first[1]}: {first[0].error}" if first else ""
 
 
-def starts_of(follower: Follower) -> list[Start]:
-    return [rank.started for rank in follower.ranks if rank.started]
-
-
-def _rank(follower: Follower, rank: RankProgress, is_running: dict[int, bool | None]) -> RankState:
+def _rank(follower: Follower, rank: RankProgress, is_running: bool | None) -> RankState:
     return RankState(
         rank=rank.plan.rank,
         pid=rank.started.pid if rank.started else None,
-        status=_rank_status(rank, is_running.get(rank.plan.rank)),
+        status=_rank_status(rank, is_running),
         step=next(reversed(rank.losses), -1) + 1,
         step_seconds=rank.step_seconds,
         data_seconds=rank.data_seconds,
         communication_share=follower.communication_share(rank.plan.rank),
-        devices=tuple(_device(rank, name) for name in rank.devices),
+        devices=tuple(
+            DeviceState(name=name, load=rank.load_of(name), memory=rank.memory_of(name))
+            for name in rank.devices
+        ),
     )
 
 
@@ -172,18 +156,6 @@ def _rank_status(rank: RankProgress, is_running: bool | None) -> RankStatus:
     if not rank.started:
         return "not started"
     return "not visible" if is_running is None else "running" if is_running else "gone"
-
-
-def _device(rank: RankProgress, name: str) -> DeviceState:
-    load, memory = rank.load_of(name), rank.memory_of(name)
-    return DeviceState(
-        name=name,
-        load=load.value if load else None,
-        load_measure=load.measure if load else "load",
-        memory_bytes=memory.bytes if memory else None,
-        capacity_bytes=memory.capacity_bytes if memory else None,
-        memory_measure=memory.measure if memory else "memory",
-    )
 
 
 def _curve(title: str, values: dict[int, float], y: str, unit: str) -> Lines | None:

@@ -6,7 +6,7 @@ training.
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import psutil
@@ -19,8 +19,7 @@ from paralab.record.reader import RunStatus, read_status
 Status = Literal["starting", "not started", "running", "silent", "damaged"] | RunStatus
 IS_OVER: tuple[Status, ...] = ("completed", "stopped", "failed", "interrupted")
 
-# A launcher reads the events and writes result.json after the ranks have ended. It may also start
-# them again.
+# After the ranks have ended, the launcher writes result.json or starts them again.
 GRACE_SECONDS = 8.0
 SILENT_SECONDS = 60.0
 CLOCK_SECONDS = 2.0  # a process may appear to start this long after its start event
@@ -42,25 +41,21 @@ def is_running(start: Start) -> bool | None:
 
 
 def status_of(
-    starts: Sequence[Start],
+    running: Collection[bool | None],
     ends: Sequence[End],
     world_size: int,
     silent_seconds: float,
     has_result: bool,
-    is_running: Callable[[Start], bool | None] = is_running,
 ) -> Status:
-    """Return a run's status. `silent_seconds`: how long ago a rank wrote its last event;
-    `has_result`: whether the launcher wrote result.json, its last act."""
+    """Return a run's status. `running`: `is_running` of each rank that started; `silent_seconds`:
+    how long ago a rank wrote its last event; `has_result`: whether the launcher wrote result.json,
+    its last act."""
     written = read_status({number: [end] for number, end in enumerate(ends)}, world_size)
     if has_result or (len(ends) == world_size and written in ("completed", "stopped")):
         return written
-    if not starts:
+    if not running:
         return "starting" if silent_seconds < SILENT_SECONDS else "not started"
-    ranks = [is_running(start) for start in starts]
-    if True in ranks:
-        return "running"
     # Ranks that failed may be started again, and ranks elsewhere cannot be seen.
-    limit = SILENT_SECONDS if None in ranks else GRACE_SECONDS
-    if silent_seconds < limit:
+    if True in running or silent_seconds < (SILENT_SECONDS if None in running else GRACE_SECONDS):
         return "running"
-    return "silent" if None in ranks and not ends else written
+    return "silent" if None in running and not ends else written

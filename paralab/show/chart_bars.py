@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable
 
 from paralab.analyse.blocks import Bar, Bars, Distribution
+from paralab.analyse.recording import quantiles
 from paralab.show import svg
 from paralab.show.svg import Axis
 from paralab.units import measure, plural
@@ -120,24 +121,16 @@ def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
             continue
         drawn.append(_draw_values(found, x, middle))
         drawn.append(rows.draw_number(number, width - 2, "end"))
-        first, median, third = (measure(value, unit) for value in quartiles(found))
+        first, median, third = (measure(value, unit) for value in quantiles(found, 4))
         number_of = plural(len(found), "value")
         spread = f"median {median}, quartiles {first} and {third}, {number_of}"
         described.append(f"{labels[number]}: {spread}")
     return rows.picture(name, distribution.title, "; ".join(described), x, *drawn)
 
 
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return the quartiles, interpolated: 2, 3, and 4 for 1 2 3 4 5."""
-    several = values if len(values) > 1 else values * 2
-    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
-    return first, median, third
-
-
 def _draw_values(values: list[float], x: Axis, middle: float) -> str:
-    """Draw the quartiles, a dot per value, and the median. Dots are spread vertically so that equal
-    values do not hide each other. Their height has no meaning."""
-    first, median, third = map(x, quartiles(values))
+    """Draw the quartiles, the median, and a dot per value; the dots' height has no meaning."""
+    first, median, third = map(x, quantiles(values, 4))
     dots = "".join(
         f"M{x(value):.1f} {middle + (number * GOLDEN % 1 - 0.5) * 22:.1f}h0"
         for number, value in enumerate(values)

@@ -6,7 +6,7 @@ The picture has the same size for any number of lanes, so a slider never moves t
 from paralab.analyse.blocks import Explorable
 from paralab.show import svg
 from paralab.show.explore import State, start_of
-from paralab.show.palette import fill, kinds_legend
+from paralab.show.palette import Legend, fill, kinds_legend
 
 HEIGHTS = {"schedule": 280, "overlap": 114, "memory": 220, "split": 230, "what_if": 280}  # px
 AXIS, LABELS, RIGHT = 26, 92, 46  # px below, to the left, and to the right of the lanes
@@ -21,9 +21,9 @@ KINDS = {
 }
 
 
-def explore_legend(block: Explorable) -> str:
+def explore_legend(block: Explorable) -> Legend:
     kinds = KINDS[block.figure]
-    return kinds_legend(kinds) if len(kinds) > 1 else ""
+    return kinds_legend(kinds) if len(kinds) > 1 else []
 
 
 def draw_start(block: Explorable, name: str, width: int) -> str:
@@ -45,11 +45,8 @@ def draw_lanes(state: State, width: int, height: int) -> str:
         drawn.append(svg.text(lane.label, LABELS - 8, top + tall / 2 + 4.5, "label", "end"))
         for box in lane.boxes:
             left, room = x(box.start), max(x(box.end) - x(box.start), 0.5)
-            drawn.append(
-                svg.rect(
-                    f"span is-{box.kind}", left, top, room, thick, fill=fill(box.kind), rx=None
-                )
-            )
+            look = f"span is-{box.kind}"
+            drawn.append(svg.rect(look, left, top, room, thick, fill=fill(box.kind), rx=None))
             if box.words and thick >= 13 and room > svg.width_of(box.words) + 2:
                 at = left + room / 2
                 drawn.append(svg.text(box.words, at, top + thick / 2 + 4.5, "in-span", "middle"))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paralab.analyse.blocks import Line, Lines
 from paralab.show import svg
-from paralab.show.palette import legend
+from paralab.show.palette import Legend
 from paralab.show.svg import Axis
 from paralab.units import measure, plural
 
@@ -24,11 +24,9 @@ MOST_POINTS = 400  # thin out curves with more points than this
 Place = tuple[float, float]
 
 
-def lines_legend(lines: Lines) -> str:
+def lines_legend(lines: Lines) -> Legend:
     several = len(lines.lines) > 1
-    return legend(
-        (_curve("M1 6H25", number, several), line.label) for number, line in enumerate(lines.lines)
-    )
+    return [(_curve("M1 6H25", n, several), line.label) for n, line in enumerate(lines.lines)]
 
 
 def draw_lines(lines: Lines, name: str, width: int) -> str:
@@ -39,9 +37,8 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
     if not heights:
         return svg.nothing()
 
-    from_zero = lines.y_unit in ("bytes", "share") or (
-        lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights)
-    )
+    is_long = lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights)
+    from_zero = lines.y_unit in ("bytes", "share") or is_long
     y = svg.axis(heights, lines.y_unit, (height - BOTTOM, TOP), from_zero)
     left = max(svg.width_of(words) for _, words in y.ticks) + 14
     x = (svg.log_axis if lines.log_x else _full_axis)([x for x, _ in points], left, right)

@@ -6,7 +6,7 @@ Areas without a cell are the bubble. They are hatched to distinguish them from t
 
 from paralab.analyse.blocks import Schedule, Slot
 from paralab.show.chart_bars import Rows
-from paralab.show.palette import fill, kinds_legend
+from paralab.show.palette import LEGEND, Legend, fill, kinds_legend
 from paralab.show.svg import axis, known, nothing, picture, rect, text, width_of
 from paralab.units import measure, plural, seconds
 
@@ -14,7 +14,7 @@ HEAD, FOOT = 26, 44  # px above and below a grid
 CELL = 26
 
 
-def schedule_legend(schedule: Schedule) -> str:
+def schedule_legend(schedule: Schedule) -> Legend:
     split = ("weights",) if any(slot.weights for slot in schedule.ideal) else ()
     return kinds_legend(("forward", "backward", *split, "bubble"))
 
@@ -70,13 +70,11 @@ def _grid(rows: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
 
 
 def _cell(slot: Slot, x: float, middle: float, width: float, unit: str) -> str:
-    way = "weights" if slot.weights else "backward" if slot.backward else "forward"
     length, label = slot.end - slot.start, _label(slot)
     how_long = seconds(length) if unit == "seconds" else plural(length, "slot")
-    named = "backward, weights only" if slot.weights else way
     part = f", part {slot.part} of this stage" if slot.part else ""
-    tip = f"{named} of micro-batch {slot.micro}{part}: {how_long}"
-    box = rect("span", x, middle - CELL / 2, width, CELL, tip, fill=fill(way))
+    tip = f"{LEGEND[slot.kind][0]} of micro-batch {slot.micro}{part}: {how_long}"
+    box = rect("span", x, middle - CELL / 2, width, CELL, tip, fill=fill(slot.kind))
     fits = width > width_of(label) + 2
     return box + (text(label, x + width / 2, middle + 4.5, "in-span", "middle") if fits else "")
 
@@ -89,8 +87,6 @@ def _label(slot: Slot) -> str:
 def _order(schedule: Schedule, stage: int) -> str:
     """Return `stage 0 does F0 F1 B0 B1`, ordered by time."""
     slots = [slot for slot in schedule.measured or schedule.ideal if slot.stage == stage]
-    words = (
-        ("W" if slot.weights else "B" if slot.backward else "F") + _label(slot)
-        for slot in sorted(slots, key=lambda slot: slot.start)
-    )
+    ordered = sorted(slots, key=lambda slot: slot.start)
+    words = (slot.kind[0].upper() + _label(slot) for slot in ordered)
     return f"{schedule.stages[stage]} does {' '.join(words)}"

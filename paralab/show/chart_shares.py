@@ -3,13 +3,15 @@
 from paralab.analyse.blocks import Cell, Shares, Table
 from paralab.show import svg
 from paralab.show.chart_bars import Rows
-from paralab.show.palette import LEGEND, fill, kind_of, kinds_legend
+from paralab.show.palette import LEGEND, Legend, fill, kind_of, kinds_legend
 
 BAR = 24  # px
 
 
-def shares_legend(shares: Shares) -> str:
-    return kinds_legend(kind for kind in LEGEND if kind in _drawn(shares))
+def shares_legend(shares: Shares) -> Legend:
+    pairs = [pair for row in shares.rows for pair in zip(shares.kinds, row.shares, strict=True)]
+    drawn = {kind for kind, share in pairs if share > 0}
+    return kinds_legend(kind for kind in LEGEND if kind in drawn)
 
 
 def draw_shares(shares: Shares, name: str, width: int) -> str:
@@ -48,12 +50,3 @@ def as_table(shares: Shares) -> Table:
     )
     columns = tuple(LEGEND[kind_of(kind)][0].partition(":")[0] for kind in shares.kinds)
     return Table(shares.title, ("", *columns), rows, shares.note)
-
-
-def _drawn(shares: Shares) -> set[str]:
-    return {
-        kind
-        for row in shares.rows
-        for kind, share in zip(shares.kinds, row.shares, strict=True)
-        if share > 0
-    }

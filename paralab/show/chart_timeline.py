@@ -9,7 +9,8 @@ page's data.
 from collections import defaultdict
 
 from paralab.analyse.blocks import Span, Timeline
-from paralab.show.palette import LEGEND, fill, kind_of, kinds_legend
+from paralab.analyse.time_intervals import lanes
+from paralab.show.palette import LEGEND, Legend, fill, kind_of, kinds_legend
 from paralab.show.svg import axis, element, known, line, nothing, picture, rect, text
 from paralab.units import plural, seconds
 
@@ -20,7 +21,7 @@ TOP = 26  # px for the step numbers
 AXIS = 44
 
 
-def timeline_legend(timeline: Timeline) -> str:
+def timeline_legend(timeline: Timeline) -> Legend:
     kinds = {"exposed" if span.exposed else kind_of(span.kind) for span in timeline.spans}
     return kinds_legend(kind for kind in LEGEND if kind in kinds)
 
@@ -58,16 +59,16 @@ def draw_timeline(timeline: Timeline, name: str, width: int = WIDTH) -> str:
         if (stop - start) * px_per_second > 56:
             steps.append(text(f"step {number}", x + 5, 14, "tick"))
 
-    lanes, names = [], []
+    grounds, names = [], []
     for lane, top, depth in zip(timeline.lanes, tops, depths, strict=True):
-        lanes.append(rect("lane", 0, top - 2, "100%", depth * (BAR + 1) + 3, rx=3))
+        grounds.append(rect("lane", 0, top - 2, "100%", depth * (BAR + 1) + 3, rx=3))
         names.append(text(lane, SIDE + 5, top - 6, "lane-name"))
     return picture(
         name,
         timeline.title,
         _describe(timeline, end - begin),
         (width, bottom + AXIS),
-        element("g", *lanes, class_="lanes"),
+        element("g", *grounds, class_="lanes"),
         element("g", *steps, class_="steps"),
         element("g", *names),
         element("g", *spans, class_="spans"),
@@ -83,15 +84,14 @@ def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]
     """Return each span's row within its lane, and the number of rows per lane. Overlapping spans
     get different rows: forward 0–4, backward 4–9, and all-reduce 6–11 on one lane get rows 0, 0,
     and 1. An overlap below `tolerance` is treated as clock noise."""
-    spans, rows = timeline.spans, [0] * len(timeline.spans)
-    lanes: list[list[float]] = [[] for _ in timeline.lanes]  # the end of each row's last span
-    for index in sorted(range(len(rows)), key=lambda n: (spans[n].start, -spans[n].end)):
-        span = spans[index]
-        ends = lanes[span.lane]
-        free = (row for row, end in enumerate(ends) if end <= span.start + tolerance)
-        rows[index] = next(free, len(ends))
-        ends[rows[index] : rows[index] + 1] = [span.end]
-    return rows, [max(len(ends), 1) for ends in lanes]
+    spans, rows, depths = timeline.spans, [0] * len(timeline.spans), []
+    for lane in range(len(timeline.lanes)):
+        own = [n for n, span in enumerate(spans) if span.lane == lane]
+        found = lanes([(spans[n].start + tolerance, spans[n].end) for n in own], nested=False)
+        for n, row in zip(own, found, strict=True):
+            rows[n] = row
+        depths.append(max(found, default=0) + 1)
+    return rows, depths
 
 
 def _draw_span(span: Span, index: int, x: float, y: float, width: float, begin: float) -> str:
@@ -119,12 +119,12 @@ def _time_axis(extent: float, px_per_second: float, bottom: float, width: int) -
 
 def _describe(timeline: Timeline, extent: float) -> str:
     """Describe the chart in words: how long each lane spent on each kind of work."""
-    lanes: list[dict[str, float]] = [defaultdict(float) for _ in timeline.lanes]
+    per_lane: list[dict[str, float]] = [defaultdict(float) for _ in timeline.lanes]
     for span in timeline.spans:
         kind = LEGEND[kind_of(span.kind)][0] + (", exposed" if span.exposed else "")
-        lanes[span.lane][kind] += span.end - span.start
+        per_lane[span.lane][kind] += span.end - span.start
     words = []
-    for lane, spent in zip(timeline.lanes, lanes, strict=True):
+    for lane, spent in zip(timeline.lanes, per_lane, strict=True):
         times = ", ".join(f"{kind} {seconds(time)}" for kind, time in spent.items())
         words.append(f"{lane}: {times or 'nothing'}")
     return f"{plural(len(timeline.steps), 'step')} in {seconds(extent)}. " + "; ".join(words)

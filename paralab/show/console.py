@@ -13,8 +13,7 @@ PIPED_WIDTH = 130  # for pipes and files, which have no width; fits the default 
 
 
 class VisibleConsole(Console):
-    """A console that shows control characters in printed text as symbols. Rich's own control codes
-    are separate segments, so they still work."""
+    """Shows control characters in printed text as symbols. Rich's own control codes still work."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -25,9 +24,8 @@ class VisibleConsole(Console):
 
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return VisibleConsole(
-        stderr=stderr, highlight=False, width=None if stream.isatty() else PIPED_WIDTH
-    )
+    width = None if stream.isatty() else PIPED_WIDTH
+    return VisibleConsole(stderr=stderr, highlight=False, width=width)
 
 
 console = _console(stderr=False)
@@ -51,8 +49,7 @@ def print_table(
 
 def print_facts(facts: Iterable[tuple[str, str]], style: str = "dim") -> None:
     """Print names and their values, with the names in this style."""
-    table = fact_table()
-    table.columns[0].style = style
+    table = fact_table(style)
     for name, value in facts:
         table.add_row(name, value)
     show_table(table)
@@ -79,8 +76,8 @@ def plain_table(*columns: str, right: Sequence[str] = (), header: bool = True) -
     return table
 
 
-def fact_table() -> Table:
+def fact_table(style: str = "dim") -> Table:
     """Create a table with two columns: a name and its value."""
     table = plain_table("what", "value", header=False)
-    table.columns[0].style = "dim"
+    table.columns[0].style = style
     return table

@@ -17,9 +17,8 @@ DETAILS, WIDE = ("per device", "efficiency"), 132
 def print_document(document: Document) -> None:
     _print_title(document)
     for section in document.sections:
-        blocks = [
-            block for block in section.blocks if isinstance(block, Table | Answer | Bars | Shares)
-        ]
+        shown = (as_table(b) if isinstance(b, Shares) else b for b in section.blocks)
+        blocks = [block for block in shown if isinstance(block, Table | Answer | Bars)]
         if not blocks:
             continue
         say(f"\n[bold]{escape(section.title)}[/]")
@@ -28,8 +27,6 @@ def print_document(document: Document) -> None:
         for block in blocks:
             if isinstance(block, Table):
                 _print_table(block)
-            elif isinstance(block, Shares):
-                _print_table(as_table(block))
             elif isinstance(block, Answer):
                 _print_answer(block)
             else:
@@ -42,10 +39,8 @@ def print_document(document: Document) -> None:
 def print_summary(document: Document) -> None:
     """Print the first table, narrow enough for a terminal, and the verdict."""
     _print_title(document)
-    blocks = [block for section in document.sections for block in section.blocks]
-    first = next((block for block in blocks if isinstance(block, Table)), None)
-    if first:
-        _print_table(replace(first, title=""))
+    for table in [table for section in document.sections for table in section.of(Table)][:1]:
+        _print_table(replace(table, title=""))
     _print_findings(document.findings)
 
 
@@ -81,8 +76,7 @@ def _print_answer(answer: Answer) -> None:
 
 
 def _print_bars(bars: Bars) -> None:
-    """Print bars made of characters, all on one scale from a line at zero. A second line marks the
-    reference."""
+    """Print bars made of characters from a line at zero. A second line marks the reference."""
     values = [bar.value for bar in bars.bars if bar.value is not None]
     if not values:
         return

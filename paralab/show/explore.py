@@ -4,6 +4,7 @@ page.js does the same in the browser (explore.js); a test moves the sliders and 
 that Python draws is the one that a reader without scripts sees.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -73,19 +74,20 @@ def _output(name: str, label: str, value: float, unit: str) -> Output:
 
 def _schedule(values: Values, constants: Values) -> State:
     stages, micro, name = values["stages"], values["micro_batches"], values["schedule"]
-    measured = [
-        Lane(f"measured {stage}", tuple(_measured_boxes(constants["measured"], stage)))
-        for stage in range(1 + max(row[0] for row in constants["measured"]))
-    ]
+    boxes: dict[int, list[Box]] = defaultdict(list)
+    for stage, number, kind, start, end in constants["measured"]:
+        boxes[stage].append(Box(start, end, kind, str(number)))
+    measured = [Lane(f"measured {stage}", tuple(boxes[stage])) for stage in range(1 + max(boxes))]
     measured_end = max(box.end for lane in measured for box in lane.boxes)
+    measured_time = _output("measured_seconds", "Measured time", measured_end, "seconds")
     if problem := misfit(name, stages, micro):
-        unknown = [
-            Output(key, label, "", "–")
-            for key, label in (("bubble", "Ideal bubble"), ("ideal_seconds", "Ideal time"))
-        ]
-        end = _output("measured_seconds", "Measured time", measured_end, "seconds")
-        rest = (end, Output("difference", "Difference", "", "–"))
-        return State("seconds", tuple(measured), (*unknown, *rest), problem)
+        labels = {
+            "bubble": "Ideal bubble",
+            "ideal_seconds": "Ideal time",
+            "difference": "Difference",
+        }
+        bubble, ideal_time, gap = (Output(key, label, "", "–") for key, label in labels.items())
+        return State("seconds", tuple(measured), (bubble, ideal_time, measured_time, gap), problem)
 
     parts = PARTS_PER_RANK[name]
     forward, backward = (
@@ -94,17 +96,11 @@ def _schedule(values: Values, constants: Values) -> State:
     seconds = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
     slots = simulate(order(name, stages, micro), seconds)
     ideal_end = max(slot.end for slot in slots)
-    ideal = [
-        Lane(
-            f"ideal {stage}",
-            tuple(
-                Box(slot.start, slot.end, KINDS[slot.action.kind], str(slot.action.micro))
-                for slot in slots
-                if slot.rank == stage
-            ),
-        )
-        for stage in range(stages)
-    ]
+    planned: dict[int, list[Box]] = defaultdict(list)
+    for slot in slots:
+        box = Box(slot.start, slot.end, KINDS[slot.action.kind], str(slot.action.micro))
+        planned[slot.rank].append(box)
+    ideal = [Lane(f"ideal {stage}", tuple(planned[stage])) for stage in range(stages)]
     shorter, ends = (ideal, (ideal_end, measured_end))
     if ideal_end > measured_end:
         shorter, ends = measured, (measured_end, ideal_end)
@@ -112,32 +108,20 @@ def _schedule(values: Values, constants: Values) -> State:
         Lane(lane.label, (*lane.boxes, Box(*ends, "difference"))) if lane in shorter else lane
         for lane in (*ideal, *measured)
     ]
-    bubble = ideal_bubble(stages, micro, name)
+    share, longer = ideal_bubble(stages, micro, name), measured_end - ideal_end
     passes = parts * micro * (3 if name == "zero-bubble" else 1)
-    formula = f"({stages} − 1) / ({passes} + {stages} − 1) = {measure(bubble, 'share')}"
+    formula = f"({stages} − 1) / ({passes} + {stages} − 1) = {measure(share, 'share')}"
+    signed = f"{'−' if longer < 0 else '+'}{measure(abs(longer), 'seconds')}"
     return State(
         "seconds",
         tuple(shaded),
         (
-            Output("bubble", "Ideal bubble", bubble, formula),
+            Output("bubble", "Ideal bubble", share, formula),
             _output("ideal_seconds", "Ideal time", ideal_end, "seconds"),
-            _output("measured_seconds", "Measured time", measured_end, "seconds"),
-            Output(
-                "difference",
-                "Difference",
-                measured_end - ideal_end,
-                _signed(measured_end - ideal_end),
-            ),
+            measured_time,
+            Output("difference", "Difference", longer, signed),
         ),
     )
-
-
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{measure(abs(value), 'seconds')}"
-
-
-def _measured_boxes(passes: list[list[Any]], stage: int) -> list[Box]:
-    return [Box(start, end, kind, str(n)) for row, n, kind, start, end in passes if row == stage]
 
 
 def _overlap(values: Values, constants: Values) -> State:
@@ -150,9 +134,7 @@ def _overlap(values: Values, constants: Values) -> State:
     end = transfers[-1].end
     exposed = max(0.0, end - backward)
     busy = sum(each.end - each.start for each in transfers)
-    boxes = tuple(
-        Box(each.start, each.end, "all_reduce", str(n)) for n, each in enumerate(transfers)
-    )
+    boxes = tuple(Box(t.start, t.end, "all_reduce", str(n)) for n, t in enumerate(transfers))
     device = (Box(0.0, backward, "backward", "backward"), Box(backward, end, "exposed", ""))
     one = latency + size / rate
     formula = f"{measure(latency, 'seconds')} + {measure(size, 'bytes')} / "
@@ -173,11 +155,10 @@ def _overlap(values: Values, constants: Values) -> State:
 def _memory(values: Values, constants: Values) -> State:
     names = ("parameters", "gradients", "optimizer", "activations_per_sample")
     whole = DeviceMemory(*(constants[name] for name in names))
+    devices, batch, precision = (values[name] for name in ("devices", "batch", "precision"))
     lanes, outputs = [], []
     for strategy in STRATEGIES:
-        held = device_memory(
-            strategy, values["devices"], values["batch"], whole, values["precision"]
-        )
+        held = device_memory(strategy, devices, batch, whole, precision)
         boxes, start = [], 0.0
         for kind, bytes_ in held._asdict().items():
             boxes.append(Box(start, start + bytes_, kind, measure(bytes_, "bytes")))
@@ -226,10 +207,8 @@ def _what_if(values: Values, constants: Values) -> State:
         mark = " ←" if devices == chosen else ""
         lanes.append(Lane(f"{devices}{mark}", tuple(boxes)))
     one, step = (sum(predict_step(devices, *known)) for devices in (1, chosen))
-    compute, optimizer, other, exposed = (
-        measure(part, "seconds") for part in predict_step(chosen, *known)
-    )
-    formula = f"{compute} + {optimizer} + {other} + {exposed} = {measure(step, 'seconds')}"
+    terms = " + ".join(measure(part, "seconds") for part in predict_step(chosen, *known))
+    formula = f"{terms} = {measure(step, 'seconds')}"
     measured = constants["measured_seconds"].get(str(chosen))
     return State(
         "seconds",

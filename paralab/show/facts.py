@@ -21,8 +21,7 @@ class Catalog(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """The environment that `env --json` prints. A precision or backend is `usable` or `not usable:
-    reason`."""
+    """What `env --json` prints. A precision or backend is `usable` or `not usable: reason`."""
 
     machine: Machine
     precisions: dict[str, dict[str, str]]  # by device

@@ -94,15 +94,13 @@ class RankProgress:
             self.ended = event
 
     def begin_attempt(self) -> None:
-        """Forget the failed attempt's end and its recent steps. Its losses stay until a later
-        attempt repeats their steps."""
+        """Forget the failed attempt, except the losses of steps that no later attempt repeats."""
         self.started = self.error = self.ended = None
         self._recent.clear()
         self._details = []
 
     @property
     def recent_events(self) -> list[Event]:
-        """The last `RECENT_STEPS` steps with their details."""
         return [event for step, details in self._recent for event in (*details, step)]
 
     @property
@@ -137,16 +135,16 @@ class RankProgress:
             return Share(self.load.cpu_share / self.threads_per_device, "CPU load")
         events = {span.event for _, details in self._recent for span in details}
         work = REPLICA_WORK if events.intersection(REPLICA_WORK) else WORK
-        busy = self._share_of_steps(work, device)
-        return None if busy is None else Share(busy, "busy")
+        total = sum(step.seconds for step, _ in self.recent.values())
+        covered = sum(_cover(details, work, device) for _, details in self.recent.values())
+        return Share(covered / total, "busy") if total else None
 
     @property
     def mean_load(self) -> float | None:
         return mean([load.value for device in self.devices if (load := self.load_of(device))])
 
     def memory_of(self, device: str) -> Held | None:
-        """Return the process's memory if the process runs only this device. Otherwise, return the
-        memory that the allocator reports or that paralab counted."""
+        """Return the memory of a process with one device, of the allocator, or as counted."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)
@@ -175,20 +173,11 @@ class RankProgress:
         gpus = self.machine.gpus
         return gpus[int(number)].memory_bytes if int(number) < len(gpus) else None
 
-    def _share_of_steps(self, names: Iterable[str], device: str | None = None) -> float | None:
-        """Return the share of time that these spans cover, in steps with details."""
-        detailed = [
-            (step.seconds, _cover(details, names, device)) for step, details in self.recent.values()
-        ]
-        total = sum(seconds for seconds, _ in detailed)
-        return sum(covered for _, covered in detailed) / total if total else None
-
 
 def _cover(spans: list[Span], names: Iterable[str], device: str | None = None) -> float:
     """Return the seconds during which at least one span with these names was running."""
-    return length(
-        span.interval for span in spans if span.event in names and device in (None, span.device)
-    )
+    spans = [span for span in spans if span.event in names and device in (None, span.device)]
+    return length(span.interval for span in spans)
 
 
 class Follower:
@@ -197,9 +186,8 @@ class Follower:
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         self.plan = plan
         self.machine = manifest_of(folder.path, RunManifest).machine
-        self.ranks = [
-            RankProgress(rank, plan.threads_per_device, self.machine) for rank in plan.ranks
-        ]
+        threads = plan.threads_per_device
+        self.ranks = [RankProgress(rank, threads, self.machine) for rank in plan.ranks]
         self.loss_of: dict[int, float] = {}  # step -> loss, for the steps that all ranks finished
         self.seconds_of: dict[int, float] = {}  # from the first rank's start to the last one's end
         self.attempt = 0
@@ -291,8 +279,8 @@ class Follower:
     def samples_per_second(self) -> float | None:
         if not self.loss_of:
             return None
-        seconds = self._last_end - self._first_start
-        return len(self.loss_of) * self.plan.batch_size / seconds
+        samples = sum(rank.samples for rank in self.ranks)
+        return samples / (self._last_end - self._first_start)
 
     @property
     def seconds_left(self) -> float | None:
@@ -301,6 +289,5 @@ class Follower:
 
     @property
     def cores_used(self) -> float | None:
-        """The number of CPU cores that all ranks use in total."""
         shares = [rank.load.cpu_share for rank in self.ranks if rank.load]
         return sum(shares) if len(shares) == len(self.ranks) else None

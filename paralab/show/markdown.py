@@ -25,9 +25,8 @@ def as_markdown(document: Document) -> str:
         blocks = [block for block in shown if isinstance(block, Table | Answer)]
         if not blocks:
             continue
-        lines += ["", f"## {safe(section.title)}", ""] + (
-            [safe(section.text), ""] if section.text else []
-        )
+        text = [safe(section.text), ""] if section.text else []
+        lines += ["", f"## {safe(section.title)}", "", *text]
         for block in blocks:
             lines += _table(block) if isinstance(block, Table) else _answer(block)
     if document.facts:
@@ -37,9 +36,8 @@ def as_markdown(document: Document) -> str:
 
 
 def safe(text: str) -> str:
-    return UNSAFE.sub(
-        lambda found: f"&#{ord(found[0])};", visible(" ".join(str(text).splitlines()))
-    )
+    one_line = visible(" ".join(str(text).splitlines()))
+    return UNSAFE.sub(lambda found: f"&#{ord(found[0])};", one_line)
 
 
 def _table(table: Table) -> list[str]:

@@ -8,10 +8,11 @@ import base64
 from contextlib import suppress
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from paralab.analyse.blocks import Cell, Document, Table
+from paralab.analyse.blocks import Document, Table
 from paralab.analyse.compare import Comparison
 from paralab.analyse.result import Result
 from paralab.analyse.tune import TuneResult
@@ -71,8 +72,7 @@ def as_html(result: Shown) -> str:
 
     parts = [f"<p><strong>{escape(document.title)}</strong> {escape(document.subtitle)}</p>"]
     parts += [f"<p>{prose(each.text)}</p>" for each in document.findings[:2]]
-    blocks = [block for section in document.sections for block in section.blocks]
-    tables = [block for block in blocks if isinstance(block, Table) and block.rows]
+    tables = [each for section in document.sections for each in section.of(Table) if each.rows]
     if tables:
         # The first table of a run or a comparison sums it up. A sheet has no such table.
         largest = max(tables, key=lambda table: len(table.rows) * len(table.columns))
@@ -101,24 +101,12 @@ def _comparison_document(folder: Path) -> Document:
 
 
 def _table(table: Table) -> str:
-    from paralab.show.page import numeric_columns
+    from paralab.show.page import page_environment
 
-    right = ["number" if numeric else "" for numeric in numeric_columns(table)]
-    head = _row([Cell(column) for column in table.columns], right, "th")
-    rows = [_row(row, right, "td") for row in table.rows[:MOST_ROWS]]
+    macros: Any = page_environment("show").get_template("table.html.j2").module
+    html = macros.table(replace(table, rows=table.rows[:MOST_ROWS]), table.title)
     more = len(table.rows) - MOST_ROWS
-    note = f"<p>{plural(more, 'more row')} in the full report.</p>" if more > 0 else ""
-    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{note}"
-
-
-def _row(cells: list[Cell] | tuple[Cell, ...], classes: list[str], tag: str) -> str:
-    from paralab.show.page import cell_words
-
-    written = (
-        f'<{tag} class="{name}">{escape(cell_words(cell))}</{tag}>'
-        for cell, name in zip(cells, classes, strict=True)
-    )
-    return f"<tr>{''.join(written)}</tr>"
+    return f"{html}<p>{plural(more, 'more row')} in the full report.</p>" if more > 0 else str(html)
 
 
 def _image(theme: str, drawing: str, name: str) -> str:

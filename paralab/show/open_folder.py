@@ -5,26 +5,23 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from paralab.analyse import scaling, tune, verify
-from paralab.analyse.blocks import Cell, Document, Finding, Section
+from paralab.analyse import scaling, tune
+from paralab.analyse.blocks import Document
 from paralab.analyse.compare import comparison_of, comparison_of_runs
 from paralab.analyse.manifest import kind_of
 from paralab.analyse.report import report
-from paralab.analyse.table_cells import Cells, exact, name, number, table
 from paralab.analyse.verdict import verdict
 from paralab.course import practical
 from paralab.errors import UsageError
-from paralab.record.types import convert, read_object
+from paralab.show import verify
 
 
 def document_of(folder: Path) -> Document:
     """Return the document for one folder, computed from its events."""
     kind = kind_of(folder)
     if kind not in DOCUMENTS:
-        raise UsageError(
-            f"This paralab version cannot read {folder}: its kind is {kind!r}.",
-            fix="install a newer paralab",
-        )
+        problem = f"This paralab version cannot read {folder}: its kind is {kind!r}."
+        raise UsageError(problem, fix="install a newer paralab")
     return DOCUMENTS[kind](folder)
 
 
@@ -40,49 +37,12 @@ def _scale(folder: Path) -> Document:
     return replace(document, findings=(*scaling.findings(comparison), *general))
 
 
-def _verify(folder: Path) -> Document:
-    """Create the document for `verify` from its result."""
-    path = folder / "result.json"
-    if not path.exists():
-        raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
-    result = convert(read_object(path), verify.VerifyResult, path)
-    ran = result.configurations
-    evidence = {"equal": sum(each.equal for each in ran), "of": len(ran)}
-    evidence["skipped"] = len(result.skipped)
-    finding = Finding("same", verify.headline(result), evidence)
-
-    sections = [Section("Configurations", (table("", map(_verify_row, ran)),))]
-    if reasons := verify.skipped_by_reason(result):
-        skipped = (
-            {"strategy": name(names), "configurations": exact(count), "why": name(reason)}
-            for names, count, reason in reasons
-        )
-        sections.append(Section("Not run", (table("", skipped),)))
-    title, subtitle = "Verify: parallel equals serial", ", ".join(result.workloads)
-    return Document(title, subtitle, (finding,), tuple(sections))
-
-
-def _verify_row(each: verify.Verified) -> Cells:
-    asked = each.excused
-    return {
-        "workload": name(each.options.workload),
-        "strategy": name(each.strategy),
-        "batch": name(each.arithmetic),
-        "difference": number(each.max_difference, "{:.1e}".format, "–"),
-        "outcome": Cell(verify.outcome(each), each.equal),
-        "as requested": number(asked.max_difference if asked else None, "{:.1e}".format, "–"),
-        "why": name(each.cause or "; ".join(asked.reasons if asked else ()) or "–"),
-    }
-
-
 def _slurm(folder: Path) -> Document:
     """Open the last attempt of a Slurm job, because a requeued job trains again."""
     manifests = list(folder.glob("run-*/manifest.json"))
     if not manifests:
-        raise UsageError(
-            f"The Slurm job in {folder} has not started training yet.",
-            fix=f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch",
-        )
+        fix = f"read {folder}/slurm-*.out, or submit it: sbatch {folder}/job.sbatch"
+        raise UsageError(f"The Slurm job in {folder} has not started training yet.", fix)
     newest = max(manifests, key=lambda path: (path.stat().st_mtime, path))
     return document_of_runs([newest.parent])
 
@@ -92,7 +52,7 @@ DOCUMENTS: dict[str, Callable[[Path], Document]] = {
     "compare": lambda folder: report(comparison_of(folder), folder),
     "scale": _scale,
     "tune": tune.document,
-    "verify": _verify,
+    "verify": verify.document_of,
     "slurm": _slurm,
     "practical": practical.document_of,
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from paralab.analyse import blocks
@@ -28,20 +28,20 @@ from paralab.show.chart_split import draw_split
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
 from paralab.show.explore import control_words, start_of
 from paralab.show.open_folder import document_of
-from paralab.show.palette import LEGEND, STRIPES
+from paralab.show.palette import LEGEND, STRIPES, Legend, legend_html
 from paralab.show.svg import NARROW, WIDE
 from paralab.show.visible import visible
 from paralab.units import measure
 
 Draw = Callable[[Any, str, int], str]
-DRAW: dict[type[Block], tuple[Draw, Callable[[Any], str]]] = {  # the chart and its legend
-    blocks.Bars: (draw_bars, lambda block: ""),
-    blocks.Distribution: (draw_distribution, lambda block: ""),
+DRAW: dict[type[Block], tuple[Draw, Callable[[Any], Legend]]] = {  # the chart and its legend
+    blocks.Bars: (draw_bars, lambda block: []),
+    blocks.Distribution: (draw_distribution, lambda block: []),
     blocks.Explorable: (draw_start, explore_legend),
     blocks.Lines: (draw_lines, lines_legend),
     blocks.Schedule: (draw_schedule, schedule_legend),
     blocks.Shares: (draw_shares, shares_legend),
-    blocks.Split: (draw_split, lambda block: ""),
+    blocks.Split: (draw_split, lambda block: []),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
 MOST_LISTED = 12  # numbers shown per list; the JSON has all of them
@@ -49,29 +49,36 @@ MOST_LISTED = 12  # numbers shown per list; the JSON has all of them
 
 def render(document: Document) -> str:
     """Render the complete page. The same document always gives the same bytes."""
+    page = (
+        page_environment("show")
+        .get_template("page.html.j2")
+        .render(
+            document=document,
+            data=Markup(embedded(document.to_dict())),
+            kind=lambda block: type(block).__name__.lower(),
+            draw=draw,
+            start=start_of,
+            control_words=control_words,
+            explores=any(section.of(blocks.Explorable) for section in document.page_sections),
+        )
+    )
+    return visible(page)
+
+
+def page_environment(*folders: str) -> Environment:
+    """Return an environment for the templates in these folders. It knows the charts' textures."""
     environment = Environment(
-        loader=PackageLoader("paralab", "show"),
+        loader=ChoiceLoader([PackageLoader("paralab", folder) for folder in folders]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        prose=prose, exact=exact, words=cell_words, numeric=numeric_columns, evidence=evidence_words
-    )
-    page = environment.get_template("page.html.j2").render(
-        document=document,
-        data=Markup(embedded(document.to_dict())),
-        kind=lambda block: type(block).__name__.lower(),
-        draw=draw,
-        start=start_of,
-        control_words=control_words,
-        explores=any(
-            isinstance(b, blocks.Explorable) for s in document.page_sections for b in s.blocks
-        ),
-        textures={kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()},
-    )
-    return visible(page)
+    environment.filters |= {"prose": prose, "exact": exact, "evidence": evidence_words}
+    environment.filters |= {"words": cell_words, "numeric": numeric_columns}
+    textures = {kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()}
+    environment.globals["textures"] = textures
+    return environment
 
 
 def write_report(folder: Path, document: Document | None = None) -> Path:
@@ -82,9 +89,8 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
         beside.replace(page)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise ParalabError(
-            f"Cannot write {page}: {error.strerror}.", fix=f"paralab show {folder} --report FILE"
-        ) from error
+        problem = f"Cannot write {page}: {error.strerror}."
+        raise ParalabError(problem, fix=f"paralab show {folder} --report FILE") from error
     return page
 
 
@@ -92,12 +98,12 @@ def draw(block: Block, name: str) -> Markup:
     """Draw a chart with its legend. Each chart is drawn twice, for a desktop and for a phone,
     except the timeline, which the script fits to the available width."""
     if isinstance(block, blocks.Timeline):
-        return Markup(timeline_legend(block) + draw_timeline(block, name))
+        return Markup(legend_html(timeline_legend(block)) + draw_timeline(block, name))
     draw_chart, legend = DRAW[type(block)]
     wide, narrow = (draw_chart(block, f"{name}-{width}", width) for width in (WIDE, NARROW))
     if "<svg" not in wide:  # nothing to draw
         return Markup(wide)
-    return Markup(legend(block) + wide + narrow)
+    return Markup(legend_html(legend(block)) + wide + narrow)
 
 
 def embedded(value: Any) -> str:
@@ -128,11 +134,9 @@ def cell_words(cell: Cell) -> str:
 
 def numeric_columns(table: Table) -> list[bool]:
     """Return which columns are right-aligned: they have numbers and no other known values."""
-    columns = (
-        [row[n].value for row in table.rows if n < len(row)] for n in range(len(table.columns))
-    )
-    kinds = ({type(value) for value in column} - {type(None)} for column in columns)
-    return [bool(found) and found <= {int, float} for found in kinds]
+    columns = range(len(table.columns))
+    kinds = [{type(row[n].value) for row in table.rows if n < len(row)} for n in columns]
+    return [bool(found & {int, float}) and found <= {int, float, type(None)} for found in kinds]
 
 
 def prose(words: str) -> Markup:

@@ -10,6 +10,7 @@ from html import escape
 
 from paralab.show.svg import rect
 
+Legend = list[tuple[str, str]]  # swatches and their texts
 # kind -> legend text and stripe direction
 LEGEND = {
     "forward": ("forward", "plain"),
@@ -56,17 +57,15 @@ def fill(kind: str) -> str:
     return f"url(#paint-{kind_of(kind)})"
 
 
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Create a legend from swatches and texts. It is HTML, which wraps on a phone."""
+def kinds_legend(kinds: Iterable[str]) -> Legend:
+    swatch = "span is-{}".format
+    return [(rect(swatch(k), 0.5, 0.5, 25, 11, fill=fill(k)), LEGEND[k][0]) for k in kinds]
+
+
+def legend_html(legend: Legend) -> str:
+    """Return a legend for a page, where it wraps on a phone."""
     items = (
         f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{swatch}</svg>{escape(words)}</li>'
-        for swatch, words in entries
+        for swatch, words in legend
     )
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def kinds_legend(kinds: Iterable[str]) -> str:
-    return legend(
-        (rect(f"span is-{kind}", 0.5, 0.5, 25, 11, fill=fill(kind)), LEGEND[kind][0])
-        for kind in kinds
-    )
+    return f'<ul class="legend">{"".join(items)}</ul>' if legend else ""

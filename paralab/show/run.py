@@ -36,18 +36,16 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
         who = {"rank": str(rank.rank), "local rank": str(rank.local_rank)}
         who |= {"node": rank.node} if nodes else {}
         who |= {"pid": str(pids[rank.rank])} if pids else {}
-        for number, device in enumerate(rank.devices):
+        for device, samples in zip(rank.devices, rank.split, strict=False):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
-            names = who if number == 0 else dict.fromkeys(who, "")
-            samples = str(rank.split[number])
-            device_columns = {"device": device.name + mark, "holds": device.role}
-            rows.append({**names, **device_columns, "samples per step": samples})
+            held = {"device": device.name + mark, "holds": device.role}
+            rows.append({**who, **held, "samples per step": str(samples)})
+            who = dict.fromkeys(who, "")  # shown only once, next to the rank's first device
     right = ("rank", "local rank", "pid", "samples per step")
     print_table(tuple(rows[0]), (row.values() for row in rows), right)
 
 
 def print_stages(plan: Plan) -> None:
-    """Print each stage's estimated time and memory."""
     rows = []
     for load in stage_loads(plan):
         sizes = (load.parameters, load.gradients, load.optimizer, load.activations)
@@ -73,7 +71,6 @@ def print_reasons(plan: Plan) -> None:
 
 
 def print_result(result: Result, show: tuple[str, ...]) -> None:
-    """Print the result of the run: loss, times, memory, and communication."""
     for split in result.splits if "splits" in show else ():
         virtual = "" if split.device == split.physical else f" (virtual: {split.physical})"
         shape = f"shape: torch.Size({split.shape})"

@@ -34,15 +34,12 @@ def _print_item(item: Item) -> None:
         text = f"  you wrote {_short(item.written)}, the run has {_short(item.expected)}"
         say(escape(text + (f": {item.reason}" if item.reason else "")))
     elif item.status == "not judged":
-        say(
-            f"  {escape(_short(item.written))}"
-            + (f" ({escape(item.reason)})" if item.reason else "")
-        )
+        reason = f" ({item.reason})" if item.reason else ""
+        say(escape(f"  {_short(item.written)}{reason}"))
 
 
 def print_class(submissions: Sequence[Submission]) -> None:
-    """Print a line for each student, the range of speed-ups in the class, and the runs that look
-    copied."""
+    """Print a line for each student, the range of speed-ups, and runs that look copied."""
     rows = []
     for each in submissions:
         counts = [str(each.grade.count(status)) for status in COLORS]

@@ -112,8 +112,7 @@ def _set(element: Element, name: str, value: str) -> None:
 
 
 def _split_halo(parent: Element, place: int, text: Element) -> None:
-    """Draw the outline of a text as a second text below it. Many programs ignore `paint-order` and
-    would draw the outline above the letters."""
+    """Draw a text's outline as a second text below it: many programs ignore `paint-order`."""
     halo = deepcopy(text)
     halo.set("fill", text.get("stroke", "none"))
     for name in [name for name in text.attrib if name.startswith("stroke")]:

@@ -28,10 +28,8 @@ class Point(NamedTuple):
 def require_tensorboard() -> None:
     """Check for tensorboard before the run starts, not when it ends."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise UsageError(
-            "--tensorboard needs the tensorboard package, which is not installed.",
-            fix='pip install "paralab[tensorboard]"',
-        )
+        problem = "--tensorboard needs the tensorboard package, which is not installed."
+        raise UsageError(problem, fix='pip install "paralab[tensorboard]"')
 
 
 def write_tensorboard(folder: Path, directory: Path) -> Path:

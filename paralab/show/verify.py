@@ -1,37 +1,74 @@
-"""Print the `verify` result in the terminal: one line per configuration, and the verdict."""
+"""Show the result of `verify`: on a page, and in the terminal."""
+
+from pathlib import Path
 
 from rich.markup import escape
 
+from paralab.analyse.blocks import Cell, Document, Finding, Section
+from paralab.analyse.table_cells import Cells, exact, name, number, table
 from paralab.analyse.verify import Verified, VerifyResult, headline, outcome, skipped_by_reason
+from paralab.errors import UsageError
+from paralab.record.types import convert, read_object
 from paralab.show.console import console, print_table, say
 from paralab.units import plural
 
 
+def document_of(folder: Path) -> Document:
+    path = folder / "result.json"
+    if not path.exists():
+        raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
+    result = convert(read_object(path), VerifyResult, path)
+    ran = result.configurations
+    evidence = {"equal": sum(each.equal for each in ran), "of": len(ran)}
+    finding = Finding("same", headline(result), evidence | {"skipped": len(result.skipped)})
+    skipped: list[Cells] = [
+        {"strategy": name(names), "configurations": exact(count), "why": name(reason)}
+        for names, count, reason in skipped_by_reason(result)
+    ]
+    sections = [Section("Configurations", (table("", map(_row, ran)),))]
+    sections += [Section("Not run", (table("", skipped),))] if skipped else []
+    title, subtitle = "Verify: parallel equals serial", ", ".join(result.workloads)
+    return Document(title, subtitle, (finding,), tuple(sections))
+
+
 def print_verify(result: VerifyResult) -> None:
+    """Print one line per configuration, without columns that only repeat others, and the verdict."""
     excuses = any(each.excused for each in result.configurations)
-    columns = ("strategy", "batch", "last batch", "difference", "outcome", "as requested")
-    end = None if excuses else -1  # omit the last column if it only repeats the others
+    hidden = {"workload", "why", *(() if excuses else ("as requested",))}
     for workload in result.workloads:
-        own = [each for each in result.configurations if each.options.workload == workload]
+        own = [_row(each) for each in result.configurations if each.options.workload == workload]
         say(f"[bold]{escape(workload)}[/]")
-        rows = (_row(each)[:end] for each in own)
-        print_table(columns[:end], rows, right=("difference", "as requested"))
-    for names, number, reason in skipped_by_reason(result):
-        count = plural(number, "configuration")
-        say(f"[yellow]not run:[/] {names}, {count}: {escape(reason)}")
+        columns = [column for column in (own[0] if own else ()) if column not in hidden]
+        rows = ([_colored(row[column]) for column in columns] for row in own)
+        print_table(columns, rows, right=("difference", "as requested"))
+    for names, count, reason in skipped_by_reason(result):
+        say(f"[yellow]not run:[/] {names}, {plural(count, 'configuration')}: {escape(reason)}")
     say(escape(headline(result)))
     for line in _reasons(result):
         say(f"  {escape(line)}")
     console.print(f"{result.seconds:.1f} s, run folder {escape(result.run_folder)}", style="dim")
 
 
-def _row(each: Verified) -> tuple[str, ...]:
+def _colored(cell: Cell) -> str:
+    text = escape(cell.text)
+    return (
+        f"[{'green' if cell.value else 'red'}]{text}[/]" if isinstance(cell.value, bool) else text
+    )
+
+
+def _row(each: Verified) -> Cells:
     schedule = f" · {each.options.schedule}" if each.options.schedule else ""
-    largest = (each.max_difference, (each.excused or each).max_difference)
-    difference, asked = ("–" if value is None else f"{value:.1e}" for value in largest)
-    last = "partial" if each.options.partial_last_batch else "full"
-    how = f"[{'green' if each.equal else 'red'}]{outcome(each)}[/]"
-    return (each.strategy + schedule, each.arithmetic, last, difference, how, asked)
+    reasons = each.excused.reasons if each.excused else []
+    return {
+        "workload": name(each.options.workload),
+        "strategy": name(each.strategy + schedule),
+        "batch": name(each.arithmetic),
+        "last batch": name("partial" if each.options.partial_last_batch else "full"),
+        "difference": number(each.max_difference, "{:.1e}".format, "–"),
+        "outcome": Cell(outcome(each), each.equal),
+        "as requested": number((each.excused or each).max_difference, "{:.1e}".format, "–"),
+        "why": name(each.cause or "; ".join(reasons) or "–"),
+    }
 
 
 def _reasons(result: VerifyResult) -> list[str]:
@@ -42,10 +79,10 @@ def _reasons(result: VerifyResult) -> list[str]:
     largest: dict[str, float] = {}
     for each in result.configurations:
         found += [f"held fixed: {why}" for why in (each.excused.reasons if each.excused else [])]
-        for name, size in (each.excused or each).buffers.items():
-            largest[name] = max(largest.get(name, 0.0), float("inf") if size is None else size)
-    for name, size in largest.items():
-        found.append(f"buffer {name} differs from a single device's by up to {size:.2g}")
+        for buffer, size in (each.excused or each).buffers.items():
+            largest[buffer] = max(largest.get(buffer, 0.0), float("inf") if size is None else size)
+    for buffer, size in largest.items():
+        found.append(f"buffer {buffer} differs from a single device's by up to {size:.2g}")
     steps = plural(result.steps, "step")
     for workload, names in result.state.items():
         found.append(

@@ -129,3 +129,15 @@ def test_a_line_that_cannot_be_costs_only_itself(tmp_path, line):
     path.write_bytes(line + b"\n" + path.read_bytes())
     recording = Recording.read(folder)
     assert (recording.damaged, len(recording.steps)) == ({0: 1}, before["steps"])
+
+
+def test_an_edited_run_without_time_is_reported_without_a_traceback(tmp_path):
+    """Steps that take no time divide by zero, which the command did not expect."""
+    folder = tmp_path / "run"
+    shutil.copytree(next(run for run in RUNS if run.name == "ddp"), folder)
+    for path in (folder / "events").iterdir():
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        still = [event | {"start": 0, "end": 0} if "start" in event else event for event in events]
+        path.write_text("".join(json.dumps(event) + "\n" for event in still))
+    done = CliRunner().invoke(main, ["show", str(folder)])
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True)

@@ -87,3 +87,10 @@ def test_the_spread_interpolates():
     assert spread([7]) == Spread(median=7, p10=7, p90=7)
     assert spread([0, 10]).p10 == pytest.approx(1)
     assert spread([1, 2, 3, 4, 5]).median == 3
+
+
+def test_a_warning_has_no_period():
+    """Each output ends the sentence, so the explanation of an attempt ended with two periods."""
+    warnings = result_of(RECORDED.parent / "stopped").warnings
+    assert [text for text in warnings if text.endswith(".")] == []
+    assert any("attempt 1 failed" in text for text in warnings)

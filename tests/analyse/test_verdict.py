@@ -96,6 +96,17 @@ def test_what_is_fastest_depends_on_the_numbers(compared):
     assert "200 ms" in slow
 
 
+def test_a_baseline_is_not_compared_with_itself(compared):
+    """A parallel baseline seemed to lose almost nothing, because it was its own perfect split."""
+    compared |= {"rows": [compared["rows"][1], copy.deepcopy(compared["rows"][1])]}
+    compared["rows"][1]["name"] = "another"
+    compared["baseline"] = "ddp ×2"
+    found = judge(timed(compared, 0.1, 0.2))
+    [limit] = [finding for finding in found if finding.kind == "limit"]
+    assert limit.evidence.keys() == {"shares"}
+    assert text(found, "cost").count("ddp ×2") == 1
+
+
 def test_one_round_is_not_called_sure(folders):
     found = verdict(comparison_of_runs([folders / "single", folders / "ddp"]))
     [fastest] = [finding for finding in found if finding.kind == "fastest"]

@@ -18,7 +18,7 @@ from paralab.doctor.events import Batch, Collective, Save, Step
 from paralab.doctor.observation import Observation
 from paralab.doctor.watch import observe
 from paralab.errors import UsageError
-from paralab.record.mmap_log import PIECE, MmapLog
+from paralab.observe.mmap_log import PIECE, MmapLog
 from paralab.record.operations import OpenOperations, read_open_operations
 from paralab.record.reader import Tail, parse_watched
 from tests.conftest import ROOT
@@ -341,7 +341,7 @@ def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
     assert tail.new() == [{"event": "2"}]
     count = 30_000
     writes = (
-        "import sys, pathlib; from paralab.record.mmap_log import MmapLog; journal = MmapLog(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from paralab.observe.mmap_log import MmapLog; journal = MmapLog(pathlib.Path(sys.argv[1]))\n"
         f'for number in range({count}): journal.append(b\'{{"event":"%d"}}\' % number)\n'
         "journal.close()"
     )

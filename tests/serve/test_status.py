@@ -48,11 +48,7 @@ LONG = SILENT_SECONDS + 1
     ],
 )
 def test_the_status(ranks, ends, silent, has_result, expected):
-    starts = [start(pid) for pid in range(len(ranks))]
-    status = status_of(
-        starts, [ended(each) for each in ends], 2, silent, has_result, lambda s: ranks[s.pid]
-    )
-    assert status == expected
+    assert status_of(ranks, [ended(each) for each in ends], 2, silent, has_result) == expected
 
 
 def test_this_process_is_running():

@@ -135,6 +135,16 @@ def test_numbers_match_the_events(follow):
         assert rank.load_of(device) == (pytest.approx(60 / 80), "busy")
 
 
+def test_the_rate_counts_the_samples_of_a_smaller_batch(follow):
+    """The view assumed full batches, so a run with small epochs looked faster than it was."""
+    small = [
+        event | {"samples": 4} if event["event"] == "step" else event
+        for event in ten_steps("cpu:0")
+    ]
+    follower = follow(small, ten_steps("cpu:1"))
+    assert follower.samples_per_second == pytest.approx(10 * (4 + 16) / (0.99 - 0.01))
+
+
 @pytest.mark.parametrize("name", ["straggler", "ddp", "dp"])
 def test_communication_is_the_same_as_in_the_summary(name):
     """The live view showed 51 % where the summary says 6 %: it counted waiting for a slower rank."""

@@ -47,17 +47,19 @@ def test_a_result_is_short_text_and_a_table_with_a_chart(name):
 
 def test_the_table_shows_the_numbers():
     document = sample()
-    words = {text for tag, text in Tree(document._repr_html_()).texts if tag == "td"}
+    words = {text for tag, text in Tree(document._repr_html_()).texts if tag in ("th", "td")}
     tables = [b for s in document.sections for b in s.blocks if isinstance(b, Table)]
     largest = max(tables, key=lambda table: len(table.rows))
-    assert {cell_words(cell) for row in largest.rows for cell in row} == words
+    cells = {cell_words(cell) for row in largest.rows for cell in row}
+    assert {*largest.columns, *cells} == words
 
 
 def test_everything_from_a_folder_is_escaped():
     table = Table(NASTY, (NASTY, "b"), ((Cell(NASTY, NASTY), Cell("\x1b[2J", None)),))
     html = Document(NASTY, NASTY, (), (Section(NASTY, (table,)),), run_folder=NASTY)._repr_html_()
     assert not {"b", "script"} & set(tags(html))
-    assert NASTY in [text for tag, text in Tree(html).texts if tag == "td"]
+    shown = [text for tag, text in Tree(html).texts if tag in ("th", "td")]
+    assert shown.count(NASTY) == 2  # as a column and as a cell
     assert "\x1b" not in html
 
 

@@ -23,7 +23,7 @@ from paralab.analyse.blocks import (
     Split,
     Timeline,
 )
-from paralab.show.chart_bars import quartiles
+from paralab.analyse.recording import quantiles
 from paralab.show.chart_lines import MOST_POINTS, connect, thin
 from paralab.show.chart_timeline import rows_of
 from paralab.show.page import plain, render
@@ -223,8 +223,8 @@ def test_elements_escape_attributes():
 
 
 def test_quartiles():
-    assert quartiles([5, 3, 4, 1, 2]) == (2, 3, 4)
-    assert quartiles([7]) == (7, 7, 7)
+    assert quantiles([5, 3, 4, 1, 2], 4) == [2, 3, 4]
+    assert quantiles([7], 4) == [7, 7, 7]
 
 
 def test_a_diverged_loss_interrupts_its_curve():

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 FILL = """
 import os, resource, signal, sys
 from pathlib import Path
-from paralab.record.mmap_log import PIECE, MmapLog
+from paralab.observe.mmap_log import PIECE, MmapLog
 
 if sys.argv[2] == "without":
     del os.posix_fallocate
