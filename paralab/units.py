@@ -1,5 +1,7 @@
 """Format seconds, bytes, counts, and other numbers as text. No other module formats them."""
 
+import re
+
 
 def seconds(value: float | None) -> str:
     """`0.0463` -> `46.3 ms`. An unknown value is `not measured`."""
@@ -29,6 +31,15 @@ def size(value: float | None) -> str:
         return "not measured"
     factor, unit = size_unit(value)
     return f"{value:.0f} B" if unit == "B" else f"{value * factor:.1f} {unit}"
+
+
+def parse_size(text: str) -> int | None:
+    """`16GB` -> 16000000000, `80 GiB` -> 85899345920. Return None if it is not a size."""
+    match = re.fullmatch(r"([0-9.]+) ?([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
+    if not match or match[1].count(".") > 1 or match[1] == ".":
+        return None
+    power = " KMGT".index(match[2].upper() or " ")
+    return round(float(match[1]) * (1024 if match[3] else 1000) ** power) or None
 
 
 def size_unit(value: float) -> tuple[float, str]:

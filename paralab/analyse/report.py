@@ -11,6 +11,7 @@ from paralab.analyse.blocks import Bar, Bars, Cell, Distribution, Document, Grou
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.recording import Recording
+from paralab.analyse.result import PeakMemory
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.time_tables import where_time_goes
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
@@ -200,12 +201,14 @@ def _memory(rows: Sequence[Row]) -> Table:
     kinds = {kind: kind for kind in MEMORY}
     if any(memory.gathered is not None for _, memory in memories):
         kinds |= FSDP_MEMORY
+    estimated = any(memory.estimated_bytes is not None for _, memory in memories)
     cells = (
         {
             "configuration": name(row.name),
             "rank": exact(memory.rank),
             "device": name(memory.device),
             "peak": number(memory.bytes, size),
+            **(_estimate_cells(memory) if estimated else {}),
             **{
                 column: number(memory[kind], size, "not measured" if kind in MEMORY else "–")
                 for kind, column in kinds.items()
@@ -219,6 +222,13 @@ def _memory(rows: Sequence[Row]) -> Table:
         "reports, which does not list activations separately."
     )
     return table("Peak memory per device, and what uses it", cells, note)
+
+
+def _estimate_cells(memory: PeakMemory) -> Cells:
+    return {
+        "estimated": number(memory.estimated_bytes, size, "not estimated"),
+        "error": number(memory.estimate_error, "{:+.1%}".format, "–"),
+    }
 
 
 def _verify_row(row: Row) -> Cells:

@@ -10,6 +10,7 @@ from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.recording import Recording, mean, quantiles, seconds_between
 from paralab.errors import UsageError
+from paralab.plan.plan import Plan
 from paralab.record.events import Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
 from paralab.record.types import Record, convert, read_object
@@ -60,7 +61,11 @@ class Saves(Record, frozen=True, kw_only=True):
 
 
 class PeakMemory(Record, frozen=True, kw_only=True):
-    """A device's peak memory, measured by CUDA's allocator or by counting tensors (`how`)."""
+    """A device's peak memory, measured by CUDA's allocator or by counting tensors (`how`).
+
+    estimated_bytes   what the plan estimated for the same definition; None if it did not
+    estimate_error    estimated ÷ measured − 1
+    """
 
     rank: int
     device: str
@@ -73,6 +78,8 @@ class PeakMemory(Record, frozen=True, kw_only=True):
     gathered: int | None
     unreduced: int | None
     process_bytes: int | None
+    estimated_bytes: int | None = None
+    estimate_error: float | None = None
 
 
 class Split(Record, frozen=True, kw_only=True):
@@ -143,6 +150,7 @@ class Result(Numbers, frozen=True, kw_only=True):
     run_folder: str
     wall_seconds: float | None = None  # including process start-up
     report: str | None = None  # the page, if one was written
+    memory_not_estimated: str | None = None  # why `peak_bytes` has no estimates, if the plan tried
     slurm: SlurmInfo | None = None
 
 
@@ -200,6 +208,7 @@ def _compute(recording: Recording) -> Result:
         samples_per_step=mean(samples),
         samples_per_second_per_device=per_second and per_second / len(devices),
         peak_bytes=_memory(recording),
+        memory_not_estimated=_not_estimated(plan),
         all_reduces_per_step=mean([step[0].all_reduces for step in timed]),
         all_gathers_per_step=mean([step[0].all_gathers for step in timed]),
         reduce_scatters_per_step=mean([step[0].reduce_scatters for step in timed]),
@@ -276,7 +285,29 @@ def spread(values: list[float]) -> Spread | None:
     return Spread(median=statistics.median(values), p10=deciles[0], p90=deciles[-1])
 
 
+def _not_estimated(plan: Plan) -> str | None:
+    if plan.memory is None:
+        return None
+    return plan.memory.not_estimated or (plan.memory.no_peak if plan.device == "cuda" else None)
+
+
 def _memory(recording: Recording) -> list[PeakMemory]:
-    """Return the last value for each device on each rank."""
-    last = {(rank, event.device): (rank, event) for rank, event in recording.by_rank(Memory)}
-    return [PeakMemory.like(event, rank=rank) for rank, event in last.values()]
+    """Return the last value for each device on each rank, next to the plan's estimate."""
+    memory = recording.plan.memory
+    estimates = {(each.rank, each.device): each for each in memory.devices} if memory else {}
+    last = {
+        (rank, event.device): (event, estimates.get((rank, event.device)))
+        for rank, event in recording.by_rank(Memory)
+    }
+    peaks = []
+    for (rank, _), (event, expected) in last.items():
+        estimated = None
+        if expected:
+            estimated = expected.peak if event.how == "allocator" else expected.counted
+        error = None
+        if estimated is not None and event.bytes:
+            error = round(estimated / event.bytes - 1, 6)
+        peaks.append(
+            PeakMemory.like(event, rank=rank, estimated_bytes=estimated, estimate_error=error)
+        )
+    return peaks

@@ -59,13 +59,17 @@ def forget_inspections() -> None:
 
 
 def make_plan(
-    request: Request, places: Sequence[Place] = (), cuts: Sequence[str] = ()
+    request: Request,
+    places: Sequence[Place] = (),
+    cuts: Sequence[str] = (),
+    large: bool = False,
 ) -> tuple[Plan, Inspected]:
     """Resolve a configuration. This does not start any process except the child that inspects the
     workload.
 
     places  where the ranks already are, if torchrun or srun started them
     cuts    where the stages begin in the checkpoint that the run resumes from
+    large   also plan a model that does not fit this machine
     """
     if not places:
         refuse_inside()
@@ -79,7 +83,7 @@ def make_plan(
     cores = max(1, usable_cores() // (replicas * (request.stages or 2)))
     threads = request.threads_per_device or threads_asked() or cores  # of one device
     inspected = inspect_workload(
-        inspection_for(request, [request.strategy], samples=samples, threads=threads)
+        inspection_for(request, [request.strategy], samples=samples, threads=threads, large=large)
     )
     return resolve_here(request, inspected, places, cuts), inspected
 

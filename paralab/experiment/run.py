@@ -10,6 +10,7 @@ from paralab.analyse.result import Result, SlurmInfo, result_of
 from paralab.analyse.trace import trace_of
 from paralab.errors import ParalabError, Paused, RunFailed, refusing
 from paralab.experiment.explain_failure import explain_failure, explain_slurm_failure
+from paralab.experiment.memory import with_memory
 from paralab.experiment.planning import create_run, make_plan
 from paralab.launch.job import Job, Launcher, Outcome, Print, Training, Watch
 from paralab.launch.restart import LocalLauncher
@@ -70,7 +71,8 @@ def prepare(job: Job, places: Sequence[Place]) -> Training:
             options.tensorboard.mkdir(parents=True, exist_ok=True)
     options.check()
     cuts = options.saved_cuts(job.request.strategy)
-    training = create_run(options.out, *make_plan(job.request, places, cuts))
+    plan, inspected = make_plan(job.request, places, cuts)
+    training = create_run(options.out, with_memory(plan), inspected)
     folder = training.folder.path.resolve()
     names = {"save_weights": "weights.pt", "profile": "profile"}
     extras = {name: str(folder / file) for name, file in names.items() if getattr(options, name)}

@@ -1,4 +1,5 @@
-"""Inspect the machine and the workload in a child process, because it must import torch."""
+"""Inspect the machine and the workload, and try how much memory a plan needs, in child processes,
+which import torch. This process never imports torch."""
 
 import errno
 import json
@@ -6,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +18,12 @@ from paralab.errors import ParalabError, UsageError
 from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, start
 from paralab.machine.host import FULL_BYTES, Machine
+from paralab.plan.memory_trial import MemoryTrial
+from paralab.plan.plan import Plan
 from paralab.workload.summary import Inspection, Summary
 
 DEADLINE_SECONDS = 600
+TRIAL_SECONDS = 300  # of a memory trial
 KILLED_SECONDS = 60  # how long to wait for a killed process to end
 
 
@@ -44,35 +49,68 @@ def inspect_workload(inspection: Inspection) -> Inspected:
     return Inspected(msgspec.convert(answer["machine"], Machine), summary)
 
 
+def try_memory(plan: Plan, sizes: Sequence[int]) -> MemoryTrial | str:
+    """Run a memory trial with micro-batches of these sizes. Return the reason if it fails: then
+    only the estimate is missing."""
+    question = {"plan": plan.to_json(), "sizes": list(sizes)}
+    answer = _run("paralab.worker.memory_trial", question, TRIAL_SECONDS)
+    if answer.timed_out:
+        return f"the trial took more than {TRIAL_SECONDS} s"
+    if answer.value is None:
+        return f"the trial's process exited with code {answer.code}"
+    if "reason" in answer.value:
+        return str(answer.value["reason"])
+    return msgspec.convert(answer.value["trial"], MemoryTrial)
+
+
 def _ask(inspection: Inspection | None) -> dict[str, Any]:
+    """Return the inspection's answer. Raise a UsageError for a mistake in the user's file."""
+    question = asdict(inspection) if inspection else None
+    answer = _run("paralab.worker.inspect_workload", question, DEADLINE_SECONDS)
+    if answer.timed_out:
+        subject = f"the workload {inspection.workload}" if inspection else "torch"
+        problem = f"Loading {subject} took more than {DEADLINE_SECONDS} s."
+        raise UsageError(problem, fix="a smaller model or less data")
+    if answer.value is None:
+        if "No module named 'torch'" in answer.output:
+            raise ParalabError("PyTorch is not installed for this Python.", "pip install torch")
+        problem = f"The process that inspects the workload exited with code {answer.code}."
+        raise ParalabError(problem, detail="\n".join(answer.output.splitlines()[-15:]))
+    if "error" in answer.value:
+        raise UsageError(**answer.value["error"])
+    return answer.value
+
+
+class _Answer(NamedTuple):
+    """What a child process wrote and how it ended. `value` is None if it wrote no answer."""
+
+    value: dict[str, Any] | None
+    code: int | None
+    output: str
+    timed_out: bool = False
+
+
+def _run(module: str, question: dict[str, Any] | None, deadline_seconds: float) -> _Answer:
     """Start the process that writes the answer, and wait for it."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
-        path, log = Path(folder, "answer.json"), Path(folder, "log.txt")
-        arguments = [str(path), json.dumps(inspection and asdict(inspection))]
+        path, asked, log = (Path(folder, n) for n in ("answer.json", "question.json", "log.txt"))
+        asked.write_text(json.dumps(question))
         environment = {**without_launch(os.environ), INSIDE: "inspection"}
         with log.open("wb") as file:
-            child = start("paralab.worker.inspect_workload", arguments, environment, file)
+            child = start(module, [str(path), str(asked)], environment, file)
         try:
-            code = child.wait(DEADLINE_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            subject = f"the workload {inspection.workload}" if inspection else "torch"
-            problem = f"Loading {subject} took more than {DEADLINE_SECONDS} s."
-            raise UsageError(problem, fix="a smaller model or less data") from error
+            code = child.wait(deadline_seconds)
+        except subprocess.TimeoutExpired:
+            return _Answer(None, None, "", timed_out=True)
         finally:
             child.kill()
             child.wait(KILLED_SECONDS)
             assert child.stdin is not None
             child.stdin.close()
 
-        if not path.exists():
-            if shutil.disk_usage(folder).free < FULL_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
-            output = log.read_text(errors="replace").strip()
-            if "No module named 'torch'" in output:
-                raise ParalabError("PyTorch is not installed for this Python.", "pip install torch")
-            problem = f"The process that inspects the workload exited with code {code}."
-            raise ParalabError(problem, detail="\n".join(output.splitlines()[-15:]))
-        answer: dict[str, Any] = json.loads(path.read_text())
-    if "error" in answer:
-        raise UsageError(**answer["error"])
-    return answer
+        output = log.read_text(errors="replace").strip()
+        if path.exists():
+            return _Answer(json.loads(path.read_text()), code, output)
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        return _Answer(None, code, output)

@@ -19,9 +19,13 @@ from paralab.plan.grid import PROCESS_PER_REPLICA
 from paralab.plan.layout import Layout
 from paralab.plan.plan import Reasons
 from paralab.plan.request import BUCKETED, Request
+from paralab.units import size
 from paralab.workload.summary import Summary
 
 PREFERRED = ("nccl", "local", "gloo")  # the fastest backend first
+DDP_BUCKET_MB = 25.0
+# local's staging memory on a GPU (collectives/gpu_staging.py)
+SLOTS, SMALLEST_SLOT, PART_OF_MEMORY = 3, 32 * 2**20, 64
 NCCL_SHARES = (2, 30)  # from this version on, several NCCL ranks may use one GPU (experimental)
 
 
@@ -127,6 +131,7 @@ def choose_mps(
 
 def choose_bucket(
     request: Request,
+    machine: Machine,
     layout: Layout,
     summary: Summary,
     backend: str | None,
@@ -146,4 +151,19 @@ def choose_bucket(
         )
     given = f"{request.bucket_mb:g} MB" if request.bucket_mb else None
     reasons.choose("bucket", given, text, because)
-    return request.bucket_mb or default
+    chosen = request.bucket_mb or default
+    if backend == "local" and layout.device == "cuda":
+        bucket = min(summary.parameter_bytes, (chosen or DDP_BUCKET_MB) * 2**20)
+        staging = SLOTS * slot_bytes(int(bucket), min(gpu.memory_bytes for gpu in machine.gpus))
+        because = "local's slots, outside of torch's allocator; they grow with the largest bucket"
+        reasons.add("staging", f"{size(staging)} per rank in GPU memory", because)
+    return chosen
+
+
+def slot_bytes(tensor_bytes: int, gpu_bytes: int) -> int:
+    """Return the size of one of local's slots on a GPU, as in collectives/gpu_staging.py.
+
+    24 MiB -> 32 MiB    340 MiB -> 512 MiB    3 GiB on a GPU with 24 GiB -> 128 MiB
+    """
+    most = max(SMALLEST_SLOT, gpu_bytes // PART_OF_MEMORY // SLOTS)
+    return max(SMALLEST_SLOT, min(most, 1 << (tensor_bytes - 1).bit_length()))

@@ -1,4 +1,5 @@
-"""How much memory a device needs under each strategy. These are pure functions on plain numbers.
+"""The page's formula for the memory of a device under each strategy. These are pure functions on
+plain numbers. `paralab.plan.estimate` counts each tensor, but needs a trial.
 
 With n devices, for parameters p, gradients g, optimizer state o, and activations a per sample:
 

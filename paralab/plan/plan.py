@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from paralab.plan.grid import Device
+from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
@@ -115,6 +116,7 @@ class Plan:
     draws: bool = False  # whether the forward pass draws random numbers
     mps: bool = False  # whether processes on one GPU compute at the same time
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
+    memory: MemoryEstimate | None = None  # only for a single run
 
     @property
     def world_size(self) -> int:
@@ -161,6 +163,8 @@ class Plan:
         given["ranks"] = tuple(RankPlan(**rank) for rank in given["ranks"])
         given["stage_parts"] = tuple(Stage(**stage) for stage in given["stage_parts"])
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
+        if memory := given.get("memory"):
+            given["memory"] = MemoryEstimate.from_json(memory)
         return cls(**given)
 
 

@@ -60,7 +60,7 @@ def resolve(
     samples, steps = _choose_length(request, summary, reasons)
     backend = choose_backend(request, machine, layout, probe, reasons)
     mps = choose_mps(request, layout, probe, reasons)
-    bucket_mb = choose_bucket(request, layout, summary, backend, mps, reasons)
+    bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
     find_unused = _choose_find_unused(request, summary, reasons)
     chunks = _count_chunks(request, batch, reasons)
 

@@ -10,7 +10,7 @@ another cut is clearly better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -103,13 +103,15 @@ def cut_into_stages(
         basis = f"balanced by {measure}"
 
     parts = [_combine(layers[first:stop]) for first, stop in spans]
-    total = seconds(sum(part.seconds for part in parts))
+    total = sum(part.seconds for part in parts)
     for number, part in enumerate(parts):
         reasons.add(
             f"stage {number}" if chunks == 1 else f"part {number}, on stage {number % stages}",
             f"{plural(part.layers, 'layer')} from {part.start or 'the input'!r}, "
             f"{size(part.parameter_bytes)} of parameters",
-            f"{basis}; {seconds(part.seconds)} of {total} measured for all layers",
+            f"{basis}; {seconds(part.seconds)} of {seconds(total)} measured for all layers"
+            if total
+            else basis,
         )
     return tuple(parts)
 
@@ -207,11 +209,21 @@ def _kept_at_once(
 ) -> tuple[int, float | None]:
     """Return the largest numbers of micro-batches and of activation bytes that a stage stores."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
+
+    def bytes_of(part: int) -> float:
+        return (mine[part // plan.stages].activation_bytes_per_sample or 0.0) * samples
+
+    most, most_bytes = most_kept(actions, bytes_of)
+    is_known = all(part.activation_bytes_per_sample is not None for part in mine)
+    return most, most_bytes if is_known else None
+
+
+def most_kept(actions: Sequence[Action], bytes_of: Callable[[int], float]) -> tuple[int, float]:
+    """Return the largest numbers of micro-batches and of bytes between a forward pass of a part,
+    which stores `bytes_of(part)`, and its backward pass."""
     live, most, live_bytes, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:
         change = 1 if kind == "F" else -1 if kind in "BW" else 0
-        bytes_ = (mine[part // plan.stages].activation_bytes_per_sample or 0.0) * samples
-        live, live_bytes = live + change, live_bytes + change * bytes_
+        live, live_bytes = live + change, live_bytes + change * bytes_of(part)
         most, most_bytes = max(most, live), max(most_bytes, live_bytes)
-    is_known = all(part.activation_bytes_per_sample is not None for part in mine)
-    return most, most_bytes if is_known else None
+    return most, most_bytes

@@ -46,20 +46,28 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
 
 
 def print_stages(plan: Plan) -> None:
+    """Print each stage's estimated time. Also print its memory if the plan has no estimate."""
+    has_memory = bool(plan.memory and plan.memory.devices)
+    is_timed = any(part.seconds for part in plan.stage_parts)
     rows = []
     for load in stage_loads(plan):
         sizes = (load.parameters, load.gradients, load.optimizer, load.activations)
         words = ["unknown" if number is None else size(number) for number in sizes]
-        time = [seconds(load.seconds), f"{load.share:.0%}"]
+        words = [] if has_memory else words
+        time = [seconds(load.seconds), f"{load.share:.0%}"] if is_timed else []
         stage, layers, kept = map(str, (load.stage, load.layers, load.micro_batches_kept))
         rows.append((stage, layers, *time, *words, kept))
     if not rows:
         return
-    columns = ("stage", "layers", "time", "share", *MEMORY[:4], "micro-batches kept")
+    kinds = () if has_memory else MEMORY[:4]
+    timed = ("time", "share") if is_timed else ()
+    columns = ("stage", "layers", *timed, *kinds, "micro-batches kept")
     console.print()
     print_table(columns, rows, right=columns)
-    note = "Time: forward and backward, measured on one device. Memory: estimated, in fp32."
-    console.print(note, style="dim")
+    notes = ["Time: forward and backward, measured on one device."] if is_timed else []
+    notes += [] if has_memory else ["Memory: estimated, in fp32."]
+    if notes:
+        console.print(" ".join(notes), style="dim")
 
 
 def print_reasons(plan: Plan) -> None:
@@ -94,7 +102,12 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     for memory in result.peak_bytes:
         parts = " + ".join(f"{name} {size(memory[name])}" for name in MEMORY if memory[name])
         how = "peak, including" if memory.how == "allocator" else "="
-        yield f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}"
+        expected = ""
+        if memory.estimate_error is not None:
+            expected = f"; estimated {size(memory.estimated_bytes)} ({memory.estimate_error:+.1%})"
+        yield f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}{expected}"
+    if result.memory_not_estimated:
+        yield "memory estimate", f"none: {escape(result.memory_not_estimated)}"
     if collectives := collectives_per_step(result):
         total = f"{size(result.bytes_per_step)} in total, per rank and optimizer step"
         yield "synchronization", f"{collectives}, {total}, over {result.backend}"

@@ -1,7 +1,7 @@
 """Run the inspections that require torch: list the machine's devices, or summarize a workload in
 plain numbers.
 
-python -m paralab.worker.inspect_workload ANSWER.json INSPECTION-AS-JSON
+python -m paralab.worker.inspect_workload ANSWER.json INSPECTION.json
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if __name__ == "__main__":
 import json
 import os
 import sys
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ from paralab.worker.optimizer import (
 )
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.worker.too_large import fake_if_too_large
 from paralab.workload.batch import map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_split_problem
 from paralab.workload.cut_points import find_layers
@@ -56,7 +57,7 @@ Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 def main() -> NoReturn:
     leave_to_the_launcher()
     end_with_the_parent()
-    path, question = Path(sys.argv[1]), json.loads(sys.argv[2])
+    path, question = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     try:
         answer: dict[str, Any] = {"machine": asdict(inspect_machine())}
         if question:
@@ -96,24 +97,27 @@ def inspect_machine() -> Machine:
 
 def inspect_workload(inspection: Inspection) -> Summary:
     """Build the workload, run it briefly on a few samples, and return what a plan needs to know."""
-    _skip_compiler_import()
+    skip_compiler_import()
     workload = load_workload(inspection.workload)
     gc.freeze()
     gc.enable()
+    # Without a GPU, use the CPU: the plan then rejects `--device cuda` and says why.
+    wants_gpu = inspection.device in ("cuda", "auto")
+    device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
+    fake = fake_if_too_large(workload, device) if inspection.large else None
+    around: AbstractContextManager[Any] = fake or nullcontext()
     seed_everything(0)
 
     def running(what: str) -> AbstractContextManager[None]:
         return user_code(f"{what} of the workload failed with", user_folder(inspection.workload))
 
-    with running("model()"):
-        model = _build_model(workload)
+    with running("model()"), around:
+        model = _build_model(workload).train()
     if inspection.threads:
         torch.set_num_threads(inspection.threads)
 
-    # Without a GPU, use the CPU: the plan then rejects `--device cuda` and says why.
-    wants_gpu = inspection.device in ("cuda", "auto")
-    device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
-    model = model.to(device).train()
+    if not fake:
+        model = model.to(device)
 
     with running("data"):
         size = dataset_samples(workload)
@@ -123,13 +127,15 @@ def inspect_workload(inspection: Inspection) -> Summary:
     def load(samples: int) -> Any:
         first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
         _, batch = next(rank_batches(workload, [first], samples=size))
-        return map_tensors(lambda t: t.to(device), batch)
+        return map_tensors(fake.from_tensor if fake else lambda t: t.to(device), batch)
 
     with running("data"):
         batch = load(inspection.samples or workload.batch_size)
-    with running("A trial step"):
-        trial = try_step(workload, model, batch, lambda: load(MOST_BRANCHES))
-    with running("optimizer"):
+    with running("A trial step"), around:
+        trial = try_step(
+            workload, model, batch, lambda: batch if fake else load(MOST_BRANCHES), not fake
+        )
+    with running("optimizer"), around:
         optimizer = make_optimizer(workload, model)
     with running("scheduler"):
         make_scheduler(workload, optimizer)
@@ -138,10 +144,12 @@ def inspect_workload(inspection: Inspection) -> Summary:
     details: Details = {}
     if inspection.layers:
         with running("forward"):
-            details |= _inspect_layers(workload, model, batch, trial)
+            details |= _inspect_layers(workload, model, batch, trial, fake)
     if inspection.units:
         inputs, _ = (workload.unpack or unpack)(take(batch, 0, 2))
-        details |= {"units": find_units(model, inputs), "whole_tensors": mixes_rows(workload)}
+        with around:
+            units = find_units(model, inputs)
+        details |= {"units": units, "whole_tensors": mixes_rows(workload)}
     if inspection.verify:  # do this last, because it changes the model's dtype
         with running("A trial step"):
             problem = find_split_problem(workload, model, batch, trial.controls)
@@ -156,20 +164,26 @@ def inspect_workload(inspection: Inspection) -> Summary:
         data_path=workload.data_path,
         weighted=workload.weight is not None,
         optimizer=type(optimizer).__name__,
+        too_large=fake is not None,
         scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
         **vars(trial),
         **details,
     )
 
 
-def _inspect_layers(workload: Workload, model: nn.Module, batch: Any, trial: Trial) -> Details:
+def _inspect_layers(
+    workload: Workload, model: nn.Module, batch: Any, trial: Trial, fake: Any
+) -> Details:
     """Return the fields of `Summary` that only a strategy with stages needs."""
     inputs, targets = (workload.unpack or unpack)(batch)
 
     def loss(output: Any) -> torch.Tensor:
         return workload.loss(output, targets)
 
-    layers, reason = find_layers(model, inputs, loss, workload.split_points, trial.sometimes)
+    with fake or nullcontext():
+        layers, reason = find_layers(model, inputs, loss, workload.split_points, trial.sometimes)
+    if fake:  # nothing was computed
+        layers = tuple(replace(layer, seconds=0.0) for layer in layers)
     return {
         "layers": layers,
         "uncut_reason": reason,
@@ -199,7 +213,7 @@ def _build_model(workload: Workload) -> nn.Module:
     return model
 
 
-def _skip_compiler_import() -> None:
+def skip_compiler_import() -> None:
     """Prevent torch from importing its compiler, which takes a second. Optimizers and the FLOP
     counter import it only to mark functions that must not be compiled, and nothing is compiled
     here. If this fails in another torch version, an inspection takes a second longer."""

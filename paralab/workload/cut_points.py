@@ -292,14 +292,14 @@ def _count(
 
     Assume that backward has twice the FLOPs of forward. For a model with an RNN, the FLOPs are
     None, because torch cannot count them."""
-    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
     counter, marks = FlopCounterMode(display=False), [0]
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            parts[-1][storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in known:
+            parts[-1][storage._cdata] = storage.nbytes()
         return tensor
 
     def at_cut() -> None:

@@ -14,6 +14,7 @@ class Inspection:
     layers    find out where the model can be cut into stages
     units     find submodules that can be sharded on their own
     verify    check whether a batch can be split at all
+    large     if the model is too large for this machine, inspect it without data
     """
 
     workload: str
@@ -23,6 +24,7 @@ class Inspection:
     layers: bool = False
     units: bool = False
     verify: bool = False
+    large: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Summary(Trial):
     whole_model    whether an optimizer step on a parameter depends on other parameters
     split_problem  why split batches do not add up to the full loss; None if they do, or if this was
                    not checked
+    too_large      whether the model does not fit this machine, so that nothing was measured
     flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
@@ -111,3 +114,4 @@ class Summary(Trial):
     whole_tensors: bool = False
     whole_model: bool = False
     split_problem: str | None = None
+    too_large: bool = False

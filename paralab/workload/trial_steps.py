@@ -40,12 +40,19 @@ def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
     calls.append(counts)
 
 
-def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[], Any]) -> Trial:
+def try_step(
+    workload: Workload,
+    model: nn.Module,
+    batch: Any,
+    more: Callable[[], Any],
+    has_values: bool = True,
+) -> Trial:
     """Run forward and backward on two samples to find mistakes before a run starts, then call the
     model a few more times.
 
     `more` returns a larger batch, which may contain samples that take another branch. The model's
-    state is restored."""
+    state is restored. Fake tensors have no values, so the changes that a forward pass makes cannot
+    be observed: assume that dropout is the only one."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # per forward
@@ -74,7 +81,12 @@ def try_step(workload: Workload, model: nn.Module, batch: Any, more: Callable[[]
     unused |= _find_unused_by_some(workload, model, batch, calls)
 
     with torch.no_grad():
-        dropout, random, state = _find_changes(model, lambda seed: compute_loss(two, seed), calls)
+        if has_values:
+            dropout, random, state = _find_changes(
+                model, lambda seed: compute_loss(two, seed), calls
+            )
+        else:
+            dropout, random, state = any(map(_drops, model.modules())), False, ()
         output = call_model(model, split(two)[0])
     put_back(model, before)
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -139,6 +151,10 @@ def _find_unused_by_some(
                 used = set(reachable(loss))
                 unused |= {name for key, name in trained.items() if key not in used}
     return unused
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
 
 
 @contextmanager

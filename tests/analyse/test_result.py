@@ -94,3 +94,33 @@ def test_a_warning_has_no_period():
     warnings = result_of(RECORDED.parent / "stopped").warnings
     assert [text for text in warnings if text.endswith(".")] == []
     assert any("attempt 1 failed" in text for text in warnings)
+
+
+def test_the_estimate_next_to_the_measured_peak(tmp_path):
+    """A counted peak is compared with the sum of the same kinds, and an allocator's with the peak.
+    Rank 1 has no estimate."""
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    measured = result_of(RECORDED).peak_bytes[0].bytes
+    kinds = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 1)
+    kinds |= dict.fromkeys(("gathered", "unreduced", "buckets"))
+    sums = {"counted": 2 * measured, "peak": measured // 2}
+    device = {"rank": 0, "device": "cpu:0", **kinds, **sums}
+    memory = {"devices": [device], "not_estimated": None, "no_peak": None, "notes": [], "fit": None}
+    manifest["plan"]["memory"] = memory
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = [(each.estimated_bytes, each.estimate_error) for each in result_of(folder).peak_bytes]
+    assert found == [(2 * measured, 1.0), (None, None)]
+
+    assert result_of(folder).memory_not_estimated is None
+
+    manifest["plan"]["memory"] = memory | {"devices": [], "not_estimated": "values"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert result_of(folder).memory_not_estimated == "values"
+
+    manifest["plan"]["memory"] = memory
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    events = folder / "events" / "rank0.jsonl"
+    events.write_text(events.read_text().replace('"how":"counted"', '"how":"allocator"'))
+    assert result_of(folder).peak_bytes[0].estimated_bytes == measured // 2

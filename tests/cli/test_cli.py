@@ -65,6 +65,8 @@ def test_json_has_the_documented_fields(hybrid):
         (1, "cpu:1"),
         (1, "cpu:3"),
     }
+    errors = [memory["estimate_error"] for memory in result["peak_bytes"]]
+    assert errors == pytest.approx([0.0] * 4, abs=0.01)
 
 
 def test_the_run_folder_contains_result_weights_manifest_and_events(hybrid):
@@ -169,6 +171,43 @@ def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
     for choice in ("backend", "local", "replicas", "micro-batches", "stage 1"):
         assert choice in done.out
     assert not (tmp_path / "runs").exists()
+
+
+def test_plan_says_whether_it_fits(paralab):
+    words = ["plan", "ddp", "--workload", "mlp:small", "--device-memory"]
+    memory = paralab(*words, "10MB", "--json").json["memory"]
+    fit = memory["fit"]
+    assert [device["device"] for device in memory["devices"]] == ["cpu:0", "cpu:1"]
+    assert (fit["bytes"], fit["fits"]) == (10_000_000, fit["needed"] <= 10_000_000)
+    assert 0.9 < fit["largest_batch_bytes"] / fit["bytes"] <= 1
+    assert f"{fit['largest_batch_size']:,}" in paralab(*words, "10 MB").out
+    assert paralab(*words, "10").code == 2
+
+
+CANNOT_BE_TRIED = """
+import os, torch, paralab
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        if type(x).__name__ == "FakeTensor" and {aborts}:
+            os.abort()
+        return super().forward(x) * (2 if x.sum() > 0 else 1)
+
+def workload():
+    data = torch.randn(8, 3), torch.randn(8, 2)
+    loss = torch.nn.functional.mse_loss
+    return paralab.Workload(model=lambda: Model(3, 2), data=data, loss=loss, batch_size=4)
+"""
+
+
+@pytest.mark.parametrize(("aborts", "reason"), [(True, "code -6"), (False, "values")])
+def test_a_trial_that_fails_does_not_break_the_plan(paralab, tmp_path, aborts, reason):
+    (tmp_path / "own.py").write_text(CANNOT_BE_TRIED.format(aborts=aborts))
+    words = ["--workload", "own.py:workload", "--device-memory", "1GB", "--json"]
+    plan = paralab("plan", "single", *words).json
+    assert plan["batch_size"] == 4
+    assert (plan["memory"]["devices"], plan["memory"]["fit"]) == ([], None)
+    assert reason in plan["memory"]["not_estimated"]
 
 
 def test_list_and_env(paralab):

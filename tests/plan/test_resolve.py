@@ -8,6 +8,7 @@ import pytest
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine
 from paralab.machine.precision import Probe
+from paralab.plan import backend
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
@@ -333,3 +334,14 @@ def test_nccl_shares_a_gpu_from_2_30_on_if_asked_and_if_it_works():
 
 def test_mps_on_a_cpu_is_off():
     assert not plan("ddp", on=CPU, mps=True).mps
+
+
+def test_the_slots_of_local_have_the_size_that_the_plan_says():
+    from paralab.collectives import gpu_staging, staging
+
+    assert (backend.SLOTS, backend.SMALLEST_SLOT) == (staging.SLOTS, gpu_staging.SLOT_BYTES)
+    assert backend.PART_OF_MEMORY == gpu_staging.PART_OF_MEMORY
+    mib, gib = 2**20, 2**30
+    assert backend.slot_bytes(24 * mib, 24 * gib) == 32 * mib
+    assert backend.slot_bytes(340 * mib, 139 * gib) == 512 * mib
+    assert backend.slot_bytes(3 * gib, 24 * gib) == 128 * mib

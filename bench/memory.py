@@ -1,0 +1,76 @@
+"""Compare `paralab plan`'s memory estimate with the measured peak, on this machine.
+
+python bench/memory.py                    mlp, gpt, and cnn with each strategy, on CPU ranks
+python bench/memory.py --device cuda      on one GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import paralab
+from paralab.errors import ParalabError
+from paralab.units import size
+
+CPU = [
+    f"{strategy} {workload}"
+    for workload in ("mlp", "gpt", "cnn")
+    for strategy in ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
+]
+CPU += [
+    "single gpt accumulate=4",
+    "single gpt precision=bf16",
+    "fsdp gpt precision=bf16",
+    "pipeline gpt schedule=1f1b",
+    "ddp mlp replicas=3 accumulate=2",
+]
+GPU = [
+    "single mlp batch_size=4096",
+    "single cnn batch_size=4096",
+    "single gpt:124m",
+    "single gpt:124m precision=bf16",
+    "single gpt:124m precision=bf16 batch_size=64",
+    "single gpt:124m precision=bf16 accumulate=4",
+    "ddp gpt:124m precision=bf16 replicas=1",
+    "ddp gpt:124m precision=bf16 replicas=1 bucket_view=on",
+    "fsdp gpt:124m precision=bf16 replicas=1",
+    "mp gpt:124m precision=bf16",
+    "pipeline gpt:124m precision=bf16",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    device = parser.parse_args().device
+    print("| configuration | device | estimated | measured | error |\n|---|---|---|---|---|")
+    for words in CPU if device == "cpu" else GPU:
+        try:
+            print(*_rows(words, device), sep="\n", flush=True)
+        except ParalabError as error:
+            print(f"| {words} | failed: {error.problem} |", flush=True)
+
+
+def _rows(words: str, device: str) -> list[str]:
+    strategy, workload, *pairs = words.split()
+    options = {name: _value(value) for name, value in (pair.split("=") for pair in pairs)}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "run")
+        result = paralab.run(workload, strategy, steps=2, device=device, out=out, **options)
+    rows = []
+    for memory in result.peak_bytes:
+        error = memory.estimate_error
+        shown = "not estimated" if error is None else f"{error:+.3%}"
+        sizes = size(memory.estimated_bytes), size(memory.bytes)
+        rows.append(f"| {words} | {memory.device} | {' | '.join(sizes)} | {shown} |")
+    return rows
+
+
+def _value(text: str) -> bool | int | str:
+    return text == "on" or (int(text) if text.isdigit() else text)
+
+
+if __name__ == "__main__":
+    main()

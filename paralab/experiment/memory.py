@@ -1,0 +1,131 @@
+"""Estimate how much memory a plan needs, whether it fits a device, and the largest batch that fits.
+
+A trial with fake tensors gives the numbers (`paralab.worker.memory_trial`), and
+`paralab.plan.estimate` divides them between the devices.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from paralab.errors import UsageError
+from paralab.experiment.planning import resolve_here
+from paralab.launch.inspect import Inspected, try_memory
+from paralab.plan.estimate import estimate, find_unsupported, micro_batch_sizes
+from paralab.plan.memory_trial import Fit, MemoryEstimate, MemoryTrial
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.units import size
+
+MOST_SAMPLES = 2**24  # of a batch, if the data is endless
+MOST_TRIALS = 8  # of other batch sizes
+TOO_LARGE = (
+    "the model does not fit this machine, so it was inspected with fake tensors: no layer was timed, "
+    "and differences from a single device may be missing"
+)
+NO_PEAK = "nn.DataParallel's copies on each device are not part of the trial"
+
+
+def with_memory(plan: Plan) -> Plan:
+    """Return the plan with an estimate of its memory, or with the reason why there is none."""
+    return replace(plan, memory=_estimate(plan, _try(plan)))
+
+
+def with_fit(request: Request, inspected: Inspected, plan: Plan, given: int | None) -> Plan:
+    """Return the plan with an estimate, and whether it fits a device of `given` bytes or, if that
+    is None, the plan's GPU."""
+    if inspected.summary.too_large:
+        plan = replace(plan, remarks=(*plan.remarks, TOO_LARGE))
+    trial = _try(plan)
+    memory = _estimate(plan, trial)
+    gpus = inspected.machine.gpus if plan.device == "cuda" else ()
+    total = given or min((gpu.memory_bytes for gpu in gpus), default=None)
+    needed = memory.peak
+    if total is None or needed is None or isinstance(trial, str):
+        return replace(plan, memory=memory)
+
+    source = "requested" if given else "the GPU's memory"
+    fit = Fit(total, source, needed, needed <= total)
+    fit = _find_largest(fit, trial, plan.batch_size, lambda b: _at(request, inspected, b))
+    return replace(plan, memory=replace(memory, fit=fit))
+
+
+def _try(plan: Plan) -> MemoryTrial | str:
+    if reason := find_unsupported(plan):
+        return reason
+    sizes = micro_batch_sizes(plan)
+    return try_memory(plan, [*sizes, 2 * max(sizes)])
+
+
+def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
+    if isinstance(trial, str):
+        return MemoryEstimate(not_estimated=trial)
+    notes = []
+    if trial.built:
+        notes.append(
+            f"the model was built with real tensors, because fake ones fail: {trial.built}"
+        )
+    if plan.device == "cuda":
+        workspace = size(trial.workspace_bytes)
+        notes.append(
+            f"the peak includes the allocator's rounding to 512 bytes and {workspace} of measured "
+            "workspaces for matrix products. It does not include cuDNN's workspaces, NCCL's or local's "
+            "buffers, blocks that the allocator does not split, fragmentation, or the CUDA context"
+        )
+    no_peak = NO_PEAK if plan.strategy == "dp" else None
+    return MemoryEstimate(estimate(plan, trial), no_peak=no_peak, notes=tuple(notes))
+
+
+def _at(request: Request, inspected: Inspected, batch_size: int) -> Plan | None:
+    """Return the plan with another batch size, from endless data. Return None if the batch is too
+    small to be split."""
+    try:
+        plan = resolve_here(replace(request, batch_size=batch_size), inspected)
+    except UsageError:
+        return None
+    return replace(plan, samples=None)
+
+
+def _find_largest(
+    fit: Fit, trial: MemoryTrial, batch_size: int, at: Callable[[int], Plan | None]
+) -> Fit:
+    """Search for the largest batch that fits. Run a trial of it, and search again with its numbers,
+    until the trial of the result fits."""
+
+    def needed(plan: Plan) -> int:
+        return MemoryEstimate(estimate(plan, trial)).peak or 0
+
+    def fits(size: int) -> bool:
+        plan = at(size)
+        return plan is None or needed(plan) <= fit.bytes
+
+    for _ in range(MOST_TRIALS):
+        largest = search(fits, batch_size, MOST_SAMPLES)
+        if largest is None:
+            return replace(fit, no_largest=f"more than {MOST_SAMPLES} samples fit")
+        if (plan := at(largest) if largest else None) is None:
+            return replace(fit, no_largest="no batch size fits")
+        sizes = set(micro_batch_sizes(plan)) - {each.samples for each in trial.passes}
+        if not sizes:
+            return replace(fit, largest_batch_size=largest, largest_batch_bytes=needed(plan))
+        more = try_memory(plan, sorted(sizes))
+        if isinstance(more, str):
+            return replace(fit, no_largest=f"a trial with batch size {largest} failed: {more}")
+        trial = replace(trial, passes=trial.passes + more.passes)
+    return replace(fit, no_largest="the activations do not grow in proportion to the batch")
+
+
+def search(fits: Callable[[int], bool], start: int, most: int) -> int | None:
+    """Return the largest number that fits, 0 if none does, and None if it is larger than `most`.
+    Every smaller number also fits.
+
+    start 16, 45 fits      16 ✓  32 ✓  64 ✗  48 ✗  40 ✓  44 ✓  46 ✗  45 ✓
+    """
+    low, high = (start, 2 * start) if fits(start) else (0, start)
+    while low and fits(high):
+        if high > most:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,256 @@
+"""Divide a memory trial between the devices of a plan. These are pure functions on plain numbers.
+
+The trial has the whole model's parameters p, gradients g, and optimizer state o, and the
+activations a(n) of n samples. Each device counts
+
+    single             p + g + o         + a(n)
+    dp                 the same, n samples each; o only on the first device, which also has the
+                       loss of all samples
+    ddp                p + g + o         + a(n)
+    fsdp               (p + g + o) / n   + a(n) + gathered parameters + unreduced gradients
+    mp, pipeline,      p + g + o of its stage's parameters
+    hybrid             + a of its stage, for each micro-batch between its forward and backward
+
+where n is the size of the largest micro-batch: 64 = 2 ranks × 4 accumulation steps × 8 samples has
+a(8). The peak at one time is larger than such a sum (temporary tensors) or smaller (in the first
+backward pass of a step, gradients grow while activations shrink).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paralab.plan.batches import chunk_sizes, pieces, replica_span, widest
+from paralab.plan.memory_trial import DeviceEstimate, MemoryTrial, Pass, Weight
+from paralab.plan.plan import Plan, RankPlan
+from paralab.plan.schedules import order
+from paralab.plan.stages import most_kept
+
+ESTIMATED = ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
+BUCKET_MB = 25.0  # the default size of a bucket
+LOW = ("bf16", "fp16")
+LOW_BYTES = 2  # per element
+
+
+def find_unsupported(plan: Plan) -> str | None:
+    """Return why there is no estimate for this plan. A wrong one would be worse than none."""
+    return None if plan.strategy in ESTIMATED else f"{plan.strategy} is not estimated yet"
+
+
+def micro_batch_sizes(plan: Plan) -> list[int]:
+    """Return the different sizes with which the model is called in a full batch."""
+    sizes: set[int] = set()
+    for rank in plan.ranks:
+        samples = rank_samples(plan, rank)
+        if plan.schedule:
+            sizes.add(widest(samples, plan.accumulate, plan.micro_batches))
+            continue
+        sizes.update(_sizes(plan, samples))
+        if plan.strategy == "dp":
+            sizes.update(chunk_sizes(max(sizes), plan.replicas))
+    return sorted(sizes - {0})
+
+
+def rank_samples(plan: Plan, rank: RankPlan) -> int:
+    """Return the rank's samples in the first batch, which the data may not fill."""
+    size = min(plan.batch_size, plan.samples or plan.batch_size)
+    start, stop = replica_span(size, plan.rank_replicas, rank.replica)
+    return stop - start
+
+
+def _sizes(plan: Plan, samples: int) -> list[int]:
+    """Return the micro-batch sizes in the largest accumulation step."""
+    return [stop - start for start, stop in pieces(samples, plan.accumulate, plan.micro_batches)[0]]
+
+
+def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
+    """Return the estimate for each device of each rank."""
+    estimates: list[DeviceEstimate] = []
+    for rank in plan.ranks:
+        names = list(dict.fromkeys(device.name for device in rank.devices))
+        for name in names:
+            if plan.stage_parts:
+                estimates.append(_estimate_stages(plan, trial, rank, name))
+            elif plan.strategy == "fsdp":
+                estimates.append(_estimate_shard(plan, trial, rank, name))
+            elif plan.strategy == "dp":
+                estimates.append(_estimate_replica(plan, trial, rank, names.index(name)))
+            else:
+                estimates.append(_estimate_whole(plan, trial, rank, name))
+    return tuple(estimates)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Bytes of some parameters, their gradients, and their optimizer state."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @classmethod
+    def of(cls, weights: Iterable[Weight]) -> _State:
+        weights = list(weights)
+        return cls(
+            sum(each.bytes for each in weights),
+            sum(each.gradient_bytes for each in weights),
+            sum(each.state_bytes + each.other_state_bytes for each in weights),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+
+def _device(
+    rank: RankPlan,
+    device: str,
+    state: _State,
+    activations: int,
+    peak: int | None,
+    gathered: int | None = None,
+    unreduced: int | None = None,
+    buckets: int | None = None,
+) -> DeviceEstimate:
+    counted = state.total + activations + (gathered or 0) + (unreduced or 0)
+    parts = state.parameters, state.gradients, state.optimizer, activations
+    more = gathered, unreduced, buckets
+    return DeviceEstimate(rank.rank, device, *parts, *more, counted, peak)
+
+
+def _saved(each: Pass) -> int:
+    return sum(each.saved) + each.loss
+
+
+def _always(trial: MemoryTrial, samples: int) -> int:
+    """Return the bytes of what exists during the whole step on a device with the whole model: its
+    buffers, the samples, and CUDA's workspaces."""
+    batch = trial.at(samples, lambda each: each.batch_bytes)
+    return sum(trial.buffers.values()) + batch + trial.workspace_bytes
+
+
+def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
+    """single and ddp. ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`
+    the gradients are views of them, so they exist from the start of each step."""
+    samples = rank_samples(plan, rank)
+    size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
+    buckets = None
+    if plan.strategy == "ddp":
+        buckets = 0 if plan.bucket_view else state.gradients
+
+    again = state.gradients + trial.at(size, lambda each: each.again)
+    accumulates = plan.accumulate > 1 or plan.bucket_view
+    moving = again if accumulates else trial.at(size, lambda each: each.first)
+    moving = max(moving, state.gradients + trial.step_bytes)
+    peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
+    return _device(rank, name, state, trial.at(size, _saved), peak, buckets=buckets)
+
+
+def _estimate_replica(
+    plan: Plan, trial: MemoryTrial, rank: RankPlan, number: int
+) -> DeviceEstimate:
+    """dp. The first device computes the loss of all replicas' outputs."""
+    size = widest(rank_samples(plan, rank), plan.accumulate, 1)
+    own = chunk_sizes(size, plan.replicas)[number]
+    activations = trial.at(own, lambda each: sum(each.saved)) if own else 0
+    state = _State.of(trial.weights)
+    if number:
+        state = _State(state.parameters, state.gradients, 0)
+    else:
+        activations += trial.at(size, lambda each: each.loss_alone)
+    return _device(rank, rank.devices[number].name, state, activations, None)
+
+
+def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
+    """fsdp. Each parameter is sharded like torch.chunk along dim 0: 5 rows over 2 ranks -> 3 2."""
+    ranks, samples = plan.world_size, rank_samples(plan, rank)
+    rows = {each.name: chunk_sizes(each.rows, ranks)[rank.rank] for each in trial.weights}
+
+    def shard(each: Weight, number: int) -> int:
+        return number * rows[each.name] // each.rows
+
+    state = _State(
+        sum(shard(each, each.bytes) for each in trial.weights),
+        sum(shard(each, each.gradient_bytes) for each in trial.weights),
+        sum(shard(each, each.state_bytes) + each.other_state_bytes for each in trial.weights),
+    )
+    size = widest(samples, plan.accumulate, 1)
+    gathered, unreduced = _gathered(plan, trial) if ranks > 1 else (None, None)
+    # At the start of the first backward pass, no gradient is sharded yet. At its end, all are.
+    before = state.gradients if plan.accumulate > 1 and plan.sync_every_pass else 0
+    start = before + trial.at(size, lambda each: each.again)
+    moving = max(start, state.gradients + trial.step_bytes // ranks)
+    always = (gathered or 0) + (unreduced or 0) + _always(trial, samples)
+    peak = state.parameters + state.optimizer + moving + always
+    return _device(rank, name, state, trial.at(size, _saved), peak, gathered, unreduced)
+
+
+def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
+    """Return the bytes of fsdp's full parameters and full gradients that exist at the same time.
+
+    The parameters are those outside all units, and those of two neighboring units, because fsdp
+    prefetches one. The gradients are those of one unit, or of all units if only the last
+    accumulation step reduces them.
+    """
+    low = plan.precision in LOW
+    names = [*(trial.norms if low else ()), *plan.shard_units]
+    units: dict[str, list[Weight]] = {name: [] for name in [*dict.fromkeys(names), ""]}
+    for each in trial.weights:
+        inside = [name for name in units if not name or each.name.startswith(f"{name}.")]
+        units[max(inside, key=len)].append(each)
+
+    full = [
+        sum(each.elements * LOW_BYTES if low else each.bytes for each in unit)
+        for unit in units.values()
+    ]
+    gradients = [sum(each.bytes for each in unit if each.trained) for unit in units.values()]
+    *own, rest = full
+    pairs = [one + other for one, other in pairwise(own)] or own
+    together = plan.accumulate > 1 and not plan.sync_every_pass
+    return rest + max(pairs, default=0), (sum if together else max)(gradients)
+
+
+def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
+    """The stages of one device. Their temporary tensors are at most the whole model's."""
+    samples = rank_samples(plan, rank)
+    own = list(_stages_on(plan, rank, name))
+    parts = [part for stage in own for part in range(stage, len(plan.stage_parts), plan.stages)]
+    modules = {module for part in parts for module in plan.stage_parts[part].modules}
+    state = _State.of(w for w in trial.weights if w.name.rpartition(".")[0] in modules)
+
+    activations = sum(_kept_by_stage(plan, trial, samples, stage) for stage in own)
+    size = widest(samples, plan.accumulate, plan.micro_batches)
+    temporary = trial.at(size, lambda each: max(0, each.again - _saved(each)))
+    buckets = None
+    if plan.rank_replicas > 1:
+        largest = (plan.bucket_mb or BUCKET_MB) * 2**20
+        buckets = min(state.gradients, int(largest)) if plan.schedule else state.gradients
+    peak = state.total + activations + max(temporary, trial.step_bytes) + (buckets or 0)
+    peak += _always(trial, samples)
+    return _device(rank, name, state, activations, peak, buckets=buckets)
+
+
+def _stages_on(plan: Plan, rank: RankPlan, name: str) -> Iterator[int]:
+    if rank.stage is not None:
+        yield rank.stage
+        return
+    for stage, device in enumerate(rank.devices):
+        if device.name == name:
+            yield stage
+
+
+def _kept_by_stage(plan: Plan, trial: MemoryTrial, samples: int, stage: int) -> int:
+    """Return the bytes that autograd saves for all micro-batches that a stage keeps at one time."""
+    last = len(plan.stage_parts) - 1
+
+    def of_part(part: int, size: int) -> int:
+        saved = trial.at(size, lambda each: each.saved[part])
+        return saved + (trial.at(size, lambda each: each.loss) if part == last else 0)
+
+    if plan.schedule is None:  # all forward passes, then all backward passes
+        return sum(of_part(stage, size) for size in _sizes(plan, samples))
+    size = widest(samples, plan.accumulate, plan.micro_batches)  # smaller ones are padded
+    actions = order(plan.schedule, plan.stages, plan.micro_batches)[stage]
+    return round(most_kept(actions, lambda part: of_part(part, size))[1])

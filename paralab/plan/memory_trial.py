@@ -1,0 +1,155 @@
+"""The results of a memory trial, and the estimate that is based on it, in plain numbers.
+
+A trial runs training steps of the whole model on one device with fake tensors, which have shapes
+but no data (`paralab.worker.memory_trial`). `paralab.plan.estimate` divides its numbers between
+devices.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of the model.
+
+    rows                the length of dim 0, which fsdp shards
+    gradient_bytes      0 if it is frozen or unused
+    state_bytes         optimizer state with the parameter's shape
+    other_state_bytes   other optimizer state, such as a step counter
+    """
+
+    name: str
+    rows: int
+    elements: int
+    bytes: int
+    trained: bool
+    gradient_bytes: int
+    state_bytes: int
+    other_state_bytes: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward and backward of one micro-batch.
+
+    saved        what autograd saves for backward in each part of the model
+    loss         what it saves in the loss function, in addition to the last part
+    loss_alone   the same if the loss gets a copy of the output
+    first        peak on top of parameters, buffers, and optimizer state: the first backward pass of
+                 a step, which creates the gradients
+    again        peak on top of these and the gradients: any further backward pass of the step
+    """
+
+    samples: int
+    batch_bytes: int
+    saved: tuple[int, ...]
+    loss: int
+    loss_alone: int
+    first: int
+    again: int
+
+
+@dataclass(frozen=True)
+class MemoryTrial:
+    """A trial of the whole model.
+
+    buffers          bytes of each buffer, by name
+    norms            BatchNorm modules, which fsdp keeps in fp32
+    step_bytes       temporary tensors of the optimizer step
+    workspace_bytes  what CUDA libraries keep; measured, not fake
+    built            why the model was built with real tensors; None if it was built with fake ones
+    """
+
+    weights: tuple[Weight, ...]
+    buffers: dict[str, int]
+    norms: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    step_bytes: int
+    workspace_bytes: int = 0
+    built: str | None = None
+
+    def at(self, samples: int, number: Callable[[Pass], int]) -> int:
+        """Return a number of a pass with this many samples. Between the passes that were run, and
+        beyond them, continue the line through the two nearest: activations grow with the samples.
+        """
+        known = {each.samples: number(each) for each in self.passes}
+        if samples in known or len(known) == 1:
+            return known.get(samples, next(iter(known.values())))
+        sizes = sorted(known)
+        after = min(max(1, bisect(sizes, samples)), len(sizes) - 1)
+        x0, x1 = sizes[after - 1 : after + 1]
+        return round(known[x0] + (samples - x0) * (known[x1] - known[x0]) / (x1 - x0))
+
+
+@dataclass(frozen=True)
+class DeviceEstimate:
+    """A device's expected memory. `counted` is the sum of the kinds that a CPU run counts, each at
+    its own maximum. `peak` is the largest sum at one time. It also includes buffers, the batch,
+    communication buckets, temporary tensors, and CUDA's workspaces.
+
+    gathered, unreduced   only for fsdp: gathered parameters, and gradients not yet reduced
+    buckets               DDP's gradient buckets
+    """
+
+    rank: int
+    device: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    gathered: int | None
+    unreduced: int | None
+    buckets: int | None
+    counted: int
+    peak: int | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether the configuration fits a device.
+
+    bytes                 the device's memory
+    source                where this number is from
+    needed                the peak on the device that needs the most
+    largest_batch_size    the largest that fits; None if `no_largest` says why there is none
+    largest_batch_bytes   the peak in a trial of that batch
+    """
+
+    bytes: int
+    source: str
+    needed: int
+    fits: bool
+    largest_batch_size: int | None = None
+    largest_batch_bytes: int | None = None
+    no_largest: str | None = None
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The estimate for all devices, or why there is none. `notes` says what it does not include."""
+
+    devices: tuple[DeviceEstimate, ...] = ()
+    not_estimated: str | None = None
+    no_peak: str | None = None
+    notes: tuple[str, ...] = ()
+    fit: Fit | None = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> MemoryEstimate:
+        devices = tuple(DeviceEstimate(**device) for device in data["devices"])
+        return cls(**data | {"devices": devices, "fit": data["fit"] and Fit(**data["fit"])})
+
+    @property
+    def peak(self) -> int | None:
+        """Return the peak on the device that needs the most. Ranks may share a GPU."""
+        peaks: dict[str, int] = {}
+        for each in self.devices:
+            if each.peak is None:
+                return None
+            peaks[each.device] = peaks.get(each.device, 0) + each.peak
+        return max(peaks.values(), default=None)

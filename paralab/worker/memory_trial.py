@@ -1,0 +1,312 @@
+"""Run training steps with fake tensors, which have shapes but no data, and count their bytes.
+
+A fake model may be larger than this machine's memory.
+
+python -m paralab.worker.memory_trial ANSWER.json QUESTION.json
+"""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # as in a rank, this saves a third of torch's import time
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from paralab.machine.signals import leave_to_the_launcher
+from paralab.plan.batches import GlobalBatch
+from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
+from paralab.plan.plan import Plan
+from paralab.worker.inspect_workload import skip_compiler_import
+from paralab.worker.memory import num_bytes, stored_bytes
+from paralab.worker.optimizer import make_optimizer
+from paralab.worker.parent_watch import end_with_the_parent
+from paralab.worker.precision import LOW
+from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.workload.batch import call_model, filled, map_tensors, take, tensors, unpack
+from paralab.workload.load import load_workload
+from paralab.workload.randomness import seed_everything
+from paralab.workload.workload import Workload
+
+MOST_LOADED = 256  # samples whose shapes the trial uses
+WORKSPACE_DIM = 256  # of the matrix product that makes CUDA's libraries allocate workspaces
+
+
+def main() -> NoReturn:
+    leave_to_the_launcher()
+    end_with_the_parent()
+    skip_compiler_import()
+    path, question = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    try:
+        plan = Plan.from_json(question["plan"])
+        workload = load_workload(plan.workload)
+        gc.freeze()
+        gc.enable()
+        trial = run_trial(plan, workload, question["sizes"])
+        answer: dict[str, Any] = {"trial": asdict(trial)}
+    except Exception as error:
+        answer = {"reason": _explain(error)}
+    path.write_text(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the thread that watches the parent
+
+
+def run_trial(plan: Plan, workload: Workload, sizes: list[int]) -> MemoryTrial:
+    """Run a micro-batch of each size through the whole model, and one optimizer step."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    default = torch.get_default_dtype()
+    if plan.precision == "fp64":
+        torch.set_default_dtype(torch.float64)
+    try:
+        # A module may use a real tensor that is not its parameter or buffer.
+        return _Trial(plan, workload, FakeTensorMode(allow_non_fake_inputs=True)).run(sizes)
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Trial:
+    def __init__(self, plan: Plan, workload: Workload, fake: Any) -> None:
+        self.plan, self.workload, self.fake = plan, workload, fake
+        self.device = torch.device(plan.device)
+        self.low = LOW.get(plan.precision)
+        self.by_module = plan.strategy == "fsdp"  # it casts modules, and does not use autocast
+        self.model, self.built = _build(workload, fake, plan.seed)
+        self.sample = self._load_sample()
+
+    def run(self, sizes: list[int]) -> MemoryTrial:
+        self._place(lambda name: torch.float64 if self.plan.precision == "fp64" else None)
+        weights, step_bytes = self._try_optimizer(min(sizes))
+        norms = tuple(
+            name
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and [*module.parameters()]
+        )
+        if self.low and self.by_module:
+            self._place(lambda name: None if name in norms else self.low)
+        return MemoryTrial(
+            weights=weights,
+            buffers={name: stored_bytes(each) for name, each in self.model.named_buffers()},
+            norms=norms,
+            passes=tuple(self._try_pass(size) for size in sizes),
+            step_bytes=step_bytes,
+            workspace_bytes=_workspace_bytes() if self.device.type == "cuda" else 0,
+            built=self.built,
+        )
+
+    def _load_sample(self) -> Any:
+        """Return one sample as a fake tensor. Its other dims are those of a real batch."""
+        size = dataset_samples(self.workload)
+        loaded = min(self.plan.batch_size, MOST_LOADED)
+        first = GlobalBatch(0, 0, 0, min(loaded, size or loaded))
+        _, batch = next(rank_batches(self.workload, [first], samples=size))
+        sample = take(batch, 0, 1)
+
+        def empty(real: torch.Tensor) -> torch.Tensor:
+            dtype = real.dtype
+            if real.is_floating_point():
+                low = self.low if self.by_module else None
+                dtype = torch.float64 if self.plan.precision == "fp64" else low or dtype
+            return torch.empty(real.shape, dtype=dtype, device=self.device)
+
+        with self.fake:
+            return map_tensors(empty, sample)
+
+    def _place(self, dtype_in: Callable[[str], torch.dtype | None]) -> None:
+        """Replace all parameters and buffers with fake ones on the plan's device. `Module.to` does
+        not work with fake tensors. Tied parameters stay tied."""
+        placed: dict[int, Any] = {}  # by id
+
+        def place(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+            kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            empty = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=kind, device=self.device
+            )
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            return empty
+
+        with self.fake:
+            for name, module in self.model.named_modules():
+                for values in (module._parameters, module._buffers):
+                    for key, tensor in values.items():
+                        if tensor is None:
+                            continue
+                        if id(tensor) not in placed:
+                            # Keep the old tensor, so that no other one gets its id.
+                            placed[id(tensor)] = place(tensor, dtype_in(name)), tensor
+                        values[key] = placed[id(tensor)][0]
+
+    def _forward(
+        self, batch: Any, before_loss: Callable[[], None] = lambda: None
+    ) -> tuple[Any, torch.Tensor]:
+        """Return the output and the loss."""
+        inputs, targets = (self.workload.unpack or unpack)(batch)
+        output = call_model(self.model, inputs)
+        if self.low and self.by_module:  # as in fsdp, the loss is computed in fp32
+            output = map_tensors(lambda t: t.float() if t.is_floating_point() else t, output)
+        before_loss()
+        return output, self.workload.loss(output, targets)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if not self.low or self.by_module:
+            return nullcontext()
+        cached = self.device.type == "cuda" or self.plan.micro_batches == 1
+        return torch.autocast(self.device.type, self.low, cache_enabled=cached)
+
+    def _try_optimizer(self, samples: int) -> tuple[tuple[Weight, ...], int]:
+        """Step once, and return each parameter's state and the bytes of temporary tensors."""
+        optimizer = make_optimizer(self.workload, self.model)
+        if self.device.type == "cuda":
+            # As on real CUDA tensors. torch does not recognize fake ones.
+            for group in optimizer.param_groups:
+                if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                    group["foreach"] = True
+        with self.fake:
+            self._forward(filled(self.sample, samples))[1].backward()
+            optimizer.step()  # creates the state
+            step_bytes = self._peak_of(optimizer.step, optimizer)
+            state = {p: list(tensors(dict(values))) for p, values in optimizer.state.items()}
+        weights = []
+        for name, each in self.model.named_parameters():
+            own = state.get(each, [])
+            like = sum(stored_bytes(value) for value in own if value.shape == each.shape)
+            weights.append(
+                Weight(
+                    name=name,
+                    rows=max(1, each.shape[0]) if each.ndim else 1,
+                    elements=each.numel(),
+                    bytes=each.nbytes,
+                    trained=each.requires_grad,
+                    gradient_bytes=0 if each.grad is None else stored_bytes(each.grad),
+                    state_bytes=like,
+                    other_state_bytes=num_bytes(own) - like,
+                )
+            )
+        self.model.zero_grad(set_to_none=True)
+        return tuple(weights), step_bytes
+
+    def _try_pass(self, samples: int) -> Pass:
+        def step() -> None:
+            with self._autocast():
+                output, loss = self._forward(batch)
+            loss.backward()
+            del output  # a rank also has it until here
+
+        with self.fake:
+            batch = filled(self.sample, samples)
+            saved, loss, loss_alone = self._count_saved(batch)
+            first = self._peak_of(step, *tensors(batch))
+            again = self._peak_of(step, *tensors(batch))
+        self.model.zero_grad(set_to_none=True)
+        return Pass(samples, num_bytes(batch), saved, loss, loss_alone, first, again)
+
+    def _count_saved(self, batch: Any) -> tuple[tuple[int, ...], int, int]:
+        """Count what autograd saves in each part of the model, and in the loss."""
+        parameters = {_storage(parameter) for parameter in self.model.parameters()}
+        parts: list[dict[Any, int]] = [{}]
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            if (storage := _storage(tensor)) not in parameters:
+                parts[-1][storage] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with ExitStack() as around:
+            for hook in self._at_cuts(lambda: parts.append({})):
+                around.callback(hook.remove)
+            around.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda t: t))
+            around.enter_context(self._autocast())
+            kept = self._forward(batch, before_loss=lambda: parts.append({}))
+        *model, loss = parts
+        if len(model) != max(1, len(self.plan.stage_parts)):
+            raise ValueError("the model does not call the start of each stage exactly once")
+        del kept  # what autograd saved had to stay alive, or storages would be counted as one
+        new = sum(size for storage, size in loss.items() if storage not in model[-1])
+        return tuple(sum(part.values()) for part in model), new, sum(loss.values())
+
+    def _at_cuts(self, begin_part: Callable[[], None]) -> Iterator[Any]:
+        for part in self.plan.stage_parts[1:]:
+            module = self.model.get_submodule(part.start)
+            yield module.register_forward_pre_hook(lambda *_: begin_part())
+
+    def _peak_of(self, run: Callable[[], Any], *existing: Any) -> int:
+        """Return the largest number of bytes on top of what exists before `run`: parameters,
+        buffers, gradients, and these tensors or optimizers."""
+        tracker = _make_tracker()
+        tracker.track_external(self.model, *existing)
+
+        def total(kind: str) -> int:
+            snapshots = tracker.get_tracker_snapshot(kind).items()
+            return sum(each["Total"] for at, each in snapshots if at.type == self.device.type)
+
+        before = total("current")
+        with tracker:
+            run()
+        return max(0, total("peak") - before)
+
+
+def _make_tracker() -> Any:
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    class Tracker(MemTracker):
+        """MemTracker without the hooks that tell gradients from temporary tensors. They refuse
+        frozen parameters, and only the total matters here."""
+
+        def _track_module_params_and_buffers(self, module: nn.Module, *_: Any, **__: Any) -> Any:
+            return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
+
+    return Tracker()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _build(workload: Workload, fake: Any, seed: int) -> tuple[nn.Module, str | None]:
+    """Build the model with fake tensors. If its code needs real values, build it with real ones."""
+    seed_everything(seed)
+    try:
+        with fake:
+            return workload.model().train(), None
+    except Exception as error:
+        reason = _explain(error)
+    return workload.model().train(), reason
+
+
+def _explain(error: Exception) -> str:
+    """Return one line. torch's fake tensors have no values, and its exceptions name an operator."""
+    name, operator = type(error).__name__, f"{error}".strip().splitlines()[:1]
+    if name in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        what = "the model, the loss, or the optimizer"
+        return f"{what} depends on the values of tensors ({', '.join(operator)})"
+    return ": ".join([name, *operator])
+
+
+def _workspace_bytes() -> int:
+    """Return what CUDA's libraries allocate for matrix products and keep. Measure it, because it
+    depends on the GPU, the libraries, and environment variables."""
+    layer = nn.Linear(WORKSPACE_DIM, WORKSPACE_DIM, device="cuda")
+    values = torch.randn(WORKSPACE_DIM, WORKSPACE_DIM, device="cuda", requires_grad=True)
+    for _ in range(2):
+        layer(values).sum().backward()
+    torch.cuda.synchronize()
+    ours = [layer.weight, layer.bias, values]
+    sizes = [
+        each.nbytes for each in [*ours, *(value.grad for value in ours if value.grad is not None)]
+    ]
+    return torch.cuda.memory_allocated() - sum(-(-size // 512) * 512 for size in sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The largest batch that fits, and the estimate next to a measurement."""
+
+from dataclasses import replace
+
+import pytest
+
+from paralab.experiment import memory
+from paralab.experiment.memory import search, with_fit, with_memory
+from paralab.launch.inspect import Inspected
+from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate, MemoryTrial, Pass, Weight
+from paralab.plan.plan import Plan
+from paralab.plan.request import Request
+from paralab.plan.resolve import resolve
+from paralab.units import parse_size
+from tests.launch.fakes import MACHINE, SUMMARY, make_plan
+
+INSPECTED = Inspected(MACHINE, SUMMARY)
+P = 1000  # bytes of parameters
+
+
+@pytest.mark.parametrize("most_that_fits", [0, 1, 15, 16, 17, 31, 32, 45, 1000])
+@pytest.mark.parametrize("start", [1, 16, 64])
+def test_search(most_that_fits, start):
+    asked = []
+
+    def fits(number):
+        asked.append(number)
+        return number <= most_that_fits
+
+    assert search(fits, start, most=10_000) == most_that_fits
+    assert len(asked) <= 24
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GB", 16 * 1000**3),
+        ("16 GiB", 16 * 1024**3),
+        ("0.5tb", 500 * 1000**3),
+        ("7B", 7),
+        ("16", None),
+        ("16XB", None),
+        ("1.2.3GB", None),
+        ("0GB", None),
+        (".GB", None),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+def test_search_without_an_end():
+    assert search(lambda number: True, 16, most=10_000) is None
+
+
+def trials(monkeypatch, activations):
+    """Replace the trials: n samples need this many bytes on top of the parameters. Return the sizes
+    that were tried."""
+    tried = []
+
+    def try_memory(plan, sizes):
+        tried.append(list(sizes))
+        weight = Weight("w", 10, 250, P, True, 0, 0, 0)
+        passes = (Pass(n, 0, (activations(n),), 0, 0, activations(n), 0) for n in sizes)
+        return MemoryTrial((weight,), {}, (), tuple(passes), 0)
+
+    monkeypatch.setattr(memory, "try_memory", try_memory)
+    return tried
+
+
+def find_fit(limit, strategy="ddp", **options):
+    request = Request(strategy, **{"replicas": 2, "steps": 1} | options)
+    return with_fit(request, INSPECTED, make_plan(strategy, **options), limit).memory.fit
+
+
+def test_the_largest_batch(monkeypatch):
+    """1000 + 10 n bytes with n samples per rank: 2000 bytes have room for 100 on each of 2 ranks."""
+    tried = trials(monkeypatch, lambda n: 10 * n)
+    fit = find_fit(2000)
+    assert (fit.needed, fit.fits) == (1000 + 10 * 32, True)
+    assert (fit.largest_batch_size, fit.largest_batch_bytes) == (200, 2000)
+    assert tried == [[32, 64], [100]]  # the answer's own trial confirms it
+
+    fit = find_fit(1100)
+    assert (fit.fits, fit.largest_batch_size) == (False, 20)
+    fit = find_fit(900)
+    assert (fit.fits, fit.largest_batch_size, fit.no_largest) == (False, None, "no batch size fits")
+
+
+def test_the_answers_trial_must_fit(monkeypatch):
+    """From 90 samples on, another algorithm needs 300 bytes more: the line through the first passes
+    promises 100 samples, but its own trial does not fit."""
+    trials(monkeypatch, lambda n: 10 * n + 300 * (n >= 90))
+    fit = find_fit(2000)
+    assert (fit.largest_batch_size, fit.largest_batch_bytes) == (2 * 89, 1000 + 10 * 89)
+
+
+def test_memory_that_hardly_grows(monkeypatch):
+    trials(monkeypatch, lambda n: 5)
+    fit = find_fit(2000)
+    assert (fit.fits, fit.largest_batch_size) == (True, None)
+    assert str(memory.MOST_SAMPLES) in fit.no_largest
+
+
+def test_without_a_size_there_is_no_answer(monkeypatch):
+    trials(monkeypatch, lambda n: n)
+    assert find_fit(None) is None
+
+
+def test_what_cannot_be_estimated_has_a_reason(monkeypatch):
+    monkeypatch.setattr(memory, "try_memory", lambda plan, sizes: "the trial broke")
+    found = with_memory(make_plan()).memory
+    assert (found.devices, found.not_estimated) == ((), "the trial broke")
+    unknown = replace(make_plan(), strategy="new")
+    assert "new" in with_memory(unknown).memory.not_estimated
+
+    trials(monkeypatch, lambda n: n)
+    copies = with_memory(resolve(Request("dp", replicas=2), MACHINE, SUMMARY, lambda name: None))
+    assert copies.memory.peak is None
+    assert copies.memory.no_peak
+
+
+def test_ranks_that_share_a_gpu_share_its_memory():
+    def device(rank, name, peak):
+        return DeviceEstimate(rank, name, 0, 0, 0, 0, None, None, None, 0, peak)
+
+    apart = MemoryEstimate((device(0, "cuda:0", 10), device(1, "cuda:1", 20)))
+    shared = MemoryEstimate((device(0, "cuda:0", 10), device(1, "cuda:0", 20)))
+    assert (apart.peak, shared.peak) == (20, 30)
+    assert MemoryEstimate((device(0, "cuda:0", 10), device(0, "cuda:1", None))).peak is None
+
+
+def test_a_plan_with_an_estimate_survives_json(monkeypatch):
+    trials(monkeypatch, lambda n: 10 * n)
+    request = Request("ddp", replicas=2, steps=10)
+    plan = with_fit(request, INSPECTED, make_plan(), 2000)
+    assert Plan.from_json(plan.to_json()) == plan

@@ -1,0 +1,197 @@
+"""Divide a memory trial between devices. The toy model has two layers, and all its numbers differ:
+
+        rows   parameters  gradients  state  other     saved per sample
+layer 0    6          600        600    600      4     10
+layer 1    2          200        200    200      4     30, and the loss 5 (7 if alone)
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from paralab.plan.estimate import estimate, find_unsupported, micro_batch_sizes
+from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
+from paralab.plan.option import options_of
+from paralab.plan.request import STRATEGIES, Request
+from paralab.workload.summary import Layer, Unit
+from tests.plan.test_resolve import plan, summary
+
+P, G, OPT = 800, 800, 808  # of the whole model
+BUFFERS, BATCH, TEMPORARY = 8, 2, 100  # bytes; bytes per sample; of the optimizer step
+
+
+def one_pass(n, cut):
+    saved = (10 * n, 30 * n) if cut else (40 * n,)
+    return Pass(n, BATCH * n, saved, loss=5 * n, loss_alone=7 * n, first=50 * n, again=60 * n)
+
+
+def trial(cut=False, sizes=(8, 16), **changes):
+    weights = (
+        Weight("0.weight", 6, 150, 600, True, 600, 600, 4),
+        Weight("1.weight", 2, 50, 200, True, 200, 200, 4),
+    )
+    passes = tuple(one_pass(n, cut) for n in sizes)
+    return MemoryTrial(weights, {"1.mean": BUFFERS}, (), passes, TEMPORARY, **changes)
+
+
+def make(strategy, **options):
+    layers = tuple(Layer(n, (n,), 1.0, 100, 10.0) for n in "01")
+    units = (Unit("0", 600), Unit("1", 200))
+    found = summary(layers=layers, units=units, optimizer_bytes_per_byte=1.0)
+    return plan(strategy, of=found, **{"batch_size": 16} | options)
+
+
+def devices(strategy, **options):
+    made = make(strategy, **options)
+    return estimate(made, trial(cut=bool(made.stage_parts)))
+
+
+def kinds(found):
+    return [(each.parameters, each.gradients, each.optimizer, each.activations) for each in found]
+
+
+# All of a replica's model is on one device; a(n) = 45 n.
+@pytest.mark.parametrize(
+    ("strategy", "options", "expected"),
+    [
+        ("single", {}, [(P, G, OPT, 45 * 16)]),
+        ("single", {"accumulate": 2}, [(P, G, OPT, 45 * 8)]),
+        ("ddp", {"replicas": 2}, [(P, G, OPT, 45 * 8)] * 2),
+        ("ddp", {"replicas": 3}, [(P, G, OPT, 45 * 6), (P, G, OPT, 45 * 6), (P, G, OPT, 45 * 4)]),
+        # The first device has the loss of all 16 samples, and the only optimizer.
+        ("dp", {"replicas": 2}, [(P, G, OPT, 40 * 8 + 7 * 16), (P, G, 0, 40 * 8)]),
+        ("dp", {"replicas": 2, "accumulate": 2}, [(P, G, OPT, 40 * 4 + 7 * 8), (P, G, 0, 40 * 4)]),
+    ],
+)
+def test_whole_models(strategy, options, expected):
+    assert kinds(devices(strategy, **options)) == expected
+
+
+def test_fsdp_shards_rows():
+    """6 and 2 rows over 2 ranks -> 3 3 and 1 1; over 4 ranks -> 2 2 2 0 and 1 1 0 0. Each rank keeps
+    the other state (a step counter) of both parameters."""
+    assert kinds(devices("fsdp", replicas=2)) == [(400, 400, 408, 45 * 8)] * 2
+    assert [each[:3] for each in kinds(devices("fsdp", replicas=4))] == [
+        (200 + 100, 200 + 100, 200 + 100 + 8),
+        (200 + 100, 200 + 100, 200 + 100 + 8),
+        (200, 200, 200 + 8),
+        (0, 0, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "gathered", "unreduced"),
+    [
+        ({}, 600 + 200, 600),  # both units, because one is prefetched; the larger unit's gradients
+        ({"accumulate": 2}, 600 + 200, 600 + 200),  # only the last step reduces
+        ({"accumulate": 2, "sync_every_pass": True}, 600 + 200, 600),
+        ({"precision": "bf16"}, 2 * (150 + 50), 600),  # gathered in bf16, reduced in fp32
+    ],
+)
+def test_fsdp_gathers_units(options, gathered, unreduced):
+    found = devices("fsdp", replicas=2, **options)
+    assert [(each.gathered, each.unreduced) for each in found] == [(gathered, unreduced)] * 2
+    assert found[0].counted == 400 + 400 + 408 + found[0].activations + gathered + unreduced
+    [alone] = devices("fsdp", replicas=1, **options)
+    assert (alone.gathered, alone.unreduced) == (None, None)
+
+
+def test_fsdp_peaks():
+    """Activations are at their maximum before the gradients are. Only `sync_every_pass` already has
+    sharded gradients when a further accumulation step begins."""
+    always = 400 + 408 + BUFFERS + BATCH * 8
+    [one, _] = devices("fsdp", replicas=2)
+    assert one.peak == always + 800 + 600 + 60 * 8  # gathered, unreduced
+    [one, _] = devices("fsdp", replicas=2, accumulate=2)
+    assert one.peak == always + 800 + 800 + max(60 * 4, 400 + TEMPORARY // 2)
+    [one, _] = devices("fsdp", replicas=2, accumulate=2, sync_every_pass=True)
+    assert one.peak == always + 800 + 600 + 400 + 60 * 4
+
+
+# Stage 0 has layer 0: 10 n. Stage 1 has layer 1 and the loss: 35 n.
+FIRST, LAST = (600, 600, 604), (200, 200, 204)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "kept"),
+    [
+        ("mp", {}, [16, 16]),
+        ("pipeline", {"micro_batches": 4}, [16, 16]),  # 4 micro-batches of 4 samples
+        ("pipeline", {"micro_batches": 4, "accumulate": 2}, [8, 8]),
+        ("pipeline", {"micro_batches": 4, "schedule": "gpipe"}, [16, 16]),
+        ("pipeline", {"micro_batches": 4, "schedule": "1f1b"}, [8, 4]),  # at most `stages`
+        ("pipeline", {"micro_batches": 3, "schedule": "gpipe"}, [18, 18]),  # 6 5 5, padded to 6
+        ("hybrid", {"replicas": 2, "micro_batches": 2}, [8, 8, 8, 8]),
+    ],
+)
+def test_stages_keep_micro_batches(strategy, options, kept):
+    found = devices(strategy, **{"stages": 2} | options)
+    sizes = [(*FIRST, 10 * n) if at % 2 == 0 else (*LAST, 35 * n) for at, n in enumerate(kept)]
+    assert kinds(found) == sizes
+    buckets = [600, 200] * 2 if strategy == "hybrid" else [None, None]
+    assert [each.buckets for each in found] == buckets
+
+
+def test_stages_on_one_device_add_up():
+    [both] = devices("mp", placement="same")
+    assert kinds([both]) == [(P, G, OPT, 10 * 16 + 35 * 16)]
+
+
+def test_peaks():
+    """The first backward pass creates the gradients (50 n). A later one, or one that writes into
+    existing buckets, needs 60 n in addition to them."""
+    always = P + OPT + BUFFERS + BATCH * 16
+    [single], [again] = devices("single"), devices("single", accumulate=2)
+    assert single.peak == always + max(50 * 16, G + TEMPORARY)
+    assert again.peak == always + G + 60 * 8
+
+    ranks = P + OPT + BUFFERS + BATCH * 8
+    buckets, views = devices("ddp", replicas=2), devices("ddp", replicas=2, bucket_view=True)
+    assert (buckets[0].buckets, buckets[0].peak) == (G, ranks + G + G + TEMPORARY)
+    assert (views[0].buckets, views[0].peak) == (0, ranks + G + 60 * 8)
+    assert [each.peak for each in devices("dp", replicas=2)] == [None, None]
+
+
+def test_workspaces_count_in_the_peak_only():
+    [without] = devices("single")
+    [having] = estimate(make("single"), trial(workspace_bytes=1000))
+    assert (having.peak - without.peak, having.counted - without.counted) == (1000, 0)
+
+
+def test_sizes_between_and_beyond_the_passes_are_on_a_line():
+    assert trial(sizes=(8, 16)).at(12, lambda each: each.first) == 50 * 12
+    assert trial(sizes=(8, 16)).at(100, lambda each: each.first) == 50 * 100
+    bent = MemoryTrial((), {}, (), tuple(Pass(n, 0, (), 0, 0, n * n, 0) for n in (2, 4, 6)), 0)
+    assert bent.at(2, lambda each: each.first) == 4  # exact
+    assert bent.at(3, lambda each: each.first) == 4 + 6  # between 2 and 4
+    assert bent.at(8, lambda each: each.first) == 36 + 2 * 10  # beyond 4 and 6
+    assert bent.at(1, lambda each: each.first) == 4 - 6
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sizes"),
+    [
+        ("single", {}, [16]),
+        ("ddp", {"replicas": 3}, [4, 6]),  # 6 6 4
+        ("dp", {"replicas": 3}, [4, 6, 16]),  # and the loss of all
+        ("pipeline", {"micro_batches": 3, "stages": 2}, [5, 6]),  # 6 5 5
+        ("pipeline", {"micro_batches": 3, "stages": 2, "schedule": "gpipe"}, [6]),  # padded
+        ("single", {"samples": 10}, [10]),  # the data has fewer samples than the batch
+    ],
+)
+def test_sizes_to_try(strategy, options, sizes):
+    assert micro_batch_sizes(make(strategy, **options)) == sizes
+
+
+def test_the_estimate_knows_every_strategy_and_option():
+    """Someone who adds one must decide what it does to memory, or refuse it in `find_unsupported`:
+    otherwise plans with it would silently get the estimate of plans without it."""
+    in_estimate = "batch_size samples replicas stages schedule micro_batches accumulate placement"
+    in_estimate += " precision bucket_mb bucket_view sync_every_pass device"
+    hardly_matters = "workload seed loss_scale no_scaler static_graph find_unused steps epochs"
+    hardly_matters += " backend mps threads_per_device prefix"
+    known = set(in_estimate.split()) | set(hardly_matters.split())
+    assert {each.name for each in options_of(Request)} == known
+    unsupported = (s for s in STRATEGIES if find_unsupported(replace(make("single"), strategy=s)))
+    assert list(unsupported) == []
+    assert "new" in find_unsupported(replace(make("single"), strategy="new"))

@@ -1,0 +1,194 @@
+"""A trial with fake tensors counts the same bytes as a real rank does."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+
+from paralab.plan.estimate import estimate, micro_batch_sizes
+from paralab.plan.plan import Stage
+from paralab.record.status_board import StatusBoard
+from paralab.record.writer import EventWriter
+from paralab.worker.loop import Extras, train
+from paralab.worker.memory_trial import run_trial
+from paralab.worker.optimizer import make_optimizer
+from tests.worker.one_rank import make_plan, make_workload
+
+KINDS = ("parameters", "gradients", "optimizer", "activations")
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.unused = nn.Linear(3, 5)
+        self.head = nn.Linear(3, 2)
+        self.first.bias.requires_grad_(False)
+        self.offset = torch.ones(3)  # neither a parameter nor a buffer
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x + self.offset)).relu())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 50), nn.GELU(), nn.Linear(50, 3))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+
+def normalized():
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+
+
+def measure(folder, workload, plan):
+    """Train as rank 0, and return the kinds in its last `memory` event."""
+    writer = EventWriter(folder / "rank0.jsonl")
+    StatusBoard.create(folder / "board", 1)
+    board = StatusBoard(folder / "board", 1)
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        assert train(workload, plan, 0, writer, 0.0, Extras(), board)
+    finally:
+        writer.close()
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+    events = map(json.loads, (folder / "rank0.jsonl").read_text().splitlines())
+    memory = [event for event in events if event["event"] == "memory"][-1]
+    return {kind: memory[kind] for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "fields"),
+    [
+        (lambda: nn.Linear(3, 2), {}, {}),
+        (Tied, {}, {"optimizer": adam}),
+        (Checkpointed, {}, {}),
+        (normalized, {"precision": "fp64"}, {}),
+        (Checkpointed, {"precision": "bf16"}, {}),
+    ],
+    ids=["linear", "tied", "checkpointed", "fp64", "bf16"],
+)
+def test_equal_to_a_real_rank(tmp_path, model, options, fields):
+    workload = make_workload(model=model, **fields)
+    plan = make_plan(workload, steps=2, **options)
+    [found] = estimate(plan, run_trial(plan, workload, micro_batch_sizes(plan)))
+    assert {kind: getattr(found, kind) for kind in KINDS} == measure(tmp_path, workload, plan)
+
+
+def test_the_peak_of_a_layer():
+    """y = W x with 4 samples. On top of W (6 numbers) and b (2), forward and backward need at most
+    y (8), the loss, and the gradients of y, W, and b; a gradient that exists is added to, so both
+    the old and the new one exist for a moment."""
+    workload = make_workload()
+    trial = run_trial(make_plan(workload), workload, [4, 8])
+    four, eight = trial.passes
+    assert four.batch_bytes == 4 * 4 * (3 + 2)
+    assert 4 * (8 + 8) <= four.first <= 4 * (8 + 8 + 6 + 2 + 8)
+    assert eight.first - four.first == pytest.approx(4 * (8 + 8), abs=40)
+    assert trial.step_bytes == 0  # momentum is updated in place
+    assert trial.built is None
+
+
+@pytest.fixture
+def fake_ranks():
+    """4 ranks without processes: their collectives return at once."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+def test_the_peak_of_fsdp(fake_ranks):
+    """torch's own tracker watches the real FSDP2 with fake tensors. It knows when each unit's
+    tensors exist; the estimate adds up their largest sizes."""
+
+    def model():
+        wide = (nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6))
+        return nn.Sequential(nn.Linear(3, 64), *wide, nn.Linear(64, 2))
+
+    workload = make_workload(model=model)
+    plan = make_plan(workload, "fsdp", replicas=4, batch_size=256, samples=1000)
+    plan = replace(plan, shard_units=tuple(str(number) for number in range(1, 7)))
+    found = estimate(plan, run_trial(plan, workload, [64]))[0]
+
+    with FakeTensorMode():
+        sharded = model()
+        for unit in (*plan.shard_units, ""):
+            fully_shard(sharded.get_submodule(unit), mesh=fake_ranks)
+        optimizer = make_optimizer(workload, sharded)
+        inputs, targets = torch.empty(64, 3), torch.empty(64, 2)
+        for _ in range(2):  # the optimizer's state exists from the second step on
+            optimizer.zero_grad()
+            tracker = FSDPMemTracker(sharded, optimizer)
+            tracker.track_inputs((inputs, targets))
+            with tracker:
+                workload.loss(sharded(inputs), targets).backward()
+                optimizer.step()
+    [snapshot] = tracker.get_tracker_snapshot("peak").values()
+    assert found.peak == pytest.approx(snapshot["Total"], rel=0.1)
+
+
+def test_activations_of_each_part():
+    """The cut is before the second layer, which saves what the first one sends."""
+    workload = make_workload(
+        model=lambda: nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2))
+    )
+    plan = make_plan(workload)
+    parts = (Stage("", ("0",), 1, 1.0, 0), Stage("2", ("2",), 1, 1.0, 0))
+    [found] = run_trial(replace(plan, stage_parts=parts), workload, [4]).passes
+    assert found.saved == (4 * 4 * 3 + 4 * 4 * 7, 4 * 4 * 7)  # x and tanh(x); tanh(x)
+    [whole] = run_trial(plan, workload, [4]).passes
+    assert whole.saved == (4 * 4 * 3 + 4 * 4 * 7,)
+
+
+def test_a_stage_that_is_called_twice_has_no_estimate():
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + super().forward(x)
+
+    workload = make_workload(model=lambda: Twice(nn.Linear(3, 2), nn.Linear(2, 2)))
+    parts = (Stage("", ("0",), 1, 1.0, 0), Stage("1", ("1",), 1, 1.0, 0))
+    with pytest.raises(ValueError, match="start of each stage"):
+        run_trial(replace(make_plan(workload), stage_parts=parts), workload, [4])
+
+
+def test_a_model_that_needs_values_while_it_is_built():
+    """Its initial values are read, which fake tensors do not have. So it is built for real."""
+
+    def model():
+        layer = nn.Linear(3, 2)
+        assert float(layer.weight.detach().abs().max()) > 0
+        return layer
+
+    workload = make_workload(model=model)
+    trial = run_trial(make_plan(workload), workload, [4])
+    assert trial.built is not None
+    assert [each.bytes for each in trial.weights] == [24, 8]
+
+
+def test_a_huge_model_needs_no_memory():
+    """A trillion parameters."""
+    workload = make_workload(
+        model=lambda: nn.Sequential(
+            nn.Linear(3, 2**20), nn.Linear(2**20, 2**20), nn.Linear(2**20, 2)
+        )
+    )
+    trial = run_trial(make_plan(workload), workload, [4])
+    assert sum(each.bytes for each in trial.weights) > 4 * 2**40
