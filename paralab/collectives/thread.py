@@ -100,10 +100,13 @@ class OrderedThread:
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name=f"local {name}", daemon=True)
         self._ready = threading.Event()
+        # torch sets up a thread at its first operation or at this call: with the number of threads
+        # that any thread set last. So ask first, and set it again after the new thread has set its
+        # own.
+        threads = torch.get_num_threads()
         self._thread.start()
         self._ready.wait()
-        # Threads that start later use the number that was set last, so we set ours again.
-        torch.set_num_threads(torch.get_num_threads())
+        torch.set_num_threads(threads)
 
     def submit(
         self,
@@ -134,6 +137,7 @@ class OrderedThread:
 
     def _loop(self) -> None:
         # This is elementwise work on shared cores: more threads would only compete with training.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         self._ready.set()
         while (item := self._jobs.get()) is not None:
