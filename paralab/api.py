@@ -50,10 +50,14 @@ class ConfigurationOptions(TypedDict, total=False):
     seed: int
     replicas: int | None
     stages: int | None
+    zero: int | None
+    shard_groups: int | None
     schedule: str | None
     micro_batches: int | None
     accumulate: int | None
     placement: str | None
+    recompute: str | None
+    compile: bool | None
     precision: str | None
     loss_scale: float | None
     no_scaler: bool | None

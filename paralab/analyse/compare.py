@@ -1,9 +1,11 @@
 """Compare the configurations in an experiment folder: step times and speed-ups."""
 
+import math
 import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import fields
+from dataclasses import replace as replace_options
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,6 +166,7 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
             status = f" ({runs[0].status})" if runs else ""
             error = each.error or f"no step finished{status}"
             failed.append(FailedRow.like(each, error=error, runs=each.runs if each.error else []))
+    rows = [_with_break_even(row, rows) for row in rows]
     baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
     return Comparison.like(
         manifest,
@@ -205,6 +208,22 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
         round_seconds_per_sample=[median / samples for median, samples in rounds],
         not_finite_losses=sum(loss is None for r in results for loss in r.losses),
     )
+
+
+def _with_break_even(row: Row, rows: list[Row]) -> Row:
+    """Compare a compiled configuration with the same one without --compile."""
+    made, request = row.compilation, replace_options(row.request, compile=None)
+    eager = next((other for other in rows if other.request == request), None)
+    if made is None or eager is None or made.extra_seconds is None:
+        return row
+    saved = eager.step_seconds.median - row.step_seconds.median
+    more = replace(
+        made,
+        eager_step_seconds=eager.step_seconds.median,
+        break_even_steps=math.ceil(max(0.0, made.extra_seconds) / saved) if saved > 0 else None,
+        unknown=None if saved > 0 else "a compiled step is not faster",
+    )
+    return replace(row, compilation=more)
 
 
 def _against(row: Row, baseline: Row) -> Row:

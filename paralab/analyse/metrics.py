@@ -99,7 +99,7 @@ def step_intervals(recording: Recording, rank: int, step: int) -> dict[str, list
         halted = _blocked(spans)
     forward = without(_intervals(spans, "forward"), halted)
     backward = without(_intervals(spans, "backward"), halted)
-    optimizer = _intervals(spans, "optimizer")
+    optimizer = without(_intervals(spans, "optimizer"), halted)
     busy = [*forward, *backward, *optimizer]
     exposed, exposed_waits = without(transfers, busy), without(waits, busy)
     steps = recording.step(step)
@@ -149,7 +149,7 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
 
 
 def _blocked(spans: Sequence[Span]) -> list[Interval]:
-    """Return when FSDP's collectives over gloo blocked the thread that runs the model."""
+    """Return when a collective blocked the thread that computes: FSDP's over gloo, and ZeRO-1's."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
 
@@ -332,7 +332,8 @@ def _device_seconds(recording: Recording, spans: list[Span], device: str, first:
     else:
         mine = clip_backward([span for span in spans if span.device in (device, None)])
         work = without(_intervals(mine, "forward", "backward"), _blocked(spans))
-    return length([*work, *_intervals(spans, *IN_PROCESS, "optimizer")] if first else work)
+    updates = without(_intervals(spans, "optimizer"), _blocked(spans))
+    return length([*work, *updates, *_intervals(spans, *IN_PROCESS)] if first else work)
 
 
 def _balance(busy: list[Busy]) -> float | None:

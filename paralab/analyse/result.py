@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording, mean, quantiles, seconds_between
+from paralab.analyse.recording import Recording, mean, median, quantiles, seconds_between
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
-from paralab.record.events import Memory, Save, SplitShape, Start
+from paralab.record.events import Compile, Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
 from paralab.record.types import Record, convert, read_object
 from paralab.units import plural
@@ -103,6 +103,22 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
     time_limit: str
 
 
+class Compilation(Record, frozen=True, kw_only=True):
+    """What --compile costs in the first step, and how many steps it takes to win that back.
+
+    The cost includes what torch's compile cache already had. `break_even_steps` is None if it is
+    unknown, or if the compiled step is not faster; `unknown` says why."""
+
+    graphs: int
+    calls: int
+    eager_calls: int  # calls of blocks that ran without compiled code
+    first_step_seconds: float
+    extra_seconds: float | None  # compared with the other steps
+    eager_step_seconds: float | None = None
+    break_even_steps: int | None = None
+    unknown: str | None = "the same configuration without --compile was not measured"
+
+
 class Numbers(Record, frozen=True, kw_only=True):
     """The numbers that a run and a row of a comparison have in common."""
 
@@ -119,6 +135,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     all_reduces_per_step: float | None
     all_gathers_per_step: float | None
     reduce_scatters_per_step: float | None
+    broadcasts_per_step: float | None = 0.0
     bytes_per_step: float | None
     peak_bytes: list[PeakMemory]
     metrics: Metrics
@@ -128,6 +145,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     skipped_steps: int
     remarks: list[str]
     differences: list[str]
+    compilation: Compilation | None = None
 
 
 class Result(Numbers, frozen=True, kw_only=True):
@@ -212,8 +230,10 @@ def _compute(recording: Recording) -> Result:
         all_reduces_per_step=mean([step[0].all_reduces for step in timed]),
         all_gathers_per_step=mean([step[0].all_gathers for step in timed]),
         reduce_scatters_per_step=mean([step[0].reduce_scatters for step in timed]),
+        broadcasts_per_step=mean([step[0].broadcasts for step in timed]),
         bytes_per_step=mean([step[0].bytes for step in timed]),
         metrics=metrics_of(recording),
+        compilation=_compilation(recording),
         splits=[
             Split.like(event, rank=rank)
             for rank, event in recording.by_rank(SplitShape)
@@ -223,6 +243,21 @@ def _compute(recording: Recording) -> Result:
         differences=list(plan.differences),
         run_folder=str(recording.folder),
         warnings=[*plan.remarks, *_warnings(recording, losses, skipped, failures)],
+    )
+
+
+def _compilation(recording: Recording) -> Compilation | None:
+    """Sum up the ranks' calls. They compile at the same time."""
+    events = recording.of(Compile)
+    if not events or not recording.steps:
+        return None
+    first, usual = seconds_between(recording.steps[:1]), median(recording.step_seconds)
+    return Compilation(
+        graphs=max(event.graphs for event in events),
+        calls=sum(event.calls for event in events),
+        eager_calls=sum(event.eager_calls for event in events),
+        first_step_seconds=first,
+        extra_seconds=None if usual is None else first - usual,
     )
 
 

@@ -8,7 +8,12 @@ from paralab.analyse.blocks import Finding
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.confidence import speed_up
 from paralab.analyse.metrics import RULE
-from paralab.analyse.phrases import capital, collectives_per_step, times_as_fast
+from paralab.analyse.phrases import (
+    capital,
+    collectives_per_step,
+    compile_cost,
+    times_as_fast,
+)
 from paralab.analyse.scaling import losses_of, perfect_seconds
 from paralab.analyse.verify import alike, apart_from
 from paralab.plan.remarks import find_sharing
@@ -23,7 +28,8 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
-        return (_parts(baseline), *_next(baseline, rows), *_warnings(comparison))
+        found = (*_next(baseline, rows), *_compiling(rows))
+        return (_parts(baseline), *found, *_warnings(comparison))
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
@@ -40,7 +46,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         elif parallel.ratio.verdict in ("faster", "slower"):
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
-    return (*findings, *_same(rows), *_busy(baseline), *_warnings(comparison))
+    return (*findings, *_compiling(rows), *_same(rows), *_busy(baseline), *_warnings(comparison))
 
 
 def is_same_training(row: Row) -> bool | None:
@@ -156,6 +162,14 @@ def tune_command(row: Row) -> str:
     return shlex.join(words)
 
 
+def _compiling(rows: list[Row]) -> Iterator[Finding]:
+    """Say what compiling costs, and when it pays off."""
+    for row in rows:
+        if made := row.compilation:
+            text = f"`{row.name}`: {compile_cost(made)}."
+            yield Finding("compile", text, made.to_dict())
+
+
 def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     """Suggest changes that the numbers support."""
     metrics, step = row.metrics, row.step_seconds.median
@@ -170,10 +184,11 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
             f"communication. `{tune_command(row)}` searches for a better bucket size, accumulation, and options."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
-    if row.strategy == "fsdp" and exposed >= RULE:
+    if row.all_gathers_per_step and exposed >= RULE:
+        times = "once" if row.request.zero == 2 else "twice"
         text = (
             f"Shard communication takes {share:.0%} of the step, and {exposed:.0%} of the step is "
-            "exposed: each pass gathers each parameter twice. Fewer passes per step "
+            f"exposed: each pass gathers each parameter {times}. Fewer passes per step "
             "(`--accumulate`) gather less. If the model fits on one device, use `ddp`, which does "
             "not gather parameters."
         )

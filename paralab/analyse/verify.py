@@ -11,10 +11,12 @@ Losses, buffers, and first-step gradients must meet the same tolerance, relative
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from paralab.plan.option import flag_of
 from paralab.plan.plan import Plan
 from paralab.record.events import Verify
 from paralab.record.types import Record
@@ -23,6 +25,9 @@ from paralab.units import plural
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
 # How much rounding may change the first step's gradients, relative to the largest gradient.
 ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
+
+
+WAYS = ("schedule", "zero", "shard_groups", "recompute", "compile")
 
 
 class _Differences(Record, frozen=True, kw_only=True):
@@ -64,6 +69,15 @@ class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
     stages: int | None = None
     micro_batches: int | None = None
     schedule: str | None = None
+    zero: int | None = None
+    shard_groups: int | None = None
+    recompute: str | None = None
+    compile: bool | None = None
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """The options that change how the strategy works, rather than how it splits the batch."""
+        return {name: value for name in WAYS if (value := getattr(self, name)) is not None}
 
 
 class Verified(Verification, frozen=True, kw_only=True):
@@ -308,7 +322,11 @@ def skipped_by_reason(result: VerifyResult) -> list[tuple[str, int, str]]:
     """Return one entry per reason: the strategies, the number of configurations, and the reason."""
     by_reason: dict[str, list[str]] = {}
     for each in result.skipped:
-        schedule = f" --schedule {each.options.schedule}" if each.options.schedule else ""
-        by_reason.setdefault(each.reason, []).append(each.strategy + schedule)
-    reasons = by_reason.items()
-    return [(", ".join(dict.fromkeys(names)), len(names), reason) for reason, names in reasons]
+        flags = [
+            flag_of(name) if value is True else f"{flag_of(name)} {value}"
+            for name, value in each.options.ways.items()
+        ]
+        by_reason.setdefault(each.reason, []).append(" ".join([each.strategy, *flags]))
+    return [
+        (", ".join(dict.fromkeys(names)), len(names), reason) for reason, names in by_reason.items()
+    ]

@@ -84,7 +84,7 @@ def _to_click(each: Described) -> Decorator:
     text = each.help.removesuffix(".") + strategies + "."
     value: Value = {
         "type": click.Path(path_type=Path) if each.kind is Path else each.kind,
-        "metavar": "|".join(each.choices) or each.metavar or METAVARS.get(each.kind),
+        "metavar": "|".join(map(str, each.choices)) or each.metavar or METAVARS.get(each.kind),
     }
     if each.kind is bool:
         value = {"is_flag": True, "default": None}

@@ -12,7 +12,14 @@ from paralab.launch.launched_by import refuse_inside
 from paralab.machine.host import threads_asked
 from paralab.plan.option import flag_of, options_of, to_words
 from paralab.plan.plan import Plan, label
-from paralab.plan.request import APPLIES, STRATEGIES, Options, Request, only_applicable
+from paralab.plan.request import (
+    APPLIES,
+    STRATEGIES,
+    Options,
+    Request,
+    only_applicable,
+    uses_blocks,
+)
 from paralab.workload.reference import check_reference
 
 STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up steps
@@ -61,7 +68,8 @@ def resolve_all(
     def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
         workload = check_reference(each.request.workload)
         if workload not in inspections:
-            inspections[workload] = inspect_once(each.request, strategies[workload])
+            blocks = any(uses_blocks(each.request) for each in configurations)
+            inspections[workload] = inspect_once(each.request, strategies[workload], blocks=blocks)
         inspected = inspections[workload]
         request = replace(
             each.request,

@@ -17,7 +17,7 @@ from paralab.machine.precision import Probe, probe_cpu
 from paralab.plan.check import check
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
-from paralab.plan.request import SHARDED, STAGED, Request
+from paralab.plan.request import SHARDED, STAGED, Request, uses_blocks
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.units import count, plural, size
@@ -38,6 +38,7 @@ _inspect = cache(inspect_workload)
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
     """Return an inspection that collects what these strategies need."""
     names = set(strategies)
+    more = {"blocks": uses_blocks(request)} | more
     return Inspection(
         check_reference(request.workload),
         request.device,
@@ -47,10 +48,11 @@ def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> 
     )
 
 
-def inspect_once(request: Request, strategies: Iterable[str]) -> Inspected:
+def inspect_once(request: Request, strategies: Iterable[str], **more: Any) -> Inspected:
     """Inspect a workload on one thread, once for all configurations of an experiment."""
     refuse_inside()
-    return _inspect(inspection_for(request, strategies, samples=request.batch_size, threads=1))
+    more |= {"samples": request.batch_size, "threads": 1}
+    return _inspect(inspection_for(request, strategies, **more))
 
 
 def forget_inspections() -> None:

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from paralab.analyse.verify import Skipped, Verified, VerifyOptions, VerifyResult
+from paralab.analyse.verify import WAYS, Skipped, Verified, VerifyOptions, VerifyResult
 from paralab.errors import UsageError, unknown
 from paralab.experiment.planning import inspection_for, resolve_here
 from paralab.experiment.reference_runs import ReferenceRuns
@@ -26,7 +26,15 @@ from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
 from paralab.plan.plan import Plan
-from paralab.plan.request import PIPELINED, STAGED, STRATEGIES, Options, Request, only_applicable
+from paralab.plan.request import (
+    PIPELINED,
+    STAGED,
+    STRATEGIES,
+    Options,
+    Request,
+    only_applicable,
+    uses_blocks,
+)
 from paralab.plan.schedules import SCHEDULES, WITHOUT
 from paralab.plan.sharding import BRANCHES
 from paralab.record.folder import RunFolder
@@ -37,6 +45,8 @@ from paralab.workload.summary import Summary
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying token counts per batch
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
+SELECTIVE = ("dp", "fsdp", "hybrid")  # the other strategies recompute entire blocks
+VARIED = ("accumulate", "replicas", "stages", "micro_batches", *WAYS)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,9 @@ def verify(
     inspected: dict[Request, Inspected] = {}
     for reference in map(check_reference, workloads or DEFAULT_WORKLOADS):
         base = Request("single", reference, **options)
-        inspected[base] = inspect_workload(inspection_for(base, names, threads=1, verify=True))
+        blocks = strategy == "all" or uses_blocks(base)
+        inspection = inspection_for(base, names, threads=1, verify=True, blocks=blocks)
+        inspected[base] = inspect_workload(inspection)
     cases, skipped = _resolve(names, inspected)
     summaries = [summary for _, summary in inspected.values()]
     folder = RunFolder.create(out, f"verify_{strategy}")
@@ -146,11 +158,14 @@ def _vary(
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
-        for split in _splits(name, base, pinned):
+        splits = _splits(name, base, pinned)
+        if not pinned:
+            splits += _with_blocks(name, base, summary, splits)
+        for split in splits:
             accumulations = _accumulations(name, base, summary, split)
             combinations = list(product(accumulations, _lengths(base, summary, batch)))
-            # Schedules differ only in the order of their passes: the hardest combination is enough.
-            if not pinned and "schedule" in split:
+            # The other combinations are covered without these options, so the hardest is enough.
+            if not pinned and not split.keys().isdisjoint(WAYS):
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
                 varied: Options = {"accumulate": accumulate, "samples": samples, **split}
@@ -182,7 +197,9 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
     """Return even and uneven splits: 2 and 3 replicas or, with stages, 2 and 3 micro-batches, and
     each schedule with one process per stage."""
     if name in ("dp", "ddp", "fsdp"):
-        return [{}] if base.replicas else [{"replicas": 2}, {"replicas": 3}]
+        groups = base.shard_groups or 1
+        splits = [{}] if base.replicas else [{"replicas": 2 * groups}, {"replicas": 3 * groups}]
+        return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:
         return [given]
@@ -193,6 +210,28 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         return splits
     schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
     return splits + [splits[-1] | {"schedule": schedule} for schedule in schedules]
+
+
+def _ways_to_shard(base: Request, split: Options) -> list[Options]:
+    """Return what fsdp can shard besides the default, each as an option that was not given."""
+    if base.zero or base.shard_groups:
+        return []
+    ways = [split | {"zero": zero} for zero in (1, 2)]
+    replicas = base.replicas or 4
+    can_group = replicas % 2 == 0 and replicas > 2
+    return ways + [{"replicas": replicas, "shard_groups": 2}] * can_group
+
+
+def _with_blocks(
+    name: str, base: Request, summary: Summary, splits: list[Options]
+) -> list[Options]:
+    """Return one configuration that recomputes blocks, if the model has blocks that can be."""
+    mode = "selective" if name in SELECTIVE else "full"
+    can_recompute = any(mode in block.recomputes for block in summary.blocks)
+    if base.recompute or not can_recompute:
+        return []
+    plain = [split for split in splits if split.keys().isdisjoint(WAYS)]
+    return [plain[-1] | {"recompute": mode}]
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:

@@ -93,7 +93,7 @@ def _refuse(
         "local": f"the ranks are on {nodes} nodes, which do not share memory" * (nodes > 1)
         or "it needs Linux" * ("local" not in machine.backends),
         "gloo": "its sharded collectives crash on CUDA tensors"
-        * (on_gpus and request.strategy == "fsdp"),
+        * (on_gpus and request.strategy == "fsdp" and request.zero != 1),
     }
 
 
@@ -139,7 +139,7 @@ def choose_bucket(
     reasons: Reasons,
 ) -> float | None:
     """Choose the size of DDP's buckets in MB. Return None for torch's default."""
-    if request.strategy not in BUCKETED:
+    if request.strategy not in BUCKETED and request.zero != 1:
         return request.bucket_mb
     default, because = None, "the default in PyTorch's DDP"
     text = "25 MB" if request.schedule else "25 MB, 1 MB for the first"

@@ -9,7 +9,7 @@ import shutil
 from paralab.errors import UsageError, unknown
 from paralab.machine.host import Machine
 from paralab.plan.option import options_of
-from paralab.plan.request import SHARDED, STRATEGIES, Request, prefix_words
+from paralab.plan.request import STRATEGIES, Request, prefix_words
 from paralab.workload.summary import Summary
 
 FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
@@ -40,7 +40,7 @@ def _check_each_option(request: Request) -> None:
                 fix=f"leave out {option.flag}, or use one of: {', '.join(option.strategies)}",
             )
         if option.choices and value not in option.choices:
-            raise unknown(option.flag, value, option.choices)
+            raise unknown(option.flag, str(value), map(str, option.choices))
         is_number = option.kind in (int, float) and option.name != "seed"
         if is_number and not (value > 0 and math.isfinite(value)):
             problem = f"{option.flag} {value} is not a positive number."
@@ -76,6 +76,24 @@ def _check_combinations(request: Request) -> None:
             fix="leave out one of the two",
         )
 
+    if request.zero == 1 and request.shard_groups:
+        raise UsageError(
+            f"--shard-groups {request.shard_groups} groups ranks that shard parameters, but "
+            "--zero 1 does not shard parameters.",
+            fix="--zero 2 or --zero 3, or leave out --shard-groups",
+        )
+    if request.recompute == "selective" and request.compile:
+        raise UsageError(
+            "--recompute selective decides operator by operator what to keep, but --compile merges "
+            "operators.",
+            fix="--recompute full, or leave out one of the two",
+        )
+    if request.recompute == "selective" and request.schedule == "zero-bubble":
+        raise UsageError(
+            "--schedule zero-bubble computes each block again twice, for the gradients of its input "
+            "and of its weights, but --recompute selective keeps its tensors only once.",
+            fix="--recompute full, or another schedule",
+        )
     if request.schedule and request.placement == "same":
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own process and device, "
@@ -115,11 +133,18 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             "DataParallel would return one scalar per replica.",
             fix="return one value per sample and compute the loss in `loss`, or use ddp",
         )
-    if summary.whole_tensors and strategy == "fsdp":
+    zero = (request.zero or 3) if strategy == "fsdp" else None
+    if summary.whole_tensors and zero in (2, 3):
         raise UsageError(
             f"fsdp gives each rank a shard of every parameter, but {summary.optimizer} needs "
             "full parameters.",
-            fix="an elementwise optimizer such as AdamW or SGD, or use ddp",
+            fix="--zero 1, an elementwise optimizer such as AdamW or SGD, or use ddp",
+        )
+    if summary.whole_model and zero == 1:
+        raise UsageError(
+            f"--zero 1 gives each rank an optimizer for some of the parameters, but "
+            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
+            fix="ddp, or an optimizer that updates each parameter on its own",
         )
     if summary.whole_model and request.schedule:
         raise UsageError(
@@ -127,7 +152,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="leave out --schedule, so that one optimizer has all parameters",
         )
-    if strategy in SHARDED:
+    if zero in (2, 3):
         _check_sharding(machine, summary)
 
 

@@ -36,7 +36,16 @@ LOW_BYTES = 2  # per element
 
 def find_unsupported(plan: Plan) -> str | None:
     """Return why there is no estimate for this plan. A wrong one would be worse than none."""
-    return None if plan.strategy in ESTIMATED else f"{plan.strategy} is not estimated yet"
+    options = {
+        "--zero": plan.zero in (1, 2),
+        "--shard-groups": plan.shard_groups > 1,
+        "--recompute": plan.recompute is not None,
+        "--compile": plan.compile,
+    }
+    unknown = [flag for flag, given in options.items() if given]
+    if plan.strategy not in ESTIMATED:
+        unknown = [plan.strategy]
+    return f"the effect of {unknown[0]} on memory is not estimated yet" if unknown else None
 
 
 def micro_batch_sizes(plan: Plan) -> list[int]:

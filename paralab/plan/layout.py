@@ -62,7 +62,8 @@ def lay_out(
     request: Request, batch: BatchPlan, machine: Machine, device: str, places: Sequence[Place]
 ) -> Layout:
     gpus = len(machine.gpus) if device == "cuda" else 0
-    shape = request.strategy, batch.replicas, batch.stages, request.placement or "spread", gpus
+    strategy = "ddp" if request.zero == 1 else request.strategy  # each rank has a replica
+    shape = strategy, batch.replicas, batch.stages, request.placement or "spread", gpus
     if places:
         ranks = len(grid(*shape, bool(request.schedule)))
         _require_launched(request, ranks, places, device)

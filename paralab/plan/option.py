@@ -38,7 +38,7 @@ class Option:
     heading: str
     default: Any = None
     metavar: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] = ()
     strategies: tuple[str, ...] = ()
     usual: Any = None
     shown: str | None = None

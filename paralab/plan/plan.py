@@ -115,12 +115,28 @@ class Plan:
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
     draws: bool = False  # whether the forward pass draws random numbers
     mps: bool = False  # whether processes on one GPU compute at the same time
+    zero: int | None = None  # what fsdp shards: 1, 2, or 3
+    shard_groups: int = 1  # groups of replicas that each hold all of fsdp's shards
+    recompute: str | None = None  # how `recomputed` blocks are computed again
+    recomputed: tuple[str, ...] = ()
+    compile: bool = False
+    compiled: tuple[str, ...] = ()  # blocks
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # only for a single run
 
     @property
     def world_size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether FSDP2 shards the parameters. ZeRO-1 shards only the optimizer state."""
+        return self.zero in (2, 3)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of each parameter."""
+        return self.replicas // self.shard_groups if self.shards_parameters else 1
 
     @property
     def no_scaler(self) -> bool:

@@ -57,7 +57,12 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
 
 
 def differences_of(
-    summary: Summary, precision: str, batch: BatchPlan, ranks: tuple[RankPlan, ...], layout: Layout
+    summary: Summary,
+    precision: str,
+    batch: BatchPlan,
+    ranks: tuple[RankPlan, ...],
+    layout: Layout,
+    compiled: bool = False,
 ) -> tuple[str, ...]:
     """List legitimate reasons why the results will differ from a single device."""
     differences = []
@@ -75,6 +80,8 @@ def differences_of(
     if (summary.dropout or summary.random) and (is_split or on_several_gpus):
         source = "dropout" if summary.dropout else "the forward pass"
         differences.append(f"{source} draws different random numbers when the work is split")
+    if summary.dropout and compiled:
+        differences.append("dropout draws different random numbers in compiled code")
     if summary.state and is_split:
         names = ", ".join(summary.state[:3]) + (", …" if len(summary.state) > 3 else "")
         differences.append(

@@ -37,6 +37,7 @@ SHARDED = ("fsdp",)  # this shards the parameters of each unit
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 BETWEEN_RANKS = ("ddp", "fsdp", "pipeline", "hybrid")  # these can use several processes
+COMPILED = ("single", "ddp", "fsdp")  # these call a block from one thread, in one piece
 BACKENDS = ("gloo", "nccl", "local")
 
 # Values of some `Request` options, by name. They come from the user, or a search varies them.
@@ -83,6 +84,21 @@ class Request:
         label=lambda number: plural(number, "stage"),
         always=True,
     )
+    zero: int | None = option(
+        "What fsdp shards: 1 is optimizer state (with DDP), 2 also gradients, 3 also parameters.",
+        PARALLELISM,
+        choices=(1, 2, 3),
+        strategies=SHARDED,
+        usual=3,
+        label="ZeRO-{}".format,
+    )
+    shard_groups: int | None = option(
+        "Groups of replicas that each hold all shards (HSDP); groups all-reduce gradients.",
+        PARALLELISM,
+        strategies=SHARDED,
+        usual=1,
+        label=lambda number: plural(number, "shard group"),
+    )
     schedule: str | None = option(
         "Run each stage in its own process, in this order.",
         PARALLELISM,
@@ -111,6 +127,19 @@ class Request:
         strategies=STAGED,
         usual="spread",
         label="{} device".format,
+    )
+    recompute: str | None = option(
+        "Compute repeated blocks again in the backward pass: all of a block, or only cheap operators.",
+        PARALLELISM,
+        choices=("full", "selective"),
+        shown="keep all activations",
+        label="recompute {}".format,
+    )
+    compile: bool | None = option(
+        "Compile repeated blocks with torch.compile.",
+        PARALLELISM,
+        strategies=COMPILED,
+        label=lambda _: "compile",
     )
     precision: str | None = option(
         "Training precision; fp16 uses a GradScaler.",
@@ -203,9 +232,15 @@ def only_applicable(request: Request) -> Request:
 
 
 def on_one_device(request: Request, batch_size: int) -> Request:
-    """Return the same configuration as `single`: one replica, one stage, one accumulation step."""
+    """Return the same configuration as `single`: one replica, one stage, one accumulation step, and
+    plain PyTorch."""
     single = replace(request, strategy="single", accumulate=None, batch_size=batch_size)
-    return only_applicable(single)
+    return only_applicable(replace(single, recompute=None, compile=None))
+
+
+def uses_blocks(request: Request) -> bool:
+    """Whether the plan must know the model's repeated blocks."""
+    return request.recompute is not None or bool(request.compile)
 
 
 def in_fp64(request: Request) -> Request:

@@ -12,6 +12,7 @@ from paralab.plan.backend import choose_backend, choose_bucket, choose_mps, nccl
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
 from paralab.plan.check import check, check_model
+from paralab.plan.compile import choose_compiled
 from paralab.plan.grid import Place
 from paralab.plan.layout import (
     choose_device,
@@ -22,10 +23,11 @@ from paralab.plan.layout import (
 )
 from paralab.plan.plan import Plan, Reasons
 from paralab.plan.precision import choose_precision
+from paralab.plan.recompute import choose_recomputed
 from paralab.plan.remarks import differences_of, remarks_on
 from paralab.plan.request import BUCKETED, Request
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
-from paralab.plan.sharding import shard_units
+from paralab.plan.sharding import choose_zero, count_shard_groups, shard_units
 from paralab.plan.stages import cut_into_stages
 from paralab.units import plural
 from paralab.workload.summary import Summary
@@ -63,6 +65,8 @@ def resolve(
     bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
     find_unused = _choose_find_unused(request, summary, reasons)
     chunks = _count_chunks(request, batch, reasons)
+    zero = choose_zero(request, reasons)
+    stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
 
     return Plan(
         strategy=request.strategy,
@@ -91,12 +95,20 @@ def resolve(
         optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         draws=summary.dropout or summary.random,
         ranks=ranks,
-        shard_units=shard_units(request.strategy, summary, reasons),
-        stage_parts=cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons),
+        zero=zero,
+        shard_groups=count_shard_groups(request, batch.replicas, reasons),
+        shard_units=shard_units(zero, summary, reasons),
+        stage_parts=stage_parts,
+        compile=bool(request.compile),
+        compiled=choose_compiled(request, summary, device, reasons),
+        recompute=request.recompute,
+        recomputed=choose_recomputed(request, summary, stage_parts, reasons),
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
         remarks=remarks_on(request, machine, layout, threads),
-        differences=differences_of(summary, precision.precision, batch, ranks, layout),
+        differences=differences_of(
+            summary, precision.precision, batch, ranks, layout, bool(request.compile)
+        ),
     )
 
 
@@ -139,7 +151,8 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
 
 def _choose_find_unused(request: Request, summary: Summary, reasons: Reasons) -> bool:
     """Return whether DDP must look for parameters without a gradient."""
-    if request.strategy not in BUCKETED or request.schedule:
+    uses_ddp = request.strategy in BUCKETED or request.zero == 1
+    if not uses_ddp or request.schedule:
         return False
     if not (request.find_unused or summary.unused):
         return False

@@ -1,19 +1,65 @@
-"""Shard units: the submodules whose parameters fsdp gathers, uses, and frees together."""
+"""What fsdp shards, over which ranks, and in which units. A unit is a submodule whose parameters
+are gathered, used, and freed together.
+
+With 4 replicas, and 2 shard groups (HSDP), each parameter has 2 shards. An all-reduce sums the
+gradients of equal shards:
+
+    group 0    rank 0: shard 0    rank 1: shard 1
+    group 1    rank 2: shard 0    rank 3: shard 1
+"""
 
 from __future__ import annotations
 
+from paralab.errors import UsageError
 from paralab.plan.plan import Reasons
-from paralab.plan.request import SHARDED
-from paralab.units import size
+from paralab.plan.request import SHARDED, Request
+from paralab.units import plural, size
 from paralab.workload.summary import Summary
+
+KEEPS = {
+    1: "each rank has optimizer state for some of the parameters, and all gradients and parameters",
+    2: "each rank has shards, and keeps gathered parameters from the forward to the backward pass",
+    3: "each rank has shards, and gathers parameters again for the backward pass",
+}
 
 # fsdp cannot train such a model: all ranks must use the same units.
 BRANCHES = "the ranks take different branches"
 
 
-def shard_units(strategy: str, summary: Summary, reasons: Reasons) -> tuple[str, ...]:
+def choose_zero(request: Request, reasons: Reasons) -> int | None:
+    """Choose what is sharded: 1, 2, or 3, as in the ZeRO paper."""
+    if request.strategy not in SHARDED:
+        return None
+    zero = request.zero or 3
+    because = KEEPS[zero] + ("" if request.zero else "; the least memory")
+    reasons.add("ZeRO stage", zero, because)
+    return zero
+
+
+def count_shard_groups(request: Request, replicas: int, reasons: Reasons) -> int:
+    """Return the number of shard groups. Each needs at least two replicas."""
+    groups = request.shard_groups or 1
+    if groups == 1:
+        return 1
+    shards, left = divmod(replicas, groups)
+    if left or shards < 2:
+        even = f"--replicas {max(2, -(-replicas // groups)) * groups}"
+        divisors = [n for n in range(2, replicas // 2 + 1) if replicas % n == 0]
+        other = "".join(f", --shard-groups {n}" for n in divisors[-1:])
+        raise UsageError(
+            f"--shard-groups {groups} does not fit {plural(replicas, 'replica')}: {replicas} ÷ "
+            f"{groups} = {replicas / groups:.3g}, but each group needs the same number of ranks, at "
+            "least 2.",
+            fix=f"{even}{other}, or ddp, which does not shard",
+        )
+    because = f"requested; {plural(shards, 'shard')} in each group, all-reduced between groups"
+    reasons.add("shard groups", groups, because)
+    return groups
+
+
+def shard_units(zero: int | None, summary: Summary, reasons: Reasons) -> tuple[str, ...]:
     """Choose the units. Parameters outside all units are gathered together."""
-    if strategy not in SHARDED:
+    if zero not in (2, 3):
         return ()
 
     names = tuple(unit.name for unit in summary.units)

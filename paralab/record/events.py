@@ -10,7 +10,7 @@ import msgspec
 from paralab.record.types import Record
 
 REDUCES = ("all_reduce", "reduce_scatter")  # they may still run at the end of a backward pass
-COLLECTIVES = (*REDUCES, "all_gather")
+COLLECTIVES = (*REDUCES, "all_gather", "broadcast")
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -67,6 +67,7 @@ class Step(Span, frozen=True, kw_only=True):
     all_reduces: int = 0
     all_gathers: int = 0
     reduce_scatters: int = 0
+    broadcasts: int = 0
     bytes: int = 0
 
 
@@ -119,6 +120,14 @@ class Gradients(Moment, frozen=True, kw_only=True):
     not_finite: int
     step: int = 0
     scale: float | None = None
+
+
+class Compile(Moment, frozen=True, kw_only=True):
+    """How many graphs were compiled, and how many calls of blocks ran without compiled code."""
+
+    graphs: int
+    calls: int
+    eager_calls: int
 
 
 class SplitShape(Moment, frozen=True, kw_only=True):
@@ -177,7 +186,7 @@ class Verify(Moment, frozen=True, kw_only=True):
     buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)
 
 
-_NAMED = (Step, Start, Memory, Load, Gradients, Save, Resume, Error, End, Verify)
+_NAMED = (Step, Start, Memory, Load, Gradients, Compile, Save, Resume, Error, End, Verify)
 _SPANS = "data forward backward optimizer scatter replicate gather reduce".split()
 _SPANS += ["replica_forward", "replica_backward"]
 KINDS: dict[str, type[Event]] = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
-from paralab.analyse.phrases import collectives_per_step, spread
+from paralab.analyse.phrases import collectives_per_step, compile_cost, spread
 from paralab.analyse.result import Result
 from paralab.plan.plan import Plan, label
 from paralab.plan.remarks import SHARE_CORES, find_sharing
@@ -98,6 +98,9 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     training, wall = seconds(result.total_seconds), seconds(result.wall_seconds)
     yield "total time", f"{training} training, {wall} including process start-up"
     yield "samples/s", rate(result.samples_per_second)
+
+    if result.compilation:
+        yield "compile", compile_cost(result.compilation)
 
     for memory in result.peak_bytes:
         parts = " + ".join(f"{name} {size(memory[name])}" for name in MEMORY if memory[name])

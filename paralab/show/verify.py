@@ -8,6 +8,8 @@ from paralab.analyse.blocks import Cell, Document, Finding, Section
 from paralab.analyse.table_cells import Cells, exact, name, number, table
 from paralab.analyse.verify import Verified, VerifyResult, headline, outcome, skipped_by_reason
 from paralab.errors import UsageError
+from paralab.plan.option import options_of
+from paralab.plan.request import Request
 from paralab.record.types import convert, read_object
 from paralab.show.console import console, print_table, say
 from paralab.units import plural
@@ -57,11 +59,16 @@ def _colored(cell: Cell) -> str:
 
 
 def _row(each: Verified) -> Cells:
-    schedule = f" · {each.options.schedule}" if each.options.schedule else ""
+    ways = each.options.ways
+    words = [
+        option.label(ways[option.name])
+        for option in options_of(Request)
+        if option.label and option.name in ways
+    ]
     reasons = each.excused.reasons if each.excused else []
     return {
         "workload": name(each.options.workload),
-        "strategy": name(each.strategy + schedule),
+        "strategy": name(" · ".join([each.strategy, *words])),
         "batch": name(each.arithmetic),
         "last batch": name("partial" if each.options.partial_last_batch else "full"),
         "difference": number(each.max_difference, "{:.1e}".format, "–"),

@@ -16,9 +16,11 @@ PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a 
 #               all ranks, but stages finish in any order
 #   pipeline    the stages of one replica, with one process per stage
 #   replicas    the replicas of one stage, with one process per stage
+#   shards      one of fsdp's shard groups, whose ranks have all shards together
+#   copies      the ranks that have the same shard, one in each shard group
 #   order       where fsdp ranks compare their next collectives before they run them
 #   checkpoint  for writing checkpoints while training uses the other groups
-Purpose = Literal["all", "pipeline", "replicas", "order", "checkpoint"]
+Purpose = Literal["all", "pipeline", "replicas", "shards", "copies", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
 
 _groups: dict[Key, dist.ProcessGroup] = {}
@@ -27,8 +29,11 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 def make_groups(plan: Plan, saves: bool) -> None:
     """Create this plan's groups. All ranks in a launch must create all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
-    if plan.strategy == "fsdp":
+    if plan.shards_parameters:
         keys = [_key(plan, "all"), _key(plan, "order")]
+        if plan.shard_groups > 1:
+            keys += [_key(plan, "shards", group) for group in range(plan.shard_groups)]
+            keys += [_key(plan, "copies", shard) for shard in range(plan.shards)]
     elif plan.schedule:
         keys += [_key(plan, "pipeline", replica) for replica in range(plan.rank_replicas)]
         keys += [_key(plan, "replicas", stage) for stage in range(plan.stages)]
@@ -49,6 +54,8 @@ def _key(plan: Plan, purpose: Purpose, number: int = 0) -> Key:
         for rank in plan.ranks
         if not (purpose == "pipeline" and rank.replica != number)
         and not (purpose == "replicas" and rank.stage != number)
+        and not (purpose == "shards" and rank.rank // plan.shards != number)
+        and not (purpose == "copies" and rank.rank % plan.shards != number)
     ]
     backend = "gloo" if purpose in ("order", "checkpoint") else plan.backend or ""
     return tuple(ranks), backend, purpose, number
@@ -56,6 +63,13 @@ def _key(plan: Plan, purpose: Purpose, number: int = 0) -> Key:
 
 def group_of(plan: Plan, purpose: Purpose = "all", number: int = 0) -> dist.ProcessGroup:
     return _groups[_key(plan, purpose, number)]
+
+
+def shard_group(plan: Plan, rank: int) -> dist.ProcessGroup:
+    """Return the group whose ranks have all shards together."""
+    if plan.shard_groups == 1:
+        return group_of(plan)
+    return group_of(plan, "shards", rank // plan.shards)
 
 
 def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:

@@ -40,14 +40,16 @@ from paralab.worker.optimizer import (
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.too_large import fake_if_too_large
-from paralab.workload.batch import map_tensors, take, unpack
+from paralab.workload.batch import call_model, map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_split_problem
 from paralab.workload.cut_points import find_layers
 from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
+from paralab.workload.repeated_blocks import Trained, find_blocks
 from paralab.workload.shard_units import find_units
-from paralab.workload.summary import Inspection, Summary, Trial
+from paralab.workload.state import put_back, state_of
+from paralab.workload.summary import Block, Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
@@ -150,6 +152,10 @@ def inspect_workload(inspection: Inspection) -> Summary:
         with around:
             units = find_units(model, inputs)
         details |= {"units": units, "whole_tensors": mixes_rows(workload)}
+        details["whole_model"] = mixes_parameters(workload)
+    if inspection.blocks:
+        with running("A trial step"):
+            details["blocks"] = _inspect_blocks(workload, model, take(batch, 0, 2))
     if inspection.verify:  # do this last, because it changes the model's dtype
         with running("A trial step"):
             problem = find_split_problem(workload, model, batch, trial.controls)
@@ -190,6 +196,25 @@ def _inspect_layers(
         "optimizer_bytes_per_byte": state_bytes_per_byte(workload),
         "whole_model": mixes_parameters(workload),
     }
+
+
+def _inspect_blocks(workload: Workload, model: nn.Module, samples: Any) -> tuple[Block, ...]:
+    before = state_of(model)
+
+    def train() -> Trained:
+        put_back(model, before)
+        seed_everything(0)
+        inputs, targets = (workload.unpack or unpack)(samples)
+        workload.loss(call_model(model, inputs), targets).backward()
+        gradients = {
+            n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None
+        }
+        model.zero_grad(set_to_none=True)
+        return Trained(gradients, state_of(model))
+
+    blocks = find_blocks(model, train)
+    put_back(model, before)
+    return blocks
 
 
 def _build_model(workload: Workload) -> nn.Module:

@@ -23,6 +23,7 @@ from paralab.worker.rank_context import RankContext, Strategy, set_up_rank
 from paralab.worker.strategies.table import make_strategy
 from paralab.worker.verify import TrainingTrace, compare, load_example
 from paralab.workload.randomness import seed_everything
+from paralab.workload.recompute import recompute
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
@@ -59,14 +60,27 @@ def train(
     )
 
     with around:
+        compiler = None
+        if plan.compiled:
+            from paralab.worker.compile import BlockCompiler  # importing it is slow
+
+            compiler = BlockCompiler(model, plan.compiled)
+        for name in plan.recomputed:
+            recompute(model.get_submodule(name), plan.recompute or "", context.meter.watch)
         strategy = make_strategy(context, model)
         optimizer = make_optimizer(context.workload, model)
+        if plan.zero == 1:
+            from paralab.worker.zero_optimizer import ShardedOptimizer  # importing it is slow
+
+            optimizer = ShardedOptimizer(context, optimizer)
         progress = TrainingProgress(context, strategy, optimizer, extras.policy, board)
         # From here on, each rank draws its own random numbers for dropout.
         seed_everything((plan.seed + 1 + rank_number) % 2**32)
         with profile_steps(extras.profile, rank_number) as profile_step:
             _run_steps(progress, trace, profile_step)
         note_memory(context, strategy, optimizer)
+        if compiler:
+            compiler.finish(context.probe)
 
     _write_results(context, strategy, trace, extras)
     return not progress.stopped

@@ -6,13 +6,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from paralab.worker.shards import local
+from paralab.worker.shards import is_sharded, local
 from paralab.workload.batch import tensors
+from paralab.workload.recompute import Watched, watch_nothing
 
 
 class ActivationMeter:
@@ -22,8 +25,10 @@ class ActivationMeter:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
         self.ignored = addresses(parameters)  # autograd saves them, but they are not activations
-        self._live: dict[str, dict[int, tuple[int, Any]]] = {}  # storage -> (bytes, piece)
+        # Address -> (bytes, piece, storage)
+        self._live: dict[str, dict[int, tuple[int, Any, StorageWeakRef]]] = {}
         self._lock = threading.Lock()
+        self._thread = threading.local()  # .place: the device and piece that a thread counts for
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
@@ -33,16 +38,64 @@ class ActivationMeter:
             return
 
         def save(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            with self._lock:
-                if self.enabled and storage.data_ptr() not in self.ignored:
-                    live = self._live.setdefault(device, {})
-                    live[storage.data_ptr()] = storage.nbytes(), piece
-                    total = sum(size for size, _ in live.values())
-                    self.peak[device] = max(self.peak.get(device, 0), total)
+            self._add(tensor, device, piece)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        self._thread.place = device, piece
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+                yield
+        finally:
+            del self._thread.place
+
+    def _add(self, kept: Any, device: str, piece: Any) -> None:
+        with self._lock:
+            live = self._live.setdefault(device, {})
+            for tensor in tensors(kept) if self.enabled else ():
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self.ignored:
+                    live[storage.data_ptr()] = storage.nbytes(), piece, StorageWeakRef(storage)
+            if self.enabled:
+                self._note_peak(device, (size for size, _, _ in live.values()))
+
+    def _note_peak(self, device: str, sizes: Iterable[int]) -> None:
+        self.peak[device] = max(self.peak.get(device, 0), sum(sizes))
+
+    def watch(self, block: nn.Module) -> Watched:
+        """Count a recomputed block: what it keeps, and what exists while it is computed again.
+        Then one block's activations exist in addition to what the others keep."""
+        place = getattr(self._thread, "place", None)
+        if not self.enabled or place is None:
+            return watch_nothing(block)
+        return partial(self._keep, *place), partial(self._recomputing, block, place[0])
+
+    def _keep(self, device: str, piece: Any, kept: Any) -> None:
+        if kept is None:  # this version of torch does not say what `selective` keeps
+            self.enabled = False
+            self.peak.clear()
+        self._add(kept, device, piece)
+
+    @contextmanager
+    def _recomputing(self, block: nn.Module, device: str) -> Iterator[None]:
+        """Count what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
+        with self._lock:
+            live = self._live.get(device, {}).items()
+            # The backward pass has already freed some of it.
+            sizes = {key: size for key, (size, _, storage) in live if not storage.expired()}
+        # fsdp has gathered the block's parameters again.
+        ignored = self.ignored | addresses(p for p in block.parameters() if not is_sharded(p))
+        private: Any = torch._C._autograd
+        pack, unpack = private._top_saved_tensors_default_hooks(True)
+
+        def save(tensor: torch.Tensor) -> Any:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in ignored:
+                sizes[storage.data_ptr()] = storage.nbytes()
+                with self._lock:
+                    self._note_peak(device, sizes.values())
+            return pack(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(save, unpack):
             yield
 
     def backward_done(self, piece: Any = None) -> None:
@@ -51,7 +104,7 @@ class ActivationMeter:
             if piece is None:
                 self._live.clear()
             for live in self._live.values():
-                for storage in [key for key, (_, owner) in live.items() if owner == piece]:
+                for storage in [key for key, (_, owner, _) in live.items() if owner == piece]:
                     del live[storage]
 
 

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.machine.host import peak_resident_bytes
-from paralab.worker.groups import group_of
+from paralab.worker.groups import shard_group
 from paralab.worker.memory import num_bytes
+from paralab.worker.optimizer import own_optimizer
 from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.shards import local
 
@@ -25,8 +26,8 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
 
     counts = torch.tensor([total, zeros, not_finite])
-    if context.plan.strategy == "fsdp":  # each rank has its own shards
-        dist.all_reduce(counts, group=group_of(context.plan))
+    if context.plan.shards_parameters:  # each rank has its own shards
+        dist.all_reduce(counts, group=shard_group(context.plan, context.rank.rank))
 
     scale = context.precision.scaler.get_scale() if context.plan.scaler else None
     fields = dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True))
@@ -41,12 +42,13 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
     """Write one `memory` event for each device on this rank."""
     devices = {device.name: device for device in context.rank.devices}
+    state = own_optimizer(optimizer).state
     for number, (name, device) in enumerate(devices.items()):
         parameters = strategy.device_parameters(name)
         parts = {
             "parameters": num_bytes(parameters),
             "gradients": num_bytes([parameter.grad for parameter in parameters]),
-            "optimizer": num_bytes([optimizer.state.get(p, {}) for p in parameters]),
+            "optimizer": num_bytes([state.get(p, {}) for p in parameters]),
             "activations": context.meter.peak.get(name),
         }
         if context.plan.strategy == "dp" and number:

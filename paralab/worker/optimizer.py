@@ -42,6 +42,12 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
     return optimizer
 
 
+def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that has this rank's state (`ShardedOptimizer` contains one)."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return own
+
+
 def make_scheduler(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
     """Create the learning-rate scheduler. paralab calls `step()` after each optimizer step."""
     scheduler = workload.scheduler(optimizer) if workload.scheduler else None

@@ -23,7 +23,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
-        self.by_module = plan.strategy == "fsdp"
+        self.by_module = plan.shards_parameters
         # autocast's cache of cast weights is shared by all threads. Micro-batches in different
         # threads would share graph nodes.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1

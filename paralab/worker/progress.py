@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from paralab.plan.batches import GlobalBatch
+from paralab.plan.request import BUCKETED
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.status_board import StatusBoard
 from paralab.worker.checkpoint import Saver
@@ -15,8 +16,6 @@ from paralab.worker.optimizer import make_scheduler
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.training_state import TrainingState
 from paralab.workload.randomness import seed_everything
-
-REBUILDS_BUCKETS = ("ddp", "hybrid")
 
 
 class TrainingProgress:
@@ -88,7 +87,8 @@ class TrainingProgress:
         self, policy: CheckpointPolicy, folder: Path, accumulation_steps: list[AccumulationStep]
     ) -> None:
         context, plan = self.context, self.context.plan
-        if plan.strategy in REBUILDS_BUCKETS and not plan.schedule:
+        uses_ddp = plan.strategy in BUCKETED or plan.zero == 1
+        if uses_ddp and not plan.schedule:
             # DDP rebuilds its buckets after the first backward pass. With three or more ranks, the
             # buckets determine the order in which numbers are added. For bit-identical results, run
             # one backward pass and discard its gradients, so that DDP uses the rebuilt buckets.

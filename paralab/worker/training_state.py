@@ -5,7 +5,7 @@ other strategy's checkpoint:
 
     model.NAME            a parameter: shards from all ranks, otherwise the first replica's copy
     buffer.NAME           a buffer from the first replica
-    optimizer.NAME.KEY    optimizer state for parameter NAME
+    optimizer.NAME.KEY    optimizer state for parameter NAME, from the rank that has it
     plain.N               other optimizer state for rank N's parameters (pickled)
     shared                optimizer settings, scheduler, and scaler (pickled)
     rank.N                rank N's random streams, and buffers outside the first replica (pickled)
@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from paralab.errors import ParalabError
 from paralab.record.checkpoints import TOPOLOGY
 from paralab.worker.groups import checkpoint_group
+from paralab.worker.optimizer import own_optimizer
 from paralab.worker.rank_context import RankContext
 from paralab.worker.safe_reader import SafeReader
 
@@ -49,6 +50,7 @@ class TrainingState:
     ) -> None:
         self.plan, self.rank, self.streams = context.plan, context.rank.rank, context.streams
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.own_optimizer = own_optimizer(optimizer)
         self.scaler = context.precision.scaler
         # Parameters on the meta device belong to other ranks' stages.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
@@ -64,21 +66,25 @@ class TrainingState:
     def tensors(self) -> State:
         """Return the state without copying it. Only one rank saves each plain tensor. If several
         replicas saved a buffer with different values, DCP would pick any of them."""
-        state = {}
+        model = {f"model.{name}": p.detach() for name, p in self.parameters.items()}
+        optimizer: State = {}
         plain: dict[str, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
-            state[f"model.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
+            for key, value in self.own_optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    state[f"optimizer.{name}.{key}"] = value
+                    optimizer[f"optimizer.{name}.{key}"] = value
                 else:
                     plain.setdefault(name, {})[key] = value
 
         if self.first_replica:
-            state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
-            state[f"plain.{self.rank}"] = _pickle(plain)
+            model |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         else:
-            state = {name: value for name, value in state.items() if isinstance(value, DTensor)}
+            model = _shards_of(model)
+            # With --zero 1, no other rank has this state.
+            optimizer = optimizer if self.plan.zero == 1 else _shards_of(optimizer)
+        state = model | optimizer
+        if self.first_replica or self.plan.zero == 1:
+            state[f"plain.{self.rank}"] = _pickle(plain)
         if self.rank == 0:
             state["shared"] = _pickle(self._shared())
         return state | {f"rank.{self.rank}": _pickle(self._own())}
@@ -127,11 +133,15 @@ class TrainingState:
         state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         own = f"rank.{self.rank}" if same_topology else "shared"
+        groups = self.own_optimizer.param_groups
+        updated = {id(parameter) for group in groups for parameter in group["params"]}
         for key, entry in saved.items():
             kind, _, rest = key.partition(".")
             parameter = (
                 self.parameters.get(rest.rpartition(".")[0]) if kind == "optimizer" else None
             )
+            if parameter is not None and id(parameter) not in updated:
+                continue  # with --zero 1, another rank updates it
             if parameter is not None and entry.size == parameter.shape:  # sharded like it
                 state[key] = torch.empty_like(parameter, requires_grad=False)
             elif parameter is not None or kind in ("shared", "plain") or key == own:
@@ -154,7 +164,8 @@ class TrainingState:
                 plain |= unpickle(state[key])
 
         values: dict[int, dict[str, Any]] = {}
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        groups = self.own_optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
         for number, parameter in enumerate(parameters):
             # In a stage without parameters, the optimizer has one empty, unnamed parameter.
             name = names.get(id(parameter), "")
@@ -165,8 +176,8 @@ class TrainingState:
 
         numbered = self.optimizer.state_dict()["param_groups"]
         both = zip(numbered, shared["groups"], strict=True)
-        groups = [{**saved, "params": group["params"]} for group, saved in both]
-        self.optimizer.load_state_dict({"state": values, "param_groups": groups})
+        settings = [{**saved, "params": group["params"]} for group, saved in both]
+        self.optimizer.load_state_dict({"state": values, "param_groups": settings})
         if self.scheduler:
             self.scheduler.load_state_dict(shared["scheduler"])
         if shared["scaler"] and self.scaler.is_enabled():
@@ -198,6 +209,10 @@ class TrainingState:
         with torch.no_grad():
             for name, buffer in own["buffers"].items():
                 self.buffers[name].copy_(buffer)
+
+
+def _shards_of(state: State) -> State:
+    return {name: value for name, value in state.items() if isinstance(value, DTensor)}
 
 
 def _pickle(value: Any) -> torch.Tensor:

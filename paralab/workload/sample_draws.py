@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,10 +37,12 @@ class _Thread(threading.local):
     inputs  the original inputs, if the model is called with substitutes for them
     path    the modules that are being called, the innermost last
     calls   the number of draws, by module
+    mode    makes the mode that draws per sample, if that is active
     """
 
     def __init__(self) -> None:
         self.inputs: Any = None
+        self.mode: Callable[[], Intercepting] | None = None
         self.begin("")
 
     def begin(self, path: str) -> None:
@@ -92,11 +94,37 @@ def original_inputs(inputs: Any) -> Any:
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
     """In this block, which runs module `path`, draw separately for each sample of `inputs`."""
     _thread.begin(path)
-    with Intercepting(partial(_draw_per_sample, _make_seeds(inputs), axes)):
-        random.seed(0)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(0)
-        yield
+    mode = partial(Intercepting, partial(_draw_per_sample, _make_seeds(inputs), axes))
+    before, _thread.mode = _thread.mode, mode
+    try:
+        with mode():
+            random.seed(0)
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed(0)
+            yield
+    finally:
+        _thread.mode = before
+
+
+def replay_draws() -> Callable[[], AbstractContextManager[None]]:
+    """Remember this point of the forward pass. The contexts repeat the draws from here on, which
+    recomputation needs in the backward pass."""
+    mode, path, calls = _thread.mode, list(_thread.path), _thread.calls.copy()
+
+    @contextmanager
+    def replay() -> Iterator[None]:
+        if mode is None:
+            yield
+            return
+        before = _thread.mode, _thread.path, _thread.calls
+        _thread.mode, _thread.path, _thread.calls = mode, list(path), calls.copy()
+        try:
+            with mode():
+                yield
+        finally:
+            _thread.mode, _thread.path, _thread.calls = before
+
+    return replay
 
 
 def track_modules(model: nn.Module) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Inspection:
-    """What to find out about a workload. The last three are slow, so request only what you need.
+    """What to find out about a workload. The last four are slow, so request only what you need.
 
     samples   the number of samples for the trial step; default: the workload's batch size
     threads   the number of threads per device; default: all
     layers    find out where the model can be cut into stages
     units     find submodules that can be sharded on their own
+    blocks    find repeated blocks, and try which of them can be recomputed
     verify    check whether a batch can be split at all
     large     if the model is too large for this machine, inspect it without data
     """
@@ -23,6 +24,7 @@ class Inspection:
     threads: int | None = None
     layers: bool = False
     units: bool = False
+    blocks: bool = False
     verify: bool = False
     large: bool = False
 
@@ -53,6 +55,19 @@ class Unit:
 
     name: str
     parameter_bytes: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A submodule that looks like its siblings, such as a transformer layer.
+
+    recomputes     how it can be computed again in the backward pass: "full", "selective"
+    python_random  whether it draws from the generators of Python or numpy, which threads share
+    """
+
+    name: str
+    recomputes: tuple[str, ...]
+    python_random: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +124,7 @@ class Summary(Trial):
     layers: tuple[Layer, ...] = ()
     uncut_reason: str | None = None
     units: tuple[Unit, ...] = ()
+    blocks: tuple[Block, ...] = ()
     scalars: tuple[str, ...] = ()
     optimizer_bytes_per_byte: float | None = None
     whole_tensors: bool = False

@@ -104,14 +104,18 @@ def test_recurring_lengths_find_their_own_shapes(scheduled):
 
 def test_a_branch_that_skips_a_stage_is_trained_or_refused_and_never_hangs(scheduled):
     cases, proof = scheduled
+    zero_1 = [case for case in cases["late"]["fsdp", None] if case["options"].get("zero") == 1]
     assert all(
         case["equal"]
         for key in (("dp", None), ("fsdp", None), ("mp", None), ("pipeline", None))
         for case in cases["late"][key]
+        if case not in zero_1
     )
     # DDP would step with gradients that were not reduced, and complain one step later, or never
     # after the last one.
     stopped = [case for key in (("ddp", None), ("hybrid", None)) for case in cases["late"][key]]
+    assert len(zero_1) == 1
+    stopped += zero_1
     assert all(
         "step 7" in case["cause"] and "b.weight, b.bias" in case["cause"] for case in stopped
     )

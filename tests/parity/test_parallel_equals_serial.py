@@ -53,6 +53,19 @@ def test_every_combination_is_a_case(proof):
         ("pipeline", name) for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")
     } <= schedules
     assert {("hybrid", name) for name in ("1f1b", "zero-bubble")} <= schedules
+    shardings = {
+        (case["options"].get("zero"), case["options"].get("shard_groups"))
+        for case in proof["configurations"]
+        if case["strategy"] == "fsdp"
+    }
+    recomputed = {
+        (case["strategy"], case["options"]["recompute"])
+        for case in proof["configurations"]
+        if case["options"].get("recompute")
+    }
+    assert {strategy for strategy, _ in recomputed} == set(STRATEGIES)
+    assert {mode for _, mode in recomputed} == {"full", "selective"}
+    assert shardings == {(None, None), (1, None), (2, None), (None, 2)}
     for strategy in ("dp", "ddp", "fsdp", "pipeline", "hybrid"):
         every = {
             (a, u, v, p)
@@ -122,6 +135,7 @@ from paralab.worker.strategies import ddp, fsdp, hybrid
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
 from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
+from paralab.worker.zero_optimizer import ShardedOptimizer
 
 def net():
     return {
@@ -182,6 +196,15 @@ def another_mistake():
         return steps
     patch(RankBatch, "accumulation_steps", means_of_means, mine, ["ddp"])
     patch(VirtualDataParallel, "_replicate", lambda *_: None, mine, ["dp"])
+    patch(ShardedOptimizer, "_sync_params", lambda *_: None, mine, ["fsdp"])
+    return net()
+
+def groups_on_their_own():
+    grid = fsdp._mesh
+    def only_shards(plan, rank):
+        mine = plan.workload.endswith("groups_on_their_own")
+        return grid(plan, rank)["shards"] if mine else grid(plan, rank)
+    fsdp._mesh = only_shards
     return net()
 """
 
@@ -200,11 +223,13 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
 
 
 @pytest.mark.parametrize(
-    ("workload", "strategy", "schedule", "cause"),
+    ("workload", "strategy", "option", "cause"),
     [
         (ONE, "dp", None, "added up"),
         (ONE, "ddp", None, "synchronization"),
         (ONE, "fsdp", None, "0.5 ×"),
+        (ONE, "fsdp", 1, "added up"),
+        (ONE, "fsdp", 2, "0.5 ×"),
         (ONE, "pipeline", None, "first step's loss"),
         (ONE, "hybrid", None, "synchronization"),
         (ONE, "hybrid", "1f1b", "synchronization"),
@@ -215,21 +240,33 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (OTHER, "dp", None, "from step 1"),  # replicas keep their first weights
         (OTHER, "ddp", None, "first step's loss"),  # a mean of means
         (OTHER, "fsdp", None, None),
+        (OTHER, "fsdp", 1, "synchronization"),  # each rank keeps its own updates
         (OTHER, "hybrid", None, None),
     ],
 )
-def test_every_mistake_is_caught_and_named(broken, workload, strategy, schedule, cause):
+def test_every_mistake_is_caught_and_named(broken, workload, strategy, option, cause):
     assert not broken["passed"]
     chosen = [
         case
         for case in broken["configurations"]
         if case["options"]["workload"].endswith(workload)
-        and (case["strategy"], case["options"].get("schedule")) == (strategy, schedule)
+        and case["strategy"] == strategy
+        and (case["options"].get("schedule") or case["options"].get("zero")) == option
     ]
     assert chosen
     for case in chosen:
         assert case["equal"] == (cause is None), case
         assert (cause or "") in (case["cause"] or "")
+
+
+def test_shard_groups_that_do_not_reduce_are_caught(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    options = {"accumulate": 1, "samples": 30, "replicas": 4, "shard_groups": 2}
+    proof = verify(tmp_path, ["broken.py:groups_on_their_own", "broken.py:net"], "fsdp", **options)
+    wrong, right = proof["configurations"]
+    assert right["equal"]
+    assert not wrong["equal"]
+    assert "synchronization" in wrong["cause"]
 
 
 def test_the_command_fails_if_a_strategy_is_wrong(tmp_path):

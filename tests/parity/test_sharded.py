@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_paralab
+from tests.parity.proofs import verify
 
 pytestmark = pytest.mark.processes
 
+KINDS = ("parameters", "gradients", "optimizer")
 UNITS = 5  # of mlp:tiny: four layers of one width, and the classifier
 LARGEST = 16 * (16 + 1) * 4  # bytes of one of the four
 
@@ -16,7 +18,7 @@ LARGEST = 16 * (16 + 1) * 4  # bytes of one of the four
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """Rows by name and the run folder of one comparison: ddp, and fsdp on 1, 2, and 4 ranks, with
-    and without accumulation."""
+    and without accumulation, with other ZeRO stages, and with shard groups."""
     folder = tmp_path_factory.mktemp("sharded")
     fsdp = [f"fsdp --replicas {ranks}" for ranks in (1, 2, 4)]
     passes = [
@@ -25,8 +27,11 @@ def table(tmp_path_factory):
         "fsdp --precision bf16",
         "fsdp --precision fp16",
     ]
+    ways = ["fsdp --zero 1", "fsdp --zero 2", "fsdp --replicas 4 --shard-groups 2"]
     common = ["--workload", "mlp:tiny", "--steps", "4", "--rounds", "1", "--json"]
-    found = run_paralab("compare", "ddp --replicas 2", *fsdp, *passes, *common, cwd=folder).json
+    found = run_paralab(
+        "compare", "ddp --replicas 2", *fsdp, *passes, *ways, *common, cwd=folder
+    ).json
     return {row["name"]: row for row in found["rows"]}, folder / found["run_folder"]
 
 
@@ -37,13 +42,33 @@ def most_bytes(row, *kinds):
 
 def test_memory_per_rank_falls_with_the_ranks(table):
     rows, _ = table
-    sharded = ("parameters", "gradients", "optimizer")
-    whole = most_bytes(rows["ddp ×2"], *sharded)
-    assert most_bytes(rows["fsdp ×1"], *sharded) == whole
-    assert most_bytes(rows["fsdp ×2"], *sharded) == pytest.approx(whole / 2, rel=0.05)
-    assert most_bytes(rows["fsdp ×4"], *sharded) == pytest.approx(whole / 4, rel=0.05)
+    whole = most_bytes(rows["ddp ×2"], *KINDS)
+    assert most_bytes(rows["fsdp ×1"], *KINDS) == whole
+    assert most_bytes(rows["fsdp ×2"], *KINDS) == pytest.approx(whole / 2, rel=0.05)
+    assert most_bytes(rows["fsdp ×4"], *KINDS) == pytest.approx(whole / 4, rel=0.05)
     # Autograd saves the same: gathered parameters do not count as activations.
     assert most_bytes(rows["fsdp ×2"], "activations") == most_bytes(rows["ddp ×2"], "activations")
+
+
+def test_each_zero_stage_shards_more(table):
+    rows, _ = table
+    whole = {kind: most_bytes(rows["ddp ×2"], kind) for kind in KINDS}
+    shares = {
+        name: [round(most_bytes(rows[name], kind) / whole[kind], 1) for kind in KINDS]
+        for name in ("fsdp ×2 · ZeRO-1", "fsdp ×2 · ZeRO-2", "fsdp ×2", "fsdp ×4 · 2 shard groups")
+    }
+    assert shares == {  # parameters, gradients, optimizer state
+        "fsdp ×2 · ZeRO-1": [1.0, 1.0, 0.5],
+        "fsdp ×2 · ZeRO-2": [0.5, 0.5, 0.5],
+        "fsdp ×2": [0.5, 0.5, 0.5],
+        "fsdp ×4 · 2 shard groups": [0.5, 0.5, 0.5],
+    }
+    # Full parameters stay gathered until the backward pass, so all units are gathered at once.
+    assert most_bytes(rows["fsdp ×2 · ZeRO-2"], "gathered") == whole["parameters"]
+    assert most_bytes(rows["fsdp ×2"], "gathered") < whole["parameters"]
+    # Autograd saves the same.
+    activations = {most_bytes(rows[name], "activations") for name in ("ddp ×2", *list(shares)[:3])}
+    assert len(activations) == 1
 
 
 def test_accumulating_without_synchronization_keeps_whole_gradients(table):
@@ -74,6 +99,14 @@ def test_what_is_communicated_and_how_often(table):
         4 * UNITS,
         12 * whole,
     )
+    assert communicated("fsdp ×2 · ZeRO-2") == (UNITS, UNITS, 2 * whole)
+    assert communicated("fsdp ×2 · ZeRO-1") == (0, 0, 2 * whole)
+    zero = rows["fsdp ×2 · ZeRO-1"]
+    assert (zero["all_reduces_per_step"], zero["broadcasts_per_step"]) == (1, 2)
+    # An all-reduce between the groups sums each shard, which is half as large as the unit.
+    groups = "fsdp ×4 · 2 shard groups"
+    assert communicated(groups) == (2 * UNITS, UNITS, 3.5 * whole)
+    assert rows[groups]["all_reduces_per_step"] == UNITS
     # Parameters are sent in bf16, gradients in fp32.
     assert communicated("fsdp ×2 · bf16") == (2 * UNITS, UNITS, 2 * whole)
 
@@ -179,10 +212,83 @@ def test_saved_weights_are_those_of_ddp(tmp_path: Path):
         "--json",
     ]
     saved = []
-    for strategy in ("ddp", "fsdp"):
-        folder = run_paralab("run", strategy, *options, cwd=tmp_path).json["run_folder"]
+    for strategy in ("ddp", "fsdp", "fsdp --zero 1"):
+        words = ["run", *strategy.split(), *options]
+        folder = run_paralab(*words, cwd=tmp_path).json["run_folder"]
         saved.append(torch.load(tmp_path / folder / "weights.pt", weights_only=True))
-    ours, theirs = saved
-    assert list(ours) == list(theirs)
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-10, atol=1e-10)
+    theirs, *ours = saved
+    for weights in ours:
+        assert list(weights) == list(theirs)
+        for name in weights:
+            torch.testing.assert_close(weights[name], theirs[name], rtol=1e-10, atol=1e-10)
+
+
+OPTIMIZERS = """
+import torch
+from torch import nn
+F = nn.functional
+
+def of(optimizer, **fields):
+    chance = torch.Generator().manual_seed(0)
+    x, y = torch.randn(48, 3, 6, 6, generator=chance), torch.randint(3, (48,), generator=chance)
+    def model():
+        conv = nn.Conv2d(3, 4, 3)
+        net = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+        return net.to(memory_format=torch.channels_last)
+    common = {"model": model, "data": (x, y), "loss": F.cross_entropy, "batch_size": 8}
+    return common | {"optimizer": optimizer} | fields
+
+def state_in_advance():  # its constructor creates state for all parameters
+    return of(lambda parameters: torch.optim.Adagrad(parameters, 0.05))
+
+def groups_and_scheduler():
+    def optimizer(parameters):
+        large = [p for p in parameters if p.ndim > 1]
+        small = [p for p in parameters if p.ndim == 1]
+        return torch.optim.AdamW([{"params": large, "weight_decay": 0.1}, {"params": small}], 0.01)
+    # It reads the optimizer's defaults.
+    cycle = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    return of(optimizer, scheduler=cycle)
+
+def whole_parameters():
+    return of(lambda parameters: torch.optim.Adafactor(parameters, 0.01))
+
+class Clipped(torch.optim.SGD):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 0.1)
+        return super().step()
+
+def clipped():
+    return of(lambda parameters: Clipped(parameters, 0.1))
+"""
+
+
+def test_zero_1_with_unusual_optimizers(tmp_path: Path):
+    """A bucket view changes the strides of a channels_last parameter, and DDP then mixed up the
+    gradient's elements."""
+    (tmp_path / "optimizers.py").write_text(OPTIMIZERS)
+    names = ("state_in_advance", "groups_and_scheduler", "whole_parameters", "clipped")
+    options = {"zero": 1, "replicas": 2, "accumulate": 1, "samples": 30}
+    proof = verify(tmp_path, [f"optimizers.py:{name}" for name in names], "fsdp", **options)
+    assert [case["equal"] for case in proof["configurations"]] == [True, True, True]
+    [refused] = proof["skipped"]
+    assert "Clipped" in refused["reason"]
+
+
+@pytest.mark.parametrize("way", ["--zero 1", "--replicas 4 --shard-groups 2"])
+def test_a_run_resumes_from_sharded_optimizer_state(tmp_path: Path, way: str):
+    torch = pytest.importorskip("torch")
+    fixed = ["--workload", "mlp:tiny", "--precision", "fp64", "--save-weights", "--json"]
+    kept = ["--checkpoint", "kept"]
+
+    def weights(*words):
+        folder = run_paralab("run", *words, *fixed, cwd=tmp_path).json["run_folder"]
+        return torch.load(tmp_path / folder / "weights.pt", weights_only=True)
+
+    whole = weights("ddp", "--steps", "4")
+    weights("fsdp", *way.split(), "--steps", "2", *kept)
+    same = weights("fsdp", *way.split(), "--steps", "3", *kept, "--resume")
+    other = weights("ddp", "--steps", "4", *kept, "--resume")
+    for name in whole:
+        torch.testing.assert_close(other[name], whole[name], rtol=1e-10, atol=1e-10)
+    assert any(not torch.equal(same[name], other[name]) for name in same)

@@ -191,7 +191,10 @@ def test_the_estimate_knows_every_strategy_and_option():
     hardly_matters = "workload seed loss_scale no_scaler static_graph find_unused steps epochs"
     hardly_matters += " backend mps threads_per_device prefix"
     known = set(in_estimate.split()) | set(hardly_matters.split())
-    assert {each.name for each in options_of(Request)} == known
+    refused = {"zero": 1, "shard_groups": 2, "recompute": "full", "compile": True}
+    assert {each.name for each in options_of(Request)} == known | set(refused)
+    for name, value in refused.items():
+        assert find_unsupported(replace(make("single"), **{name: value})), name
     unsupported = (s for s in STRATEGIES if find_unsupported(replace(make("single"), strategy=s)))
     assert list(unsupported) == []
     assert "new" in find_unsupported(replace(make("single"), strategy="new"))

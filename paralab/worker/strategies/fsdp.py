@@ -7,6 +7,9 @@ blocks). An all-gather collects a unit's full parameters, which are freed after 
     forward    [gather 0][ unit 0 ][gather 1][ unit 1 ]
     backward   [gather 1][ unit 1 ][gather 0][reduce-scatter 1][ unit 0 ][reduce-scatter 0]
 
+With --zero 2, units stay gathered until their backward pass, which does not gather again. With
+--shard-groups (HSDP), an all-reduce between the groups follows each reduce-scatter.
+
 Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
 gradients are summed over ranks, not averaged. Importing FSDP2 takes half a second, so functions
 import it where they use it, and other strategies start faster.
@@ -14,24 +17,28 @@ import it where they use it, and other strategies start faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paralab.errors import ParalabError
+from paralab.plan.plan import Plan
 from paralab.worker.collective_order import CollectiveOrder
-from paralab.worker.groups import group_of
+from paralab.worker.groups import group_of, shard_group
 from paralab.worker.memory import addresses
 from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.shards import is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # PyTorch 2.13 renamed both functions and warns about the old names.
 COLLECTIVES: dict[str, Any] = {
@@ -71,9 +78,29 @@ class Fsdp(Strategy):
         unit.module.set_custom_all_gather(all_gather)
         unit.module.set_custom_reduce_scatter(reduce_scatter)
         _report_missing_gradients(unit.module, reduce_scatter)
+        if self.context.plan.shard_groups > 1:
+            self._time_all_reduce(unit, where, reduce_scatter)
         # Without the second line, FSDP uses PREMUL_SUM, which gloo does not support.
         unit.module.set_gradient_divide_factor(1.0)
         unit.module.set_force_sum_reduction_for_comms(True)
+
+    def _time_all_reduce(
+        self, unit: Unit, where: dict[str, Any], reduce_scatter: TimedCollective
+    ) -> None:
+        """Time HSDP's all-reduce, which runs right after the reduce-scatter. torch calls a hook
+        when it is done."""
+        plan, rank, probe = self.context.plan, self.context.rank.rank, self.context.probe
+        group = group_of(plan, "copies", rank % plan.shards)
+        notes = []
+
+        def begin(shard: torch.Tensor) -> None:
+            blocking = not runs_on_stream(shard, group)
+            notes.append(
+                probe.begin_collective("all_reduce", shard, group, **where, blocking=blocking)
+            )
+
+        reduce_scatter.then = begin
+        unit.module.set_all_reduce_hook(lambda reduced: notes.pop()())
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         plan = self.context.plan
@@ -114,7 +141,7 @@ class Fsdp(Strategy):
         prefetched unit. The full gradients are those of one unit, or of all units if accumulation
         steps do not synchronize."""
         plan = self.context.plan
-        if plan.world_size == 1:
+        if plan.shards == 1:
             return {}
         *units, rest = self.units
         pairs = [one.parameter_bytes + other.parameter_bytes for one, other in pairwise(units)]
@@ -122,6 +149,8 @@ class Fsdp(Strategy):
         gradients = [unit.gradient_bytes for unit in self.units]
         together = plan.accumulate > 1 and not plan.sync_every_pass
         gathered = rest.parameter_bytes + max(pairs, default=0)
+        if plan.zero == 2:  # all units are gathered at the end of the forward pass
+            gathered = sum(unit.parameter_bytes for unit in self.units)
         return {"gathered": gathered, "unreduced": (sum if together else max)(gradients)}
 
 
@@ -138,11 +167,10 @@ class Unit:
 
 def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Shard the plan's units, nested units first, and then the rest. Yield their names too."""
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     plan = context.plan
-    mesh = DeviceMesh.from_group(group_of(plan), plan.device)
+    mesh = _mesh(plan, context.rank.rank)
     low = LOW.get(plan.precision)
     policy = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
     # The loss is computed in fp32, as under autocast.
@@ -157,8 +185,25 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     for name in dict.fromkeys([*norms, *plan.shard_units]):
         chosen = full if name in norms else policy
-        yield name, fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=chosen)
+        unit = model.get_submodule(name)
+        again = plan.zero == 3  # gather again in the backward pass
+        yield name, fully_shard(unit, mesh=mesh, mp_policy=chosen, reshard_after_forward=again)
     yield "", fully_shard(model, mesh=mesh, mp_policy=root_policy)
+
+
+def _mesh(plan: Plan, rank: int) -> DeviceMesh:
+    """Return the ranks as a grid: shard groups × shards. Without groups, it has one dim."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    shards = shard_group(plan, rank)
+    if plan.shard_groups == 1:
+        return DeviceMesh.from_group(shards, plan.device)
+    return DeviceMesh.from_group(
+        [group_of(plan, "copies", rank % plan.shards), shards],
+        plan.device,
+        mesh=torch.arange(plan.world_size).view(plan.shard_groups, plan.shards),
+        mesh_dim_names=("copies", "shards"),
+    )
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
@@ -226,6 +271,7 @@ class TimedCollective:
         self, kind: str, context: RankContext, where: dict[str, Any], order: CollectiveOrder
     ) -> None:
         self.kind, self.context, self.where, self.order = kind, context, where, order
+        self.then: Callable[[torch.Tensor], None] | None = None  # called with the output
         self.gradients = ""  # names the parameters with a gradient, if not all have one
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -247,4 +293,6 @@ class TimedCollective:
         note = self.context.probe.begin_collective(self.kind, whole, group, **where)
         result = COLLECTIVES[self.kind](output_tensor, input_tensor, group=group, **op)
         note()
+        if self.then:
+            self.then(output_tensor)
         return result

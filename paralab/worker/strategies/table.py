@@ -27,7 +27,10 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
 
 
 def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
-    """Create the plan's strategy. With --schedule, each stage has its own process."""
+    """Create the plan's strategy. With --schedule, each stage has its own process. With --zero 1,
+    only the optimizer is sharded (`ShardedOptimizer`)."""
     if context.plan.schedule:
         return PipelineProcesses(context, model)
+    if context.plan.zero == 1:
+        return Ddp(context, model)
     return STRATEGIES[context.plan.strategy](context, model)

@@ -1,0 +1,134 @@
+"""Recomputation (activation checkpointing): keep only a block's inputs, and compute the block again
+in the backward pass.
+
+    full         keep nothing else
+    selective    also keep the outputs of matrix products, convolutions, and attention, which take
+                 the longest to compute
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from paralab.workload.sample_draws import replay_draws
+
+MODES = ("full", "selective")
+EXPENSIVE = (
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "mkldnn_linear"),
+    *("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm"),
+)
+
+MakeContext = Callable[[], AbstractContextManager[Any]]
+Watched = tuple[Callable[[Any], None], MakeContext]
+
+
+def watch_nothing(block: nn.Module) -> Watched:
+    """Return what to call with tensors that `selective` keeps, and what makes a context in which
+    the block is computed again."""
+    return lambda kept: None, nullcontext
+
+
+def recompute(
+    block: nn.Module, mode: str, watch: Callable[[nn.Module], Watched] = watch_nothing
+) -> Callable[[], None]:
+    """Recompute this block from now on. Return a function that undoes this.
+
+    Change the class, not the object, because copies of the block must call their own method. Hooks
+    run outside, once."""
+    kind: Any = type(block)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def run(kwargs: dict[str, Any], *args: Any) -> Any:
+            return kind.forward(self, *args, **kwargs)
+
+        contexts = partial(_contexts, mode, partial(watch, self))
+        return checkpoint(run, kwargs, *args, use_reentrant=False, context_fn=contexts)
+
+    block.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
+
+    def undo() -> None:
+        block.__class__ = kind
+
+    return undo
+
+
+def _contexts(mode: str, watch: Callable[[], Watched]) -> tuple[Any, Any]:
+    """Return the contexts for computing a block first and again."""
+    keep, again = watch()
+    first: Any = nullcontext()
+    contexts: list[MakeContext] = [_same_random_state(), replay_draws(), again]
+    if mode == "selective":
+
+        def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+            if not is_expensive(operator):
+                return CheckpointPolicy.PREFER_RECOMPUTE
+            keep(getattr(context, "op_output", None))
+            return CheckpointPolicy.MUST_SAVE
+
+        first, cached = create_selective_checkpoint_contexts(policy)
+        contexts.append(lambda: cached)
+    return first, _Together(contexts)
+
+
+def is_expensive(operator: Any) -> bool:
+    name = operator._schema.name.removeprefix("aten::") if hasattr(operator, "_schema") else ""
+    return name in EXPENSIVE or name.startswith("_scaled_dot_product")
+
+
+class _Together:
+    """Several contexts as one. It can be entered again, because a zero-bubble schedule computes a
+    block twice: for its input's gradient and for its weights' gradients."""
+
+    def __init__(self, contexts: list[MakeContext]) -> None:
+        self.contexts = contexts
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for make in self.contexts:
+                stack.enter_context(make())
+            self.stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.stack.__exit__(*error)
+
+
+def python_random_state() -> tuple[Any, Any]:
+    """Return the state of Python's generator, and of numpy's as plain values."""
+    numpy: Any = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy else ()
+    return random.getstate(), tuple(v.tolist() if hasattr(v, "tolist") else v for v in state)
+
+
+def _set_python_random_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    if state[1]:
+        sys.modules["numpy"].random.set_state(state[1])
+
+
+def _same_random_state() -> MakeContext:
+    """Remember the generators of Python and numpy. The contexts repeat their draws from here on.
+    torch.utils.checkpoint does that only for torch's generators."""
+    state = python_random_state()
+
+    @contextmanager
+    def repeat() -> Iterator[None]:
+        before = python_random_state()
+        _set_python_random_state(state)
+        try:
+            yield
+        finally:
+            _set_python_random_state(before)
+
+    return repeat
