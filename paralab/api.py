@@ -52,6 +52,7 @@ class ConfigurationOptions(TypedDict, total=False):
     stages: int | None
     zero: int | None
     shard_groups: int | None
+    shards: int | None
     schedule: str | None
     micro_batches: int | None
     accumulate: int | None
@@ -125,6 +126,7 @@ def run(workload: Source, strategy: str, **options: Unpack[AllOptions]) -> Resul
     (or a dict with its fields).
     """
     _require_known(options, ALL)
+    forget_inspections()
     chosen = RunOptions(**_values_of(RunOptions, options))
     with import_torch_once(), _reference(workload) as reference:
         request = Request(strategy, reference, **_values_of(Request, options))
@@ -146,6 +148,7 @@ def verify(
     launch.
     """
     _require_known(options, CONFIGURATION)
+    forget_inspections()
     sources: Any = [] if workload is None else workload
     sources = sources if isinstance(sources, list | tuple) else [sources]
     with import_torch_once(), ExitStack() as stack:

@@ -51,7 +51,8 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
         events = [event for step in steps for event in recording.spans(rank.rank, step[0].step)]
         transfers = metrics.collectives(events)
         rows = lanes([event.interval for event in transfers], nested=False)
-        what = "shards" if any(event.unit for event in transfers) else "all-reduce"
+        gathers = any(event.event != "all_reduce" for event in transfers)
+        what = "shards" if gathers else "all-reduce"
         names += [
             f"rank {rank.rank} · {what}" + (f" {n + 1}" if n else "")
             for n in range(max(rows, default=-1) + 1)

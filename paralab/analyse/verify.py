@@ -67,6 +67,7 @@ class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
     accumulate: int | None = None
     replicas: int | None = None
     stages: int | None = None
+    shards: int | None = None
     micro_batches: int | None = None
     schedule: str | None = None
     zero: int | None = None
@@ -139,7 +140,7 @@ def judge(
 
     cause = None
     if not equal:
-        certain = split_problem or serious
+        certain = split_problem or _counted_several_times(ranks) or serious
         cause = certain or _guess(ranks, differences, buffers, loss_errors, tolerance, worst)
     known, known_buffers = (
         {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -258,6 +259,22 @@ def _guess(
         return f"the losses of all {plural(len(loss_errors), 'step')} are equal, but {differs}"
     worst = max(buffers, key=lambda name: buffers[name])
     return f"the parameters are equal, but the buffer {worst} differs by {buffers[worst]:.2g}"
+
+
+def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
+    """Say so if several ranks each report the loss of the entire batch."""
+    full = [
+        rank
+        for rank in ranks
+        if any(map(float, rank.losses))
+        and all(
+            math.isclose(float(mine), float(theirs), rel_tol=1e-4)
+            for mine, theirs in zip(rank.losses, rank.reference_losses, strict=True)
+        )
+    ]
+    if len(full) < 2:
+        return None
+    return f"the loss is counted {len(full)} times: each rank reports the loss of the entire batch"
 
 
 def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | None:

@@ -29,7 +29,13 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
     from paralab.experiment.memory import with_fit
     from paralab.experiment.planning import make_plan
     from paralab.show.memory import print_memory
-    from paralab.show.run import print_ranks, print_reasons, print_sentence, print_stages
+    from paralab.show.run import (
+        print_ranks,
+        print_reasons,
+        print_sentence,
+        print_stages,
+        print_tensor_plan,
+    )
 
     given_bytes = _bytes(device_memory) if device_memory else None
     request = Request(strategy=strategy, **given(options))
@@ -43,6 +49,7 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
     print_stages(resolved)
     print_memory(resolved)
     print_reasons(resolved)
+    print_tensor_plan(resolved)
 
 
 def _bytes(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from paralab.launch.inspect import Inspected, inspect_workload
 from paralab.launch.job import Training
 from paralab.launch.launched_by import refuse_inside
+from paralab.launch.prove import prove_tensor_plan
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.mps import probe_mps
 from paralab.machine.nccl import probe_nccl_sharing
@@ -17,7 +18,7 @@ from paralab.machine.precision import Probe, probe_cpu
 from paralab.plan.check import check
 from paralab.plan.grid import Place
 from paralab.plan.plan import Plan
-from paralab.plan.request import SHARDED, STAGED, Request, uses_blocks
+from paralab.plan.request import SHARDED, SPLIT, STAGED, Request, uses_blocks
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.units import count, plural, size
@@ -33,6 +34,7 @@ def _probe_once(what: str) -> Probe:
 
 
 _inspect = cache(inspect_workload)
+_prove = cache(prove_tensor_plan)
 
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
@@ -58,6 +60,7 @@ def inspect_once(request: Request, strategies: Iterable[str], **more: Any) -> In
 def forget_inspections() -> None:
     """Clear the cache, because in a notebook a workload's file may have changed."""
     _inspect.cache_clear()
+    _prove.cache_clear()
 
 
 def make_plan(
@@ -96,7 +99,14 @@ def resolve_here(
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
-    """Resolve a configuration in this process's environment."""
+    """Resolve a configuration in this process's environment. For tp, first prove on CPU ranks which
+    layers can be split."""
+    if request.strategy in SPLIT:
+        check(request)
+        shards = request.shards or len(places) or 2
+        plan = _prove(check_reference(request.workload), shards)
+        summary = replace(inspected.summary, tensor_plan=plan)
+        inspected = inspected._replace(summary=summary)
     return resolve(request, *inspected, _probe_once, threads_asked(), places, cuts)
 
 

@@ -28,6 +28,7 @@ from paralab.plan.check import check
 from paralab.plan.plan import Plan
 from paralab.plan.request import (
     PIPELINED,
+    SPLIT,
     STAGED,
     STRATEGIES,
     Options,
@@ -46,7 +47,7 @@ DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying toke
 DEFAULT_STEPS = 4
 STEP_DEADLINE = 120.0  # seconds
 SELECTIVE = ("dp", "fsdp", "hybrid")  # the other strategies recompute entire blocks
-VARIED = ("accumulate", "replicas", "stages", "micro_batches", *WAYS)
+VARIED = ("accumulate", "replicas", "stages", "shards", "micro_batches", *WAYS)
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,9 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         groups = base.shard_groups or 1
         splits = [{}] if base.replicas else [{"replicas": 2 * groups}, {"replicas": 3 * groups}]
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
+    if name in SPLIT:
+        # An odd number of shards rarely divides a model's heads.
+        return [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:
         return [given]

@@ -92,7 +92,10 @@ def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> Checkpoint
         resume=str(good.path.resolve()),
         done=good.step,
         samples=good.manifest["samples_seen"],
-        same_topology=all(topology.get(name) == getattr(plan, name) for name in TOPOLOGY),
+        same_topology=all(
+            topology.get(name, 1 if name == "shards" else None) == getattr(plan, name)
+            for name in TOPOLOGY
+        ),
     )
 
 

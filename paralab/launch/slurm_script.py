@@ -110,7 +110,7 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
     elif request.strategy == "pipeline":
         wanted = per_replica
     else:
-        replicas = request.replicas and request.replicas * per_replica
+        replicas = request.shards or (request.replicas and request.replicas * per_replica)
         wanted = replicas or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if alone and nodes > 1:
         problem = f"{request.strategy} runs in one process and cannot use {nodes} nodes."

@@ -18,7 +18,7 @@ from paralab.machine.precision import Probe
 from paralab.plan.grid import PROCESS_PER_REPLICA
 from paralab.plan.layout import Layout
 from paralab.plan.plan import Reasons
-from paralab.plan.request import BUCKETED, Request
+from paralab.plan.request import BUCKETED, SPLIT, Request
 from paralab.units import size
 from paralab.workload.summary import Summary
 
@@ -43,7 +43,7 @@ def choose_backend(
     reasons: Reasons,
 ) -> str | None:
     """Choose the backend. Return None for a single process."""
-    if request.strategy not in PROCESS_PER_REPLICA and not request.schedule:
+    if request.strategy not in (*PROCESS_PER_REPLICA, *SPLIT) and not request.schedule:
         if request.backend:
             raise UsageError(
                 f"--backend {request.backend}: {request.strategy} without --schedule has one "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paralab.errors import UsageError
 from paralab.plan.batches import pieces, shares
 from paralab.plan.plan import RankPlan, Reasons
-from paralab.plan.request import PIPELINED, REPLICATED, STAGED, Request
+from paralab.plan.request import PIPELINED, REPLICATED, SPLIT, STAGED, Request
 from paralab.plan.schedules import misfit
 from paralab.units import plural
 from paralab.workload.summary import Summary
@@ -20,6 +20,7 @@ class BatchPlan:
     batch_size: int
     accumulate: int
     micro_batches: int
+    shards: int = 1
 
 
 def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPlan:
@@ -32,6 +33,10 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
     if strategy in STAGED:
         because = "the smallest number of devices that share a model"
         stages = reasons.choose("stages", request.stages, 2, because)
+    shards = 1
+    if strategy in SPLIT:
+        because = "the smallest number of devices that share each layer"
+        shards = reasons.choose("shards", request.shards, 2, because)
     because = f"the default for workload {summary.name}"
     batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)
 
@@ -54,7 +59,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
     micro_batches = 1
     if strategy in PIPELINED:
         micro_batches = _choose_micro_batches(request, stages, per_rank // accumulate, reasons)
-    batch = BatchPlan(replicas, stages, batch_size, accumulate, micro_batches)
+    batch = BatchPlan(replicas, stages, batch_size, accumulate, micro_batches, shards)
     _require_samples(batch, per_rank // accumulate)
     return batch
 
@@ -96,8 +101,13 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
 def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
     """Return the equation, such as `64 = 2 ranks × 4 accumulation steps × 8 samples`. If the shares
     are uneven, return a sum."""
+    everywhere = f", on each of {batch.shards} shards" if batch.shards > 1 else ""
+    return _equation(batch, ranks) + everywhere
+
+
+def _equation(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
     in_one_process = any(device.role.startswith("replica ") for device in ranks[0].devices)
-    per_rank = tuple(rank.samples_per_step for rank in ranks if not rank.stage)
+    per_rank = tuple(rank.samples_per_step for rank in ranks if not rank.stage and not rank.shard)
     parts = ranks[0].split if in_one_process else per_rank
 
     # All ranks in one pipelined replica process the same samples.

@@ -9,7 +9,7 @@ import shutil
 from paralab.errors import UsageError, unknown
 from paralab.machine.host import Machine
 from paralab.plan.option import options_of
-from paralab.plan.request import STRATEGIES, Request, prefix_words
+from paralab.plan.request import SPLIT, STRATEGIES, Request, prefix_words
 from paralab.workload.summary import Summary
 
 FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
@@ -152,18 +152,23 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="leave out --schedule, so that one optimizer has all parameters",
         )
+    if zero in (2, 3) or strategy in SPLIT:
+        _require_torch(strategy, machine)
     if zero in (2, 3):
-        _check_sharding(machine, summary)
+        _check_sharding(summary)
 
 
-def _check_sharding(machine: Machine, summary: Summary) -> None:
+def _require_torch(strategy: str, machine: Machine) -> None:
     version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
     if version < FSDP_TORCH:
         needed = ".".join(map(str, FSDP_TORCH))
         raise UsageError(
-            f"fsdp needs PyTorch {needed} or newer, but this is {machine.torch}.",
+            f"{strategy} needs PyTorch {needed} or newer, but this is {machine.torch}.",
             fix=f"pip install 'torch>={needed}', or use ddp",
         )
+
+
+def _check_sharding(summary: Summary) -> None:
     if summary.scalars:
         name = summary.scalars[0]
         raise UsageError(

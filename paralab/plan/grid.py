@@ -107,7 +107,8 @@ def _indices(
         return [[(rank, f"stage {rank % stages}")] for rank in range(replicas * stages)]
     if strategy == "dp":
         return [[(replica, f"replica {replica}") for replica in range(replicas)]]
-    role = {"single": "whole model", "ddp": "replica", "fsdp": "shard"}.get(strategy, "stage {}")
+    roles = {"single": "whole model", "ddp": "replica", "fsdp": "shard", "tp": "shard"}
+    role = roles.get(strategy, "stage {}")
     return [
         [(rank + stage * replicas, role.format(stage)) for stage in range(stages)]
         for rank in range(replicas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -11,7 +12,7 @@ from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.batches import chunk_sizes, pieces, shares
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
-from paralab.plan.request import Request
+from paralab.plan.request import SPLIT, Request
 from paralab.units import plural
 
 
@@ -47,11 +48,14 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
-    """Set the number of replicas (or of stages, if they are processes) from the launched ranks."""
+    """Set the number of replicas (or of stages or shards, if they are processes) from the launched
+    ranks."""
     if not places:
         return request
     if request.schedule and request.strategy == "pipeline":
         return replace(request, stages=request.stages or len(places))
+    if request.strategy in SPLIT:
+        return replace(request, shards=request.shards or len(places))
     if request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
         return request
     per_replica = (request.stages or 2) if request.schedule else 1
@@ -63,7 +67,8 @@ def lay_out(
 ) -> Layout:
     gpus = len(machine.gpus) if device == "cuda" else 0
     strategy = "ddp" if request.zero == 1 else request.strategy  # each rank has a replica
-    shape = strategy, batch.replicas, batch.stages, request.placement or "spread", gpus
+    copies = batch.replicas * batch.shards
+    shape = strategy, copies, batch.stages, request.placement or "spread", gpus
     if places:
         ranks = len(grid(*shape, bool(request.schedule)))
         _require_launched(request, ranks, places, device)
@@ -74,12 +79,15 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
     """Require a matching number of launched ranks, and a GPU for each if the run uses GPUs."""
     launched = len(places)
     if needed != launched:
-        given = {"replicas": request.replicas, "stages": request.stages}
+        names = ("replicas", "stages", "shards")
+        given = {name: getattr(request, name) for name in names}
         options = "".join(f" --{name} {number}" for name, number in given.items() if number)
         commands = f"torchrun --nproc_per_node={needed}, srun -n {needed}"
         fix = f"launch {plural(needed, 'rank')} ({commands})"
         if request.strategy in PROCESS_PER_REPLICA:
             fix = f"leave out --replicas, or {fix}"
+        elif request.strategy in SPLIT:
+            fix = f"leave out --shards, or {fix}"
         elif needed == 1:
             fix = f"paralab run {request.strategy} without torchrun or srun, or use ddp"
         raise UsageError(
@@ -100,10 +108,12 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
     processes = batch.replicas if request.strategy in PROCESS_PER_REPLICA else 1
     per_replica = shares(batch.batch_size, processes)
     stages: list[int | None] = list(range(batch.stages)) if request.schedule else [None]
-    owners = [(replica, stage) for replica in range(len(per_replica)) for stage in stages]
+    is_split = request.strategy in SPLIT
+    shards: list[int | None] = list(range(batch.shards)) if is_split else [None]
+    owners = [*product(range(len(per_replica)), stages, shards)]
 
     ranks = []
-    for rank, ((replica, stage), row) in enumerate(zip(owners, layout.cells, strict=True)):
+    for rank, ((replica, stage, shard), row) in enumerate(zip(owners, layout.cells, strict=True)):
         samples = per_replica[replica]
         split = (samples,) * len(row)
         if request.strategy == "dp":
@@ -114,7 +124,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
             ]
             split = tuple(sum(column) for column in zip(*splits, strict=True))
         place = layout.places[rank] if layout.places else Place("", rank, (), 0.0)
-        owner = replica, stage, place.node
+        owner = replica, stage, place.node, shard
         ranks.append(RankPlan(rank, place.local_rank, tuple(row), samples, split, *owner))
     return tuple(ranks)
 

@@ -10,6 +10,7 @@ from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
+from paralab.workload.tensor_group import TensorGroup, TensorPlan
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class RankPlan:
     replica  the number of its replica if each replica has its own process, otherwise 0
     stage    the number of its stage if each stage has its own process, otherwise None
     node     the host name of its node, if another launcher started the ranks
+    shard    the number of its shard if each layer is split, otherwise None
     """
 
     rank: int
@@ -53,11 +55,17 @@ class RankPlan:
     replica: int = 0
     stage: int | None = None
     node: str = ""
+    shard: int | None = None
 
     def counts(self, stages: int) -> bool:
         """Return whether this rank reports the loss. With one process per stage, only the last stage
-        does."""
-        return self.stage is None or self.stage == stages - 1
+        does. All shards compute the same loss, so only the first one reports it."""
+        return self.stage in (None, stages - 1) and not self.shard
+
+    @property
+    def random_stream(self) -> int:
+        """The number of its random stream. Shards of one replica draw the same numbers."""
+        return self.rank - (self.shard or 0)
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,8 @@ class Plan:
     recomputed: tuple[str, ...] = ()
     compile: bool = False
     compiled: tuple[str, ...] = ()  # blocks
+    shards: int = 1
+    tensor_plan: TensorPlan | None = None  # the layers that tp splits
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # only for a single run
 
@@ -134,8 +144,8 @@ class Plan:
         return self.zero in (2, 3)
 
     @property
-    def shards(self) -> int:
-        """The number of shards of each parameter."""
+    def shards_per_parameter(self) -> int:
+        """The number of fsdp's shards."""
         return self.replicas // self.shard_groups if self.shards_parameters else 1
 
     @property
@@ -178,6 +188,9 @@ class Plan:
             rank["devices"] = tuple(Device(**device) for device in rank["devices"])
         given["ranks"] = tuple(RankPlan(**rank) for rank in given["ranks"])
         given["stage_parts"] = tuple(Stage(**stage) for stage in given["stage_parts"])
+        if split := given.get("tensor_plan"):
+            groups = tuple(TensorGroup(**group) for group in split["groups"])
+            given["tensor_plan"] = TensorPlan(**{**split, "groups": groups})
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
         if memory := given.get("memory"):
             given["memory"] = MemoryEstimate.from_json(memory)

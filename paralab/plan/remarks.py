@@ -67,7 +67,7 @@ def differences_of(
     """List legitimate reasons why the results will differ from a single device."""
     differences = []
     parts = batch.replicas * batch.accumulate * batch.micro_batches
-    is_split = parts > 1
+    is_split, shards = parts > 1, batch.shards > 1
     on_several_gpus = layout.device == "cuda" and len(layout.devices) > 1
 
     if summary.batch_norms and is_split:
@@ -77,7 +77,7 @@ def differences_of(
             f"BatchNorm ({plural(summary.batch_norms, 'layer')}) normalizes over the samples in "
             f"one forward pass{padded}, not over the entire batch"
         )
-    if (summary.dropout or summary.random) and (is_split or on_several_gpus):
+    if (summary.dropout or summary.random) and (is_split or shards or on_several_gpus):
         source = "dropout" if summary.dropout else "the forward pass"
         differences.append(f"{source} draws different random numbers when the work is split")
     if summary.dropout and compiled:

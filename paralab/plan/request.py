@@ -24,6 +24,8 @@ STRATEGIES: Mapping[str, str] = {
     "gradients are all-reduced during the backward pass",
     "fsdp": "FSDP2: one process per replica; "
     "each has a shard of every parameter, gradient, and optimizer state",
+    "tp": "tensor parallelism: one process per shard; "
+    "each has some of the heads and columns of every layer that can be split",
     "mp": "model parallelism: one process with its layers on several devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
@@ -34,9 +36,10 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
 STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
 SHARDED = ("fsdp",)  # this shards the parameters of each unit
+SPLIT = ("tp",)  # this splits layers, and all devices see the same samples
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
-BETWEEN_RANKS = ("ddp", "fsdp", "pipeline", "hybrid")  # these can use several processes
+BETWEEN_RANKS = ("ddp", "fsdp", "tp", "pipeline", "hybrid")  # these can use several processes
 COMPILED = ("single", "ddp", "fsdp")  # these call a block from one thread, in one piece
 BACKENDS = ("gloo", "nccl", "local")
 
@@ -98,6 +101,14 @@ class Request:
         strategies=SHARDED,
         usual=1,
         label=lambda number: plural(number, "shard group"),
+    )
+    shards: int | None = option(
+        "Devices that share each layer; every device processes the entire batch.",
+        PARALLELISM,
+        strategies=SPLIT,
+        usual=2,
+        label=lambda number: plural(number, "shard"),
+        always=True,
     )
     schedule: str | None = option(
         "Run each stage in its own process, in this order.",

@@ -29,6 +29,7 @@ from paralab.plan.request import BUCKETED, Request
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.sharding import choose_zero, count_shard_groups, shard_units
 from paralab.plan.stages import cut_into_stages
+from paralab.plan.tensor_plan import remark_on, require_groups
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
@@ -67,6 +68,7 @@ def resolve(
     chunks = _count_chunks(request, batch, reasons)
     zero = choose_zero(request, reasons)
     stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
+    split = require_groups(request.strategy, batch.shards, summary, reasons)
 
     return Plan(
         strategy=request.strategy,
@@ -97,6 +99,7 @@ def resolve(
         ranks=ranks,
         zero=zero,
         shard_groups=count_shard_groups(request, batch.replicas, reasons),
+        tensor_plan=split,
         shard_units=shard_units(zero, summary, reasons),
         stage_parts=stage_parts,
         compile=bool(request.compile),
@@ -105,7 +108,7 @@ def resolve(
         recomputed=choose_recomputed(request, summary, stage_parts, reasons),
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
-        remarks=remarks_on(request, machine, layout, threads),
+        remarks=(*remarks_on(request, machine, layout, threads), *remark_on(split)),
         differences=differences_of(
             summary, precision.precision, batch, ranks, layout, bool(request.compile)
         ),

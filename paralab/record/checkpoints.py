@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 DEFAULT_KEEP = 3
 READERS = 4  # threads that compute checksums in parallel, because hashlib releases the GIL
 # The plan fields that determine which rank has which tensors and random numbers.
-TOPOLOGY = ("strategy", "replicas", "stages", "schedule", "cuts", "world_size")
+TOPOLOGY = ("strategy", "replicas", "stages", "shards", "schedule", "cuts", "world_size")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Span(Event, frozen=True, kw_only=True):
     replica: int | None = None
     bucket: int | None = None
     bytes: int | None = None
-    unit: str | None = None  # the submodule whose parameters or gradients are communicated
+    # What is communicated: the submodule that fsdp gathers or reduces, or what tp sums
+    unit: str | None = None
     blocking: bool | None = None  # whether the collective blocks the compute thread
     weights: bool | None = None  # whether this is the half of backward with only weight gradients
     scale: float | None = None  # GradScaler's loss scale
@@ -53,7 +54,7 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Collective(Span, frozen=True, kw_only=True):
-    bucket: int  # or the number of the shard unit
+    bucket: int  # or the number of the shard unit, or of tp's all-reduce in this step
     bytes: int
 
 

@@ -9,6 +9,7 @@ from paralab.analyse.result import Result
 from paralab.plan.plan import Plan, label
 from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.plan.stages import stage_loads
+from paralab.plan.tensor_plan import parallelize_code, table_of
 from paralab.show.console import console, print_facts, print_table, say
 from paralab.units import count, plural, rate, seconds, size
 
@@ -68,6 +69,33 @@ def print_stages(plan: Plan) -> None:
     notes += [] if has_memory else ["Memory: estimated, in fp32."]
     if notes:
         console.print(" ".join(notes), style="dim")
+
+
+def print_tensor_plan(plan: Plan) -> None:
+    """Print the groups of layers that tp splits, those that it does not, and the code to paste."""
+    split = plan.tensor_plan
+    if split is None:
+        return
+    rows = [
+        (
+            escape(row.block),
+            escape(row.columns),
+            escape(row.row),
+            str(row.groups),
+            count(row.parameters),
+            "yes" if row.kept else "no",
+            escape(row.result),
+        )
+        for row in table_of(split)
+    ]
+    columns = ("block", "columns", "row", "groups", "parameters", "split", "proof")
+    console.print()
+    print_table(columns, rows, right=("groups", "parameters"))
+    for name, reason in split.left:
+        console.print(f"Replicated: {escape(name)}, because {escape(reason)}.", style="dim")
+    console.print("\nFor your own script, with a device mesh of the shards:\n", style="dim")
+    for line in parallelize_code(split):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_reasons(plan: Plan) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from paralab.plan.plan import Plan
 
@@ -33,7 +35,7 @@ def make_groups(plan: Plan, saves: bool) -> None:
         keys = [_key(plan, "all"), _key(plan, "order")]
         if plan.shard_groups > 1:
             keys += [_key(plan, "shards", group) for group in range(plan.shard_groups)]
-            keys += [_key(plan, "copies", shard) for shard in range(plan.shards)]
+            keys += [_key(plan, "copies", shard) for shard in range(plan.shards_per_parameter)]
     elif plan.schedule:
         keys += [_key(plan, "pipeline", replica) for replica in range(plan.rank_replicas)]
         keys += [_key(plan, "replicas", stage) for stage in range(plan.stages)]
@@ -54,8 +56,8 @@ def _key(plan: Plan, purpose: Purpose, number: int = 0) -> Key:
         for rank in plan.ranks
         if not (purpose == "pipeline" and rank.replica != number)
         and not (purpose == "replicas" and rank.stage != number)
-        and not (purpose == "shards" and rank.rank // plan.shards != number)
-        and not (purpose == "copies" and rank.rank % plan.shards != number)
+        and not (purpose == "shards" and rank.rank // plan.shards_per_parameter != number)
+        and not (purpose == "copies" and rank.rank % plan.shards_per_parameter != number)
     ]
     backend = "gloo" if purpose in ("order", "checkpoint") else plan.backend or ""
     return tuple(ranks), backend, purpose, number
@@ -69,7 +71,16 @@ def shard_group(plan: Plan, rank: int) -> dist.ProcessGroup:
     """Return the group whose ranks have all shards together."""
     if plan.shard_groups == 1:
         return group_of(plan)
-    return group_of(plan, "shards", rank // plan.shards)
+    return group_of(plan, "shards", rank // plan.shards_per_parameter)
+
+
+def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Give all ranks the parameters and buffers of rank 0, as DDP does. Otherwise, shards of
+    different initial values would mix two models."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_contiguous():  # broadcast cannot write to an expanded buffer
+            # Send bytes, because gloo does not support all dtypes.
+            dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group)
 
 
 def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:

@@ -74,8 +74,8 @@ def train(
 
             optimizer = ShardedOptimizer(context, optimizer)
         progress = TrainingProgress(context, strategy, optimizer, extras.policy, board)
-        # From here on, each rank draws its own random numbers for dropout.
-        seed_everything((plan.seed + 1 + rank_number) % 2**32)
+        # From here on, each replica draws its own random numbers for dropout.
+        seed_everything((plan.seed + 1 + context.rank.random_stream) % 2**32)
         with profile_steps(extras.profile, rank_number) as profile_step:
             _run_steps(progress, trace, profile_step)
         note_memory(context, strategy, optimizer)
@@ -110,7 +110,8 @@ def _run_steps(
 
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
-            precision.step(optimizer)
+            with strategy.stepping():
+                precision.step(optimizer)
             if stepped and progress.scheduler:
                 progress.scheduler.step()
 

@@ -52,7 +52,7 @@ class ActivationMeter:
         with self._lock:
             live = self._live.setdefault(device, {})
             for tensor in tensors(kept) if self.enabled else ():
-                storage = tensor.untyped_storage()
+                storage = local(tensor).untyped_storage()
                 if storage.data_ptr() not in self.ignored:
                     live[storage.data_ptr()] = storage.nbytes(), piece, StorageWeakRef(storage)
             if self.enabled:
@@ -88,7 +88,7 @@ class ActivationMeter:
         pack, unpack = private._top_saved_tensors_default_hooks(True)
 
         def save(tensor: torch.Tensor) -> Any:
-            storage = tensor.untyped_storage()
+            storage = local(tensor).untyped_storage()
             if storage.data_ptr() not in ignored:
                 sizes[storage.data_ptr()] = storage.nbytes()
                 with self._lock:
@@ -108,7 +108,7 @@ class ActivationMeter:
                     del live[storage]
 
 
-def addresses(parameters: Iterable[nn.Parameter]) -> set[int]:
+def addresses(parameters: Iterable[torch.Tensor]) -> set[int]:
     return {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
 

@@ -11,7 +11,7 @@ from paralab.worker.groups import shard_group
 from paralab.worker.memory import num_bytes
 from paralab.worker.optimizer import own_optimizer
 from paralab.worker.rank_context import RankContext, Strategy
-from paralab.worker.shards import local
+from paralab.worker.shards import is_split, local
 
 
 @torch.no_grad()
@@ -20,13 +20,16 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     GradScaler unscales them.
 
     The CPU waits for the device, but only once, in a warm-up step."""
-    gradients = [_values(local(p.grad)) for p in model.parameters() if p.grad is not None]
+    # Shards have equal gradients for what is not split: count those once.
+    every = not context.rank.shard
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [_values(local(grad)) for grad in grads if every or is_split(grad)]
     total = sum(gradient.numel() for gradient in gradients)
     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
 
     counts = torch.tensor([total, zeros, not_finite])
-    if context.plan.shards_parameters:  # each rank has its own shards
+    if context.plan.shards_parameters or context.plan.tensor_plan:  # each rank has its own shards
         dist.all_reduce(counts, group=shard_group(context.plan, context.rank.rank))
 
     scale = context.precision.scaler.get_scale() if context.plan.scaler else None

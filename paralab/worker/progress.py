@@ -96,7 +96,7 @@ class TrainingProgress:
             self.optimizer.zero_grad(set_to_none=True)
             context.probe.discard()
 
-        seed = (plan.seed + 1 + self.rank + 1_000_003 * policy.done) % 2**32
+        seed = (plan.seed + 1 + context.rank.random_stream + 1_000_003 * policy.done) % 2**32
         seed_everything(seed)
         if context.streams:
             context.streams.seed(seed)

@@ -144,6 +144,10 @@ class Strategy(ABC):
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """Return a context for the optimizer step."""
+        return nullcontext()
+
     def device_parameters(self, device: str) -> list[nn.Parameter]:
         """Return the parameters on this device."""
         return list(self.model.parameters())

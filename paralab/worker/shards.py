@@ -6,11 +6,38 @@ from typing import Any
 
 import torch
 
-# Check an attribute, not the type: only fsdp needs DTensor, whose import takes half a second.
+# Check an attribute, not the type: only fsdp and tp need DTensor, whose import takes half a second.
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Return whether each rank has only a part of it. A DTensor may also be replicated."""
+    placements = getattr(tensor, "placements", ())
+    return not all(placement.is_replicate() for placement in placements)
+
+
+def in_pieces(tensor: torch.Tensor) -> bool:
+    """Return whether this rank's shard consists of several pieces of the full tensor (q, k, and v
+    of one matrix). DCP cannot store such a shard."""
+    return any(getattr(each, "split_factor", 1) > 1 for each in getattr(tensor, "placements", ()))
+
+
+def shard_of(full: torch.Tensor, dim: int, parts: int, mesh: Any) -> torch.Tensor:
+    """Return this rank's shard of a tensor that is `parts` matrices side by side: q1 k1 v1."""
+    pieces = [part.chunk(mesh.size(), dim) for part in full.chunk(parts, dim)]
+    return torch.cat([piece[mesh.get_local_rank()] for piece in pieces], dim)
+
+
+def shard_like(full: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the full tensor, sharded like a tensor whose shard is in several pieces."""
+    like: Any = tensor
+    [placement], mesh = like.placements, like.device_mesh
+    own = shard_of(full, placement.dim, placement.split_factor, mesh)
+    result: torch.Tensor = type(like).from_local(own, mesh, [placement], run_check=False)
+    return result
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ from paralab.worker.groups import checkpoint_group
 from paralab.worker.optimizer import own_optimizer
 from paralab.worker.rank_context import RankContext
 from paralab.worker.safe_reader import SafeReader
+from paralab.worker.shards import in_pieces, local, shard_like, whole
 
 State = dict[str, torch.Tensor]
 PICKLED = ("shared", "plain.", "rank.")
@@ -54,7 +55,7 @@ class TrainingState:
         self.scaler = context.precision.scaler
         # Parameters on the meta device belong to other ranks' stages.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
-        self.first_replica = context.rank.replica == 0
+        self.first_replica = context.rank.replica == 0 and not context.rank.shard
         names = [device.torch for device in context.rank.devices]
         self.gpus = [name for name in names if name.startswith("cuda")]
 
@@ -66,13 +67,13 @@ class TrainingState:
     def tensors(self) -> State:
         """Return the state without copying it. Only one rank saves each plain tensor. If several
         replicas saved a buffer with different values, DCP would pick any of them."""
-        model = {f"model.{name}": p.detach() for name, p in self.parameters.items()}
+        model = {f"model.{name}": _storable(p.detach()) for name, p in self.parameters.items()}
         optimizer: State = {}
         plain: dict[str, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
             for key, value in self.own_optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    optimizer[f"optimizer.{name}.{key}"] = value
+                    optimizer[f"optimizer.{name}.{key}"] = _storable(value)
                 else:
                     plain.setdefault(name, {})[key] = value
 
@@ -121,7 +122,7 @@ class TrainingState:
 
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(state[f"model.{name}"])
+                parameter.copy_(_like(parameter, state[f"model.{name}"]))
             for name, buffer in self.buffers.items():
                 buffer.copy_(state[f"buffer.{name}"])
         self._restore_shared(unpickle(state["shared"]), state)
@@ -130,7 +131,7 @@ class TrainingState:
 
     def _make_targets(self, saved: dict[str, Any], same_topology: bool) -> State:
         """Create the tensors to load into. DCP reads only these entries."""
-        state = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        state = {f"model.{name}": _target(p) for name, p in self.parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         own = f"rank.{self.rank}" if same_topology else "shared"
         groups = self.own_optimizer.param_groups
@@ -143,7 +144,7 @@ class TrainingState:
             if parameter is not None and id(parameter) not in updated:
                 continue  # with --zero 1, another rank updates it
             if parameter is not None and entry.size == parameter.shape:  # sharded like it
-                state[key] = torch.empty_like(parameter, requires_grad=False)
+                state[key] = _target(torch.empty_like(parameter, requires_grad=False))
             elif parameter is not None or kind in ("shared", "plain") or key == own:
                 state[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
         return state
@@ -170,7 +171,11 @@ class TrainingState:
             # In a stage without parameters, the optimizer has one empty, unnamed parameter.
             name = names.get(id(parameter), "")
             prefix = f"optimizer.{name}."
-            tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+            tensors = {
+                k.removeprefix(prefix): _like(parameter, state[k])
+                for k in state
+                if k.startswith(prefix)
+            }
             if own := tensors | plain.get(name, {}):
                 values[number] = own
 
@@ -213,6 +218,24 @@ class TrainingState:
 
 def _shards_of(state: State) -> State:
     return {name: value for name, value in state.items() if isinstance(value, DTensor)}
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or the full one if DCP cannot store its shards."""
+    return whole(tensor) if in_pieces(tensor) else tensor
+
+
+def _target(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that DCP loads a parameter into."""
+    if not in_pieces(parameter):
+        return parameter.detach()
+    return torch.empty(parameter.shape, dtype=parameter.dtype, device=local(parameter).device)
+
+
+def _like(parameter: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
+    """Shard a loaded full tensor like its parameter, if `_target` made it full."""
+    full = in_pieces(parameter) and loaded.shape == parameter.shape
+    return shard_like(loaded, parameter) if full else loaded
 
 
 def _pickle(value: Any) -> torch.Tensor:

@@ -70,7 +70,7 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_dim = dim // heads
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         # No bias: attention does not depend on the keys' bias, so its gradient would be noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
@@ -79,12 +79,13 @@ class Block(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, dim = x.shape
         query, key, value = self.query_key_value(self.norm1(x)).chunk(3, dim=-1)
-        shape = (batch, length, self.heads, dim // self.heads)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
+        # Count the heads with -1: under tensor parallelism, each shard has only some of them.
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (query, key, value)
+        )
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(attended.transpose(1, 2).reshape(batch, length, dim))
+        x = x + self.mix(attended.transpose(1, 2).flatten(2))
         return x + self.feed_forward(self.norm2(x))  # type: ignore[no-any-return]
 
 

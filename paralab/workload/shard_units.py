@@ -28,7 +28,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 SMALL = 0.1  # a unit smaller than this fraction of its largest sibling is not worth a collective
 
 
-class _ParameterUse(TorchFunctionMode):
+class ParameterUse(TorchFunctionMode):
     """Counts submodule calls, and finds parameters that are used outside their submodule."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,7 +65,7 @@ class _ParameterUse(TorchFunctionMode):
 @torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
     """Find the units, in the model's order. The root module gets all other parameters."""
-    use = _ParameterUse(model)
+    use = ParameterUse(model)
     with watched(model, use.enter, use.leave), use:
         call_model(model, inputs)
 

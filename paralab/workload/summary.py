@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paralab.workload.tensor_group import TensorPlan
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -109,6 +111,7 @@ class Summary(Trial):
     split_problem  why split batches do not add up to the full loss; None if they do, or if this was
                    not checked
     too_large      whether the model does not fit this machine, so that nothing was measured
+    tensor_plan    which layers tp may split; None if not inspected
     flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
@@ -131,3 +134,4 @@ class Summary(Trial):
     whole_model: bool = False
     split_problem: str | None = None
     too_large: bool = False
+    tensor_plan: TensorPlan | None = None

@@ -5,6 +5,9 @@ dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
 random       draws per sample (`paralab.workload.sample_draws`)
 state        makes buffers read-only, and restores attributes that a forward pass changes
+
+In fp64, it also ignores casts to fp32 inside the model, as in the norms of Hugging Face models.
+Such a cast turns a difference of 1e-16, from another order of summation, into one of 1e-8.
 """
 
 from __future__ import annotations
@@ -43,10 +46,39 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
     sample dim."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
+        stack.enter_context(_without_downcasts())
         if "batch_norm" in kinds:
             stack.enter_context(_frozen_batch_norm(model))
         if "random" in kinds or "state" in kinds:
             _hold(model, state_of(model) if "state" in kinds else {}, "random" in kinds, example)
+        yield
+
+
+@contextmanager
+def _without_downcasts() -> Iterator[None]:
+    """Ignore casts of fp64 tensors to fp32 in all threads of this process."""
+    to, to_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
+
+    def keep(dtype: Any) -> Any:
+        return torch.float64 if dtype is torch.float32 else dtype
+
+    def keep_to(self: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        if self.dtype is torch.float64:
+            args, named = tuple(map(keep, args)), {k: keep(v) for k, v in named.items()}
+        return to(self, *args, **named)
+
+    def keep_float(self: torch.Tensor, **named: Any) -> torch.Tensor:
+        return self if self.dtype is torch.float64 else to_float(self, **named)
+
+    def keep_softmax(input: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        if input.dtype is torch.float64:
+            args, named = tuple(map(keep, args)), {k: keep(v) for k, v in named.items()}
+        return softmax(input, *args, **named)
+
+    with (
+        patched(torch.Tensor, to=keep_to, float=keep_float),
+        patched(nn.functional, softmax=keep_softmax),
+    ):
         yield
 
 

@@ -234,4 +234,11 @@ def test_sparse_gradients_train_on_one_device_and_under_ddp(right):
     assert {strategy for strategy, _ in cases["sparse"]} == {"single", "ddp"}
     assert all(case["equal"] for chosen in cases["sparse"].values() for case in chosen)
     refused = [case for case in proof["skipped"] if case["options"]["workload"].endswith("sparse")]
-    assert {case["strategy"] for case in refused} == {"dp", "fsdp", "mp", "pipeline", "hybrid"}
+    assert {case["strategy"] for case in refused} == {
+        "dp",
+        "fsdp",
+        "tp",
+        "mp",
+        "pipeline",
+        "hybrid",
+    }

@@ -75,7 +75,7 @@ def test_every_combination_is_a_case(proof):
             for p in (False, True)
         }
         assert combinations[strategy] == every, strategy
-    for strategy in ("single", "mp"):  # they split nothing
+    for strategy in ("single", "tp", "mp"):  # they do not split the batch
         assert {(a, v, p) for a, _, v, p in combinations[strategy]} == {
             (a, v, p) for a in (1, 4) for v in (False, True) for p in (False, True)
         }
@@ -126,6 +126,7 @@ def test_the_examples_are_equal(examples, example):
 
 
 BROKEN = """
+import dataclasses
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -135,6 +136,7 @@ from paralab.worker.strategies import ddp, fsdp, hybrid
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
 from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
+from paralab.worker.strategies.tp import Tp
 from paralab.worker.zero_optimizer import ShardedOptimizer
 
 def net():
@@ -180,6 +182,11 @@ def one_mistake_in_every_strategy():
     patch(PipelineThreads, "forward_backward", drop, mine, ["pipeline"])
     patch(PipelineProcesses, "_sum_over_replicas", lambda *_: None, mine, ["hybrid"])
     patch(VirtualDataParallel, "reduce", lambda *_: None, mine, ["dp"])
+
+    def every_shard_counts(original, self, steps):
+        self.context.rank = dataclasses.replace(self.context.rank, shard=0)
+        return original(self, steps)
+    patch(Tp, "forward_backward", every_shard_counts, mine, ["tp"])
     return net()
 
 def another_mistake():
@@ -197,6 +204,13 @@ def another_mistake():
     patch(RankBatch, "accumulation_steps", means_of_means, mine, ["ddp"])
     patch(VirtualDataParallel, "_replicate", lambda *_: None, mine, ["dp"])
     patch(ShardedOptimizer, "_sync_params", lambda *_: None, mine, ["fsdp"])
+
+    def unsharded(original, self, steps):
+        "Shard 1 has another gradient for a bias that is not split."
+        loss = original(self, steps)
+        self.model[2].bias.grad *= 1 + self.context.rank.shard
+        return loss
+    patch(Tp, "forward_backward", unsharded, mine, ["tp"])
     return net()
 
 def groups_on_their_own():
@@ -230,6 +244,7 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (ONE, "fsdp", None, "0.5 ×"),
         (ONE, "fsdp", 1, "added up"),
         (ONE, "fsdp", 2, "0.5 ×"),
+        (ONE, "tp", None, "counted 2 times"),
         (ONE, "pipeline", None, "first step's loss"),
         (ONE, "hybrid", None, "synchronization"),
         (ONE, "hybrid", "1f1b", "synchronization"),
@@ -241,6 +256,7 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (OTHER, "ddp", None, "first step's loss"),  # a mean of means
         (OTHER, "fsdp", None, None),
         (OTHER, "fsdp", 1, "synchronization"),  # each rank keeps its own updates
+        (OTHER, "tp", None, "synchronization"),
         (OTHER, "hybrid", None, None),
     ],
 )

@@ -160,7 +160,9 @@ def test_it_trains_like_one_device(proof, name):
         if case["options"]["workload"] == f"unusual.py:{name}"
     ]
     assert [case for case in cases if not case["equal"]] == []
-    assert {case["strategy"] for case in cases} == set(STRATEGIES)
+    # In `dropping`, an LSTM is between the two linear layers, so tp has nothing to split.
+    refused = {"tp"} if name == "dropping" else set()
+    assert {case["strategy"] for case in cases} == set(STRATEGIES) - refused
     [summary] = [
         summary for summary in manifest["workload"] if summary["name"] == f"unusual.py:{name}"
     ]
@@ -241,7 +243,8 @@ def test_batchnorm_is_frozen_for_the_proof_and_its_difference_reported(batch_nor
     assert all(case["equal"] and case["control"] == ["batch_norm"] for case in split)
     assert all(case["excused"]["max_difference"] > 1e-6 for case in split)
     assert all(any("running_mean" in name for name in case["excused"]["buffers"]) for case in split)
-    assert {case["strategy"] for case in cases} == set(STRATEGIES)
+    # It has one linear layer, so tp has nothing to split.
+    assert {case["strategy"] for case in cases} == set(STRATEGIES) - {"tp"}
 
 
 def test_batch_norm_of_few_samples_fails_in_no_case(batch_norms):

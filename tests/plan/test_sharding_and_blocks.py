@@ -18,11 +18,11 @@ def test_zero_decides_what_must_be_cut():
     plans = [plan("fsdp", of=summary(units=units), zero=zero) for zero in (1, 2, None)]
     assert [made.zero for made in plans] == [1, 2, 3]
     assert [stage_of(made) for made in plans] == [["1"], ["2"], ["3"]]
-    assert [made.shards for made in plans] == [1, 2, 2]
+    assert [made.shards_per_parameter for made in plans] == [1, 2, 2]
     assert [made.shard_units for made in plans] == [(), ("block",), ("block",)]
     assert [made.ranks[0].devices[0].role for made in plans] == ["replica", "shard", "shard"]
 
-    assert plan("fsdp", replicas=4, shard_groups=2).shards == 2
+    assert plan("fsdp", replicas=4, shard_groups=2).shards_per_parameter == 2
     # Whole parameters stay together, but not all parameters.
     assert plan("fsdp", of=summary(scalars=("scale",), whole_tensors=True), zero=1).zero == 1
     with pytest.raises(UsageError, match="--zero 1") as refused:

@@ -162,3 +162,15 @@ def test_a_counter_stays_a_counter():
     put_back(model, before)
     assert (model.calls, model.lists) == (Counter("aab"), {"a": [1]})
     assert model.lists["new"] == []
+
+
+def test_a_cast_to_fp32_does_not_amplify_rounding_in_fp64():
+    """Gemma's norms compute in fp32. `verify` once called ddp and tp wrong for it: 5e-9."""
+    x = torch.full((4,), 1 / 3, dtype=torch.float64)
+    with controlled(nn.Linear(1, 1), ()):
+        softmax = nn.functional.softmax(x, dim=-1, dtype=torch.float32)
+        casts = (x.float(), x.to(torch.float32), x.to(dtype=torch.float32), softmax)
+        assert {each.dtype for each in casts} == {torch.float64}
+        assert torch.ones(1).half().float().dtype is torch.float32
+        assert x.to(torch.float16).dtype is torch.float16
+    assert x.float().dtype is x.to(torch.float32).dtype is torch.float32

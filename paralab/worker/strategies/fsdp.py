@@ -30,7 +30,7 @@ from torch import nn
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.worker.collective_order import CollectiveOrder
-from paralab.worker.groups import group_of, shard_group
+from paralab.worker.groups import broadcast_model, group_of, shard_group
 from paralab.worker.memory import addresses
 from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
@@ -52,12 +52,7 @@ class Fsdp(Strategy):
         plan, device = context.plan, context.rank.devices[0]
         self.context = context
         self.model: Any = model.to(device.torch)
-        # If ranks had different initial values, their shards would mix two models. As in DDP, all
-        # ranks start from rank 0's values.
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.is_contiguous():  # broadcast cannot write to an expanded buffer
-                # Send bytes, because gloo does not support all dtypes.
-                dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group_of(plan))
+        broadcast_model(model, group_of(plan))
 
         full = addresses(model.parameters())
         sharded = _shard(context, model)
@@ -90,7 +85,7 @@ class Fsdp(Strategy):
         """Time HSDP's all-reduce, which runs right after the reduce-scatter. torch calls a hook
         when it is done."""
         plan, rank, probe = self.context.plan, self.context.rank.rank, self.context.probe
-        group = group_of(plan, "copies", rank % plan.shards)
+        group = group_of(plan, "copies", rank % plan.shards_per_parameter)
         notes = []
 
         def begin(shard: torch.Tensor) -> None:
@@ -141,7 +136,7 @@ class Fsdp(Strategy):
         prefetched unit. The full gradients are those of one unit, or of all units if accumulation
         steps do not synchronize."""
         plan = self.context.plan
-        if plan.shards == 1:
+        if plan.shards_per_parameter == 1:
             return {}
         *units, rest = self.units
         pairs = [one.parameter_bytes + other.parameter_bytes for one, other in pairwise(units)]
@@ -199,9 +194,9 @@ def _mesh(plan: Plan, rank: int) -> DeviceMesh:
     if plan.shard_groups == 1:
         return DeviceMesh.from_group(shards, plan.device)
     return DeviceMesh.from_group(
-        [group_of(plan, "copies", rank % plan.shards), shards],
+        [group_of(plan, "copies", rank % plan.shards_per_parameter), shards],
         plan.device,
-        mesh=torch.arange(plan.world_size).view(plan.shard_groups, plan.shards),
+        mesh=torch.arange(plan.world_size).view(plan.shard_groups, plan.shards_per_parameter),
         mesh_dim_names=("copies", "shards"),
     )
 

@@ -14,12 +14,14 @@ from paralab.worker.strategies.hybrid import Hybrid
 from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.single import Single
+from paralab.worker.strategies.tp import Tp
 
 STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
     "single": Single,
     "dp": DataParallel,
     "ddp": Ddp,
     "fsdp": Fsdp,
+    "tp": Tp,
     "mp": PipelineThreads,  # with one micro-batch
     "pipeline": PipelineThreads,
     "hybrid": Hybrid,

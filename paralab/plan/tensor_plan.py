@@ -1,0 +1,115 @@
+"""Require that a model has layers that tensor parallelism can split, and describe them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from paralab.errors import UsageError
+from paralab.plan.plan import Reasons
+from paralab.plan.request import SPLIT
+from paralab.units import count, plural
+from paralab.workload.summary import Summary
+from paralab.workload.tensor_group import TensorGroup, TensorPlan
+
+
+def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
+    """Say how much is split. Users see this with the plan and all timings."""
+    if plan is None:
+        return ()
+    groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"
+    rest = "each shard has all of the rest"
+    return (f"tp splits {plan.share:.0%} of the parameters ({groups}); {rest}",)
+
+
+# Where the names in `parallelize_code` come from.
+SOURCES = {
+    "paralab.worker.sharded_attention": {"MultiheadParallel"},
+    "paralab.worker.sharded_layers": {"MatrixParallel"},
+    "torch.distributed._functional_collectives": {"all_reduce"},
+    "torch.distributed.tensor.parallel": {
+        "ColwiseParallel",
+        "RowwiseParallel",
+        "parallelize_module",
+    },
+}
+
+
+def require_groups(
+    strategy: str, shards: int, summary: Summary, reasons: Reasons
+) -> TensorPlan | None:
+    """Return the proved groups, or raise an error if there are none."""
+    if strategy not in SPLIT:
+        return None
+    plan = summary.tensor_plan
+    assert plan is not None
+    assert plan.shards == shards
+    if plan.problem:
+        raise UsageError(
+            f"tp cannot split {summary.name} over {plural(shards, 'shard')}: {plan.problem}.",
+            fix="another number of --shards, or ddp or fsdp",
+        )
+    split = sum(group.weights for group in plan.kept)
+    because = f"they have {count(split)} of {count(plan.parameters)} parameters, and a sharded "
+    because += "forward and backward pass in fp64 equals the plain one; the rest is replicated"
+    value = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} ({plan.share:.0%})"
+    reasons.add("split layers", value, because)
+    return plan
+
+
+def parallelize_code(plan: TensorPlan) -> list[str]:
+    """Return lines of Python that apply the plan to one's own model, with a `mesh` of the shards."""
+    styles = {layer: group.style_of(layer) for group in plan.kept for layer in group.layers}
+    summed = dict.fromkeys(name for group in plan.kept for name in group.summed)
+    used = {style.partition("(")[0] for style in styles.values()} | {"parallelize_module"}
+    used |= {"all_reduce"} if summed else set()
+    lines = []
+    for module, names in SOURCES.items():
+        if needed := sorted(used & names):
+            lines.append(f"from {module} import {', '.join(needed)}")
+
+    for path, value in dict(each for group in plan.kept for each in group.divided).items():
+        owner, _, name = path.rpartition(".")
+        module = f'model.get_submodule("{owner}")' if owner else "model"
+        lines.append(f"{module}.{name} = {value}")
+    for path in summed:
+        hook = 'lambda grad: all_reduce(grad, "sum", mesh)'
+        lines.append(f'model.get_parameter("{path}").register_hook({hook})')
+    lines += ["parallelize_module(model, mesh, {"]
+    lines += [f'    "{layer}": {style},' for layer, style in styles.items()]
+    return [*lines, "})"]
+
+
+class GroupRow(NamedTuple):
+    """Groups that differ only in the numbers of their layers."""
+
+    block: str  # with * for the number
+    columns: str
+    row: str
+    groups: int
+    parameters: int
+    kept: bool
+    result: str
+
+
+def table_of(plan: TensorPlan) -> list[GroupRow]:
+    """Return one row per kind of group, in the model's order."""
+    kinds: dict[tuple[str, ...], list[TensorGroup]] = {}
+    for group in plan.groups:
+        layers = (*group.columns, group.row)
+        short = [layer.removeprefix(f"{group.block}.") for layer in layers]
+        verdict = "" if group.kept else group.reason
+        key = (re.sub(r"\b\d+\b", "*", group.block), *short, str(group.parts), verdict)
+        kinds.setdefault(key, []).append(group)
+    return [
+        GroupRow(
+            block or "the model",
+            ", ".join(names) + (f" ({parts} matrices side by side)" if parts != "1" else ""),
+            row,
+            len(groups),
+            sum(group.weights for group in groups),
+            groups[0].kept,
+            verdict or f"equal within {max(group.error or 0.0 for group in groups):.1g}",
+        )
+        for (block, *names, row, parts, verdict), groups in kinds.items()
+    ]

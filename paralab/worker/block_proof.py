@@ -1,0 +1,190 @@
+"""Prove on real ranks that a sharded block computes what the plain block computes.
+
+Both run on the recorded arguments in fp64, forward and backward. All outputs, all gradients of the
+inputs, and all gradients of the parameters must be equal on every rank: a parameter that is not
+sharded must have the same full gradient everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paralab.worker.sharded_layers import shard_group
+from paralab.worker.shards import whole
+from paralab.workload.batch import tensors
+from paralab.workload.linear_layers import Call
+from paralab.workload.randomness import seed_everything
+from paralab.workload.tensor_group import TensorGroup
+
+TOLERANCE = 1e-10  # relative to the largest value
+Values = dict[str, torch.Tensor]
+
+
+def perturb(model: nn.Module) -> None:
+    """Add noise to the parameters. Many models initialize parameters to zero or one, and a zero
+    matrix gives equal outputs whatever its rows are."""
+    chance = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and parameter.numel():
+                scale = 0.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.1
+                noise = torch.randn(parameter.shape, generator=chance, dtype=torch.float64)
+                parameter.add_(scale * noise.to(parameter))
+
+
+def run_block(block: nn.Module, calls: Sequence[Call]) -> Values:
+    """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs and
+    all gradients."""
+    values: Values = {}
+    block.zero_grad(set_to_none=True)
+    for number, call in enumerate(calls):
+        args, kwargs = copy.deepcopy(call.arguments)
+        for tensor, trained in zip(tensors((args, kwargs)), call.trained, strict=True):
+            tensor.requires_grad_(trained)
+        seed_everything(0)
+        outputs = list(tensors(block(*args, **kwargs)))
+        sums = [_combine(output) for output in outputs if output.requires_grad]
+        if not sums:
+            raise RuntimeError("its output does not depend on a parameter")
+        torch.stack(sums).sum().backward()
+        values |= {f"output {number}.{n}": t.detach() for n, t in enumerate(outputs)}
+        grads = [t.grad for t in tensors((args, kwargs)) if t.grad is not None]
+        values |= {f"gradient of input {number}.{n}": grad for n, grad in enumerate(grads)}
+    return values | gradients_of(block)
+
+
+def _combine(tensor: torch.Tensor) -> torch.Tensor:
+    """Add up the elements with different weights, so that each one has its own gradient."""
+    parts = _real(tensor)
+    return (parts * torch.arange(parts.numel()).cos().view(parts.shape)).sum()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts of a complex tensor, and any other one as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def gradients_of(model: nn.Module) -> Values:
+    return {
+        f"gradient of {name}": whole(p.grad).clone()  # an optimizer may clip it in place
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def errors_of(mine: Values, reference: Values) -> dict[str, float]:
+    """Return the largest difference of each value, relative to the largest value of its kind (its
+    name's first word). A gradient that cancels to zero (of a key's bias) is only rounding errors,
+    so its own size says nothing."""
+    largest: dict[str, float] = {}
+    for name, value in reference.items():
+        kind = name.partition(" ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), _largest(value))
+
+    errors = dict.fromkeys(mine.keys() ^ reference.keys(), math.inf)
+    for name in mine.keys() & reference.keys():
+        if mine[name].shape == reference[name].shape:
+            scale = largest[name.partition(" ")[0]] or 1.0
+            errors[name] = _largest(mine[name], reference[name]) / scale
+        else:
+            errors[name] = math.inf
+    return errors
+
+
+def _largest(tensor: torch.Tensor, other: torch.Tensor | None = None) -> float:
+    """Return the largest absolute value, or the largest difference."""
+    values = _real(tensor).double()
+    values = values if other is None else values - _real(other).double()
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def without_gradient(group: TensorGroup, reference: Values) -> str | None:
+    """Return a layer of the group whose gradient is zero in the plain block. Equal zeros would
+    prove nothing."""
+    prefix = f"{group.block}." if group.block else ""
+    for layer in group.layers:
+        weight = "in_proj_weight" if group.is_attention else "weight"
+        gradient = reference.get(f"gradient of {layer.removeprefix(prefix)}.{weight}")
+        if gradient is None or not _largest(gradient):
+            return layer
+    return None
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def agree_on(problem: str | None) -> str | None:
+    """Return a problem that any rank has, or None. Prefer this rank's own."""
+    anywhere = torch.tensor(int(problem is not None))
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    return problem or ("another rank differs" if anywhere else None)
+
+
+def worst_of(errors: dict[str, float]) -> str | None:
+    """Describe the largest error, if it is above the tolerance. NaN is."""
+    wrong = {name: error for name, error in errors.items() if not error <= TOLERANCE}
+    if not wrong:
+        return None
+    name = max(wrong, key=lambda name: (not math.isfinite(wrong[name]), wrong[name]))
+    if math.isfinite(wrong[name]):
+        return f"the {name} differs by {wrong[name]:.2g}"
+    return f"the {name} has another shape, is missing, or is not finite"
+
+
+def prove(
+    plain: nn.Module,
+    calls: Sequence[Call],
+    reference: Values,
+    group: TensorGroup,
+    mesh: DeviceMesh,
+) -> TensorGroup:
+    """Shard a copy of the block and compare it with the plain one, whose values are `reference`.
+
+    A parameter between columns and row that is not split (the norm of each head's query) gets a
+    gradient only from this shard's heads. If nothing else differs, add these gradients up."""
+    tried, errors = _try(plain, calls, reference, group, mesh)
+    prefix = f"{group.block}." if group.block else ""
+    names = [f"{prefix}{name}" for name, _ in plain.named_parameters()]
+    whole = [name for name in names if not name.startswith(tuple(f"{n}." for n in group.layers))]
+    keys = {f"gradient of {name.removeprefix(prefix)}": name for name in whole}
+
+    wrong = {key for key, error in errors.items() if not error <= TOLERANCE}
+    flags = torch.tensor([int(key in wrong) for key in keys] + [int(bool(wrong - keys.keys()))])
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    *partial, other = flags.tolist()
+    if tried.kept or other or not any(partial):
+        return tried
+    summed = tuple(name for name, flag in zip(whole, partial, strict=True) if flag)
+    again, _ = _try(plain, calls, reference, replace(group, summed=summed), mesh)
+    return again if again.kept else tried
+
+
+def _try(
+    plain: nn.Module,
+    calls: Sequence[Call],
+    reference: Values,
+    group: TensorGroup,
+    mesh: DeviceMesh,
+) -> tuple[TensorGroup, dict[str, float]]:
+    """Return the group with the result of the proof, and this rank's errors."""
+    block: Any = copy.deepcopy(plain)
+    try:
+        shard_group(block, group, mesh, group.block)
+        errors = errors_of(run_block(block, calls), reference)
+        problem = worst_of(errors)
+    except Exception as raised:
+        problem, errors = first_line(raised), {"": math.inf}
+    problem = agree_on(problem)
+    largest = max(errors.values())
+    error = largest if math.isfinite(largest) else None
+    return replace(group, kept=problem is None, error=error, reason=problem or ""), errors

@@ -1,0 +1,87 @@
+"""Prove on real ranks that a model with all of its groups sharded trains like the plain model: the
+loss, all gradients, and one optimizer step. Then check that the ranks agree with dropout on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paralab.worker.block_proof import (
+    Values,
+    agree_on,
+    errors_of,
+    first_line,
+    gradients_of,
+    worst_of,
+)
+from paralab.worker.optimizer import make_optimizer
+from paralab.worker.shard_streams import ShardStreams
+from paralab.worker.sharded_layers import mixing_tensors, shard_group, watch_regions
+from paralab.worker.shards import whole
+from paralab.workload.batch import call_model, unpack
+from paralab.workload.randomness import seed_everything
+from paralab.workload.tensor_group import TensorGroup
+from paralab.workload.verify_controls import controlled
+from paralab.workload.workload import Workload
+
+
+def prove_together(
+    workload: Workload,
+    model: nn.Module,
+    batch: Any,
+    groups: tuple[TensorGroup, ...],
+    mesh: DeviceMesh,
+) -> str | None:
+    """Return what is wrong with these groups together, or None."""
+    sharded = copy.deepcopy(model)
+    for group in groups:
+        shard_group(sharded, group, mesh)
+    try:
+        with controlled(model, ["batch_norm"]):
+            reference = _train_step(workload, model, batch)
+        with controlled(sharded, ["batch_norm"]):
+            problem = worst_of(errors_of(_train_step(workload, sharded, batch), reference))
+    except Exception as error:
+        problem = first_line(error)
+    if problem := agree_on(problem):
+        return f"with all groups together, {problem}"
+
+    streams = ShardStreams(mesh.get_local_rank(), torch.device("cpu"))
+    watch_regions(sharded, groups, streams.enter, streams.leave)
+    problem = _disagreement(_gradients(workload, sharded, batch))
+    return f"with dropout on, the shards disagree: {problem}" if problem else None
+
+
+def _train_step(workload: Workload, model: nn.Module, batch: Any) -> Values:
+    optimizer = make_optimizer(workload, model)
+    values = _gradients(workload, model, batch)
+    with mixing_tensors():
+        optimizer.step()
+    updated = {f"updated {name}": whole(p).detach() for name, p in model.named_parameters()}
+    return values | updated
+
+
+def _gradients(workload: Workload, model: nn.Module, batch: Any) -> Values:
+    """Return the loss and all gradients of a backward pass."""
+    inputs, targets = (workload.unpack or unpack)(batch)
+    seed_everything(0)
+    model.zero_grad(set_to_none=True)
+    loss = workload.loss(call_model(model, inputs), targets)
+    loss.backward()
+    return {"loss": loss.detach(), **gradients_of(model)}
+
+
+def _disagreement(values: Values) -> str | None:
+    """Return which of these values is not the same on all ranks."""
+    first = {name: value.clone() for name, value in values.items()}
+    for value in first.values():
+        dist.broadcast(value, 0)
+    errors = errors_of(values, first)
+    worst = torch.tensor([errors[name] for name in values])
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst_of(dict(zip(values, worst.tolist(), strict=True)))

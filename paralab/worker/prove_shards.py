@@ -1,0 +1,183 @@
+"""Find and prove a tensor-parallel plan for a workload, as one of several CPU ranks over gloo.
+
+python -m paralab.worker.prove_shards SPEC.json          (RANK says which rank; rank 0 writes)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paralab.machine.signals import leave_to_the_launcher
+from paralab.plan.batches import GlobalBatch
+from paralab.plan.tensor_groups import attempts, propose, uneven
+from paralab.worker.block_proof import (
+    Values,
+    first_line,
+    perturb,
+    prove,
+    run_block,
+    without_gradient,
+)
+from paralab.worker.model_proof import prove_together
+from paralab.worker.parent_watch import end_with_the_parent
+from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.workload.batch import map_tensors, unpack
+from paralab.workload.linear_layers import (
+    Call,
+    find_linear_layers,
+    integers_around,
+    record_calls,
+)
+from paralab.workload.load import load_workload
+from paralab.workload.randomness import seed_everything
+from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
+from paralab.workload.verify_controls import controlled
+from paralab.workload.workload import Workload
+
+SAMPLES = 2
+PATIENCE = timedelta(minutes=5)
+
+
+def main() -> NoReturn:
+    leave_to_the_launcher()
+    end_with_the_parent()
+    spec, rank = json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"])
+    shards, where = spec["shards"], spec["rendezvous"]
+    try:
+        join = {"init_method": where, "rank": rank, "world_size": shards}
+        dist.init_process_group("gloo", timeout=PATIENCE, **join)
+        plan = find_tensor_plan(load_workload(spec["workload"]), shards)
+    except Exception as error:  # a model that cannot be copied, or that rejects two samples
+        traceback.print_exc()
+        plan = TensorPlan(shards, (), problem=first_line(error))
+    if rank == 0:
+        Path(spec["answer"]).write_text(json.dumps(asdict(plan)))
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
+    """Propose groups, prove each of them, and prove all of them together."""
+    torch.set_default_dtype(torch.float64)
+    seed_everything(0)
+    model = workload.model().double().train()
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    for parameter in frozen:  # otherwise, the graph would not show who reads its output
+        parameter.requires_grad_(True)
+    perturb(model)
+    batch = _load(workload)
+    inputs, _ = (workload.unpack or unpack)(batch)
+    mesh = DeviceMesh("cpu", list(range(shards)))
+    with controlled(model, ["batch_norm"]):
+        seed_everything(0)
+        layers, called = find_linear_layers(model, inputs)
+        proposed, left = propose(layers, called)
+        groups = _prove_each(model, inputs, proposed, {each.name: each for each in layers}, mesh)
+    plan = TensorPlan(
+        shards,
+        tuple(groups),
+        tuple(left.items()),
+        sum(parameter.numel() for parameter in model.parameters()),
+    )
+    if not plan.kept:
+        return replace(plan, problem=_why_none(plan))
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return replace(plan, problem=prove_together(workload, model, batch, plan.kept, mesh))
+
+
+def _load(workload: Workload) -> Any:
+    size = dataset_samples(workload)
+    first = GlobalBatch(step=0, epoch=0, first=0, size=min(SAMPLES, size or SAMPLES))
+    _, batch = next(rank_batches(workload, [first], samples=size))
+    return map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+
+
+def _prove_each(
+    model: nn.Module,
+    inputs: Any,
+    proposed: list[TensorGroup],
+    layers: Mapping[str, LinearLayer],
+    mesh: DeviceMesh,
+) -> list[TensorGroup]:
+    calls = record_calls(model, inputs, {group.block for group in proposed})
+    worked: dict[Any, TensorGroup] = {}  # by kind of block: the attempt that worked, without names
+    failed: set[Any] = set()
+    groups = []
+    for block, together in groupby(proposed, key=lambda group: group.block):
+        plain = model.get_submodule(block)
+        reference = run_block(plain, calls[block])
+        for group in together:
+            around = tuple(integers_around(model, block, group.layers).items())
+            tries = list(attempts(group, layers, around, mesh.size()))
+            kind = type(plain), _inside(group).layers
+            tries.sort(key=lambda each: _inside(each) != worked.get(kind))
+            if kind in failed:  # one attempt, for the reason
+                tries = tries[:1]
+
+            best = _first_proved(plain, calls[block], reference, group, tries, mesh)
+            if best.kept:
+                worked[kind] = _inside(best)
+            else:
+                failed.add(kind)
+                why = uneven(group, layers, around, mesh.size())
+                best = replace(best, reason=why or best.reason)
+            groups.append(best)
+    return groups
+
+
+def _first_proved(
+    plain: nn.Module,
+    calls: list[Call],
+    reference: Values,
+    group: TensorGroup,
+    tries: list[TensorGroup],
+    mesh: DeviceMesh,
+) -> TensorGroup:
+    """Return the first attempt that is proved, or else the first attempt with its reason."""
+    if idle := without_gradient(group, reference):
+        return replace(group, reason=f"no gradient reaches {idle}, so a proof would show nothing")
+    results: list[TensorGroup] = []
+    for attempt in tries:
+        results.append(prove(plain, calls, reference, attempt, mesh))
+        if results[-1].kept:
+            return results[-1]
+    return results[0] if results else replace(group, reason="no attempt is possible")
+
+
+def _inside(group: TensorGroup) -> TensorGroup:
+    """Return how a group is sharded, with names relative to its block, to compare it with other
+    blocks' groups."""
+    start = len(group.block)
+    return TensorGroup(
+        "",
+        tuple(name[start:] for name in group.columns),
+        group.row[start:],
+        group.weights,
+        group.parts,
+        tuple((name[start:], value) for name, value in group.divided),
+        own_style=group.own_style,
+    )
+
+
+def _why_none(plan: TensorPlan) -> str:
+    reasons = dict.fromkeys([*(group.reason for group in plan.groups), *dict(plan.left).values()])
+    return next(iter(reasons), "it has no linear layers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Shard a group's linear layers over a mesh: columns first, rows last.
+
+    shard 0   x ─► columns 0 … 5   ─► heads 0 … 5   ─► rows 0 … 5   ─┐
+    shard 1   x ─► columns 6 … 11  ─► heads 6 … 11  ─► rows 6 … 11  ─┴─► sum
+
+Plain linear layers use torch's ColwiseParallel and RowwiseParallel. `MatrixParallel` does the same
+for layers that those two cannot split: Hugging Face's Conv1D (a transposed weight), and columns of
+several matrices side by side (q, k, and v), of which each shard needs a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from paralab.worker.sharded_attention import MultiheadParallel
+from paralab.worker.shards import local
+from paralab.worker.split_tensors import copy_to_shards, split_parameter, sum_over_shards
+from paralab.workload.hooks import patched
+from paralab.workload.tensor_group import TensorGroup
+
+
+def shard_group(model: nn.Module, group: TensorGroup, mesh: DeviceMesh, block: str = "") -> None:
+    """Shard a group in place. `model` is the whole model, or a copy of its submodule `block`."""
+    prefix = f"{block}." if block else ""
+    for path, value in group.divided:
+        owner, _, name = path.removeprefix(prefix).rpartition(".")
+        setattr(model.get_submodule(owner), name, value)
+    styles = {layer.removeprefix(prefix): _style_of(group, layer) for layer in group.layers}
+    parallelize_module(model, mesh, styles)
+    for path in group.summed:
+        parameter = model.get_parameter(path.removeprefix(prefix))
+        if parameter.requires_grad:
+            parameter.register_hook(lambda grad: functional.all_reduce(grad, "sum", mesh))
+
+
+def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
+    """Create the style that `TensorGroup.style_of` names."""
+    if group.is_attention:
+        return MultiheadParallel()
+    if layer == group.row:
+        return MatrixParallel(rows=True) if group.own_style else RowwiseParallel()
+    plain = group.parts == 1 and not group.own_style
+    return ColwiseParallel() if plain else MatrixParallel(group.parts)
+
+
+class MatrixParallel(ParallelStyle):
+    """Split a layer's outputs, or with `rows` its inputs. If its outputs are `parts` matrices side
+    by side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
+
+    def __init__(self, parts: int = 1, rows: bool = False) -> None:
+        self.parts, self.rows = parts, rows
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        layer: Any = module
+        transposed = not isinstance(module, nn.Linear)
+        dim = int(self.rows) ^ int(transposed)
+        layer.weight = split_parameter(layer.weight, mesh, dim, self.parts)
+        if layer.bias is not None:
+            layer.bias = split_parameter(layer.bias, mesh, None if self.rows else 0, self.parts)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            weight = layer.weight.to_local()
+            weight = weight.T if transposed else weight
+            bias = None if layer.bias is None else layer.bias.to_local()
+            if not self.rows:
+                return nn.functional.linear(copy_to_shards(x, mesh), weight, bias)
+            summed = sum_over_shards(nn.functional.linear(x, weight), mesh)
+            return summed if bias is None else summed + bias
+
+        layer.forward = forward
+        return module
+
+
+@contextmanager
+def mixing_tensors() -> Iterator[None]:
+    """Let an optimizer combine split and replicated parameters, for example in a global norm.
+    GradScaler scales all gradients in one call, which does not accept both kinds, so give it this
+    rank's shards."""
+    unscale = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def unscale_shards(gradients: list[torch.Tensor], *more: torch.Tensor) -> None:
+        unscale([local(gradient) for gradient in gradients], *more)
+
+    with implicit_replication():
+        with patched(torch, _amp_foreach_non_finite_check_and_unscale_=unscale_shards):
+            yield
+
+
+def watch_regions(
+    model: nn.Module,
+    groups: Iterable[TensorGroup],
+    enter: Callable[[], None],
+    leave: Callable[[], None],
+) -> None:
+    """Call `enter` after a group's first column layer, and `leave` before its row: between these
+    two, each shard has different activations."""
+    for group in groups:
+        row = model.get_submodule(group.row)
+        if group.is_attention:  # the region is its forward
+            row.register_forward_pre_hook(lambda *_: enter())
+            row.register_forward_hook(lambda *_: leave())
+            continue
+        for name in group.columns:
+            model.get_submodule(name).register_forward_hook(lambda *_: enter())
+        row.register_forward_pre_hook(lambda *_: leave())

@@ -1,0 +1,100 @@
+"""The plain numbers of tensor parallelism: a model's linear layers, and the groups to shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A linear layer, as one forward pass called it.
+
+    reads       the linear layers whose outputs reach its input without passing another one
+    parameters  of its weight and bias
+    shared      whether something else also uses its parameters (tied weights)
+    heads       the number of heads of an nn.MultiheadAttention, which is a group by itself
+    transposed  whether it is Hugging Face's Conv1D, which stores its weight transposed
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    parameters: int
+    reads: tuple[str, ...] = ()
+    shared: bool = False
+    transposed: bool = False
+    heads: int = 0
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Linear layers that are sharded together: each shard has some of the columns' outputs and the
+    matching rows of the layer that reads them.
+
+    block       the submodule on which the group is proved
+    columns     the layers whose outputs are split
+    row         the layer that reads the outputs; its results are summed over the shards. An
+                nn.MultiheadAttention is both the only column and the row
+    weights     the number of parameters that are split
+    parts       how many matrices a column layer has side by side: 3 if it computes q, k, and v
+    divided     integer attributes that are divided by the number of shards, with the new values
+    summed      parameters that are not split, but whose gradients must be summed over the shards
+    own_style   whether `MatrixParallel` splits all layers, and not torch's styles: for a Conv1D, or
+                if the outputs are changed in place
+    kept        whether the proof passed on all ranks
+    error       the largest difference between the sharded and the plain block, relative to the
+                largest value; None if one of them failed
+    reason      why it is not kept
+    """
+
+    block: str
+    columns: tuple[str, ...]
+    row: str
+    weights: int
+    parts: int = 1
+    divided: tuple[tuple[str, int], ...] = ()
+    summed: tuple[str, ...] = ()
+    own_style: bool = False
+    kept: bool = False
+    error: float | None = None
+    reason: str = ""
+
+    @property
+    def is_attention(self) -> bool:
+        return self.columns == (self.row,)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return self.columns if self.is_attention else (*self.columns, self.row)
+
+    def style_of(self, layer: str) -> str:
+        """Return the layer's style for `parallelize_module`, as a Python expression."""
+        if self.is_attention:
+            return "MultiheadParallel()"
+        if layer == self.row:
+            return "MatrixParallel(rows=True)" if self.own_style else "RowwiseParallel()"
+        plain = self.parts == 1 and not self.own_style
+        return "ColwiseParallel()" if plain else f"MatrixParallel({self.parts})"
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """The groups of a model for a number of shards, and why they cannot be used, if so.
+
+    left   other linear layers, with the reason that they are in no group
+    """
+
+    shards: int
+    groups: tuple[TensorGroup, ...]
+    left: tuple[tuple[str, str], ...] = ()
+    parameters: int = 0
+    problem: str | None = None
+
+    @property
+    def kept(self) -> tuple[TensorGroup, ...]:
+        return tuple(group for group in self.groups if group.kept)
+
+    @property
+    def share(self) -> float:
+        """The share of the model's parameters that are split."""
+        return sum(group.weights for group in self.kept) / (self.parameters or 1)

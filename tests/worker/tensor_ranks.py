@@ -1,0 +1,160 @@
+"""Run on two ranks: prove the plans of all families, and wrong groups of some models. Rank 0 prints
+the results as JSON.
+
+    python -S tests/forked.py 2 tests/worker/tensor_ranks.py
+"""
+
+import copy
+import json
+import logging
+from dataclasses import asdict, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from docs import families
+from paralab.plan.tensor_plan import parallelize_code
+from paralab.worker import block_proof, sharded_layers
+from paralab.worker.model_proof import _gradients
+from paralab.worker.prove_shards import _load, find_tensor_plan
+from paralab.worker.shards import local
+from paralab.workload.batch import unpack
+from paralab.workload.hooks import patched
+from paralab.workload.linear_layers import record_calls
+from paralab.workload.load import load_workload
+from paralab.workload.verify_controls import controlled
+from paralab.workload.workload import as_workload
+
+
+def swap(group):
+    """Rows instead of columns, and columns instead of rows."""
+    [column] = group.columns
+    return replace(group, columns=(group.row,), row=column)
+
+
+def prove_wrongly(workload, group):
+    """Prove one group of a workload's model, without `prove`'s second attempt."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = workload.model().double().train()
+    block_proof.perturb(model)
+    inputs, _ = (workload.unpack or unpack)(_load(workload))
+    calls = record_calls(model, inputs, [group.block])[group.block]
+    block = model.get_submodule(group.block)
+    reference = block_proof.run_block(block, calls)
+    mesh = DeviceMesh("cpu", [0, 1])
+    result, _ = block_proof._try(block, calls, reference, group, mesh)
+    torch.set_default_dtype(torch.float32)
+    return asdict(result)
+
+
+def wrong_groups():
+    gpt, mlp = load_workload("gpt:tiny"), load_workload("mlp:tiny")
+    fused, forward = families.prove("gpt:tiny").kept[:2]
+    first = families.prove("mlp:tiny").kept[0]
+    results = {
+        "right": prove_wrongly(gpt, fused),
+        "swapped": prove_wrongly(gpt, swap(forward)),
+        "one matrix": prove_wrongly(gpt, replace(fused, parts=1)),
+        "wrong row": prove_wrongly(mlp, replace(first, row="4")),
+    }
+    with patched(sharded_layers, sum_over_shards=lambda x, mesh: x):
+        results["right again"] = prove_wrongly(gpt, fused)  # its row is torch's own
+    with patched(sharded_layers, copy_to_shards=lambda x, mesh: x):
+        results["no sum of input gradients"] = prove_wrongly(gpt, fused)
+    return results
+
+
+def wrong_hugging_face_groups():
+    gpt2 = as_workload(families.gpt2(), "gpt2")
+    qwen3 = as_workload(families.qwen3(), "qwen3")
+    attention, heads = families.prove("gpt2").kept[0], families.prove("qwen3").kept[0]
+    results = {
+        "undivided": prove_wrongly(gpt2, replace(attention, divided=())),
+        "unsummed": prove_wrongly(qwen3, replace(heads, summed=())),
+    }
+    with patched(sharded_layers, sum_over_shards=lambda x, mesh: x):
+        results["no sum of rows"] = prove_wrongly(gpt2, attention)
+    return results
+
+
+def run_code(name):
+    """Apply the code that `plan tp` prints to a plain model, and compare its gradients."""
+    code = "\n".join(parallelize_code(families.prove(name)))
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    workload = as_workload(getattr(families, name)(), name)
+    model = workload.model().double().train()
+    block_proof.perturb(model)
+    sharded = copy.deepcopy(model)
+    exec(code, {"model": sharded, "mesh": DeviceMesh("cpu", [0, 1])})
+    with controlled(model, ()):
+        plain = _gradients(workload, model, _load(workload))
+        errors = block_proof.errors_of(_gradients(workload, sharded, _load(workload)), plain)
+    torch.set_default_dtype(torch.float32)
+    return max(errors.values()), code
+
+
+def unused():
+    """A group whose outputs do not count."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.c(x + 0 * self.b(self.a(x)))
+
+    data = torch.randn(4, 4)
+    workload = {"model": Gated, "data": (data, data), "loss": nn.functional.mse_loss}
+    plan = find_tensor_plan(as_workload(workload, "unused"), 2)
+    torch.set_default_dtype(torch.float32)
+    return plan.problem
+
+
+class Clipped(torch.optim.AdamW):
+    """Its steps depend on the norm of all gradients together, split or not."""
+
+    def step(self, closure=None):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
+        return super().step(closure)
+
+
+class OwnNorms(torch.optim.SGD):
+    """Its steps depend on the norm of this rank's part of each gradient."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                own = local(parameter.grad)
+                own /= own.norm()
+        return super().step(closure)
+
+
+def problem_with(optimizer):
+    workload = replace(load_workload("mlp:tiny"), optimizer=lambda p: optimizer(p, lr=0.1))
+    plan = find_tensor_plan(workload, 2)
+    torch.set_default_dtype(torch.float32)
+    return plan.problem
+
+
+def main():
+    torch.set_num_threads(1)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    dist.init_process_group("gloo")
+    rows = [families.row_of(name, families.prove(name)) for name in families.FAMILIES]
+    wrong = wrong_groups() | wrong_hugging_face_groups()
+    code = {name: run_code(name) for name in ("gpt2", "qwen3", "transformer")}
+    problems = {each.__name__: problem_with(each) for each in (Clipped, OwnNorms)}
+    problems["unused"] = unused()
+    if dist.get_rank() == 0:
+        print(json.dumps({"rows": rows, "wrong": wrong, "code": code, "problems": problems}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

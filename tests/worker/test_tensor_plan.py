@@ -1,0 +1,80 @@
+"""What tensor parallelism splits in each family of models, and that its proof rejects wrong plans."""
+
+import json
+import subprocess
+
+import pytest
+
+from paralab.launch.processes import can_fork
+from tests import forked
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.processes
+PAGE = ROOT / "docs" / "strategies" / "tp.md"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """The results of two ranks (tensor_ranks.py)."""
+    pytest.importorskip("transformers", reason="needs models: pip install transformers")
+    if not can_fork():
+        pytest.skip("needs processes that fork, on Linux without an NVIDIA driver")
+    words = [*forked.python(2), "tests/worker/tensor_ranks.py"]
+    done = subprocess.run(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    [answer] = [line for line in done.stdout.splitlines() if line.startswith('{"rows"')]
+    return json.loads(answer)
+
+
+def test_the_table_of_families_is_what_the_proof_says(ranks):
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert [row for row in ranks["rows"] if row not in table] == []
+    assert len(ranks["rows"]) == 18
+    whole = [row for row in ranks["rows"] if row.endswith("| – |")]
+    assert len(whole) == 16
+
+
+def test_the_right_groups_are_equal(ranks):
+    for name in ("right", "right again"):
+        assert ranks["wrong"][name]["kept"]
+        assert 0 < ranks["wrong"][name]["error"] < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ("swapped", "reduction dim"),  # rows and columns
+        ("wrong row", "shapes cannot be multiplied"),
+        ("undivided", "not enough values"),  # the attribute that qkv is split by
+        ("one matrix", "gradient of query_key_value.weight"),  # q, k, and v side by side
+        ("no sum of rows", "output 0.0"),
+        ("no sum of input gradients", "gradient of input 0.0"),
+        ("unsummed", "gradient of q_norm.weight"),  # each shard has only its heads' part
+    ],
+)
+def test_a_wrong_group_is_rejected_and_named(ranks, mistake, named):
+    result = ranks["wrong"][mistake]
+    assert not result["kept"]
+    assert named in result["reason"]
+    assert result["error"] is None or result["error"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "style"),
+    [("gpt2", "MatrixParallel(3)"), ("qwen3", "register_hook"), ("transformer", "Multihead")],
+)
+def test_the_printed_code_trains_like_the_plain_model(ranks, family, style):
+    error, code = ranks["code"][family]
+    assert style in code
+    assert 0 < error < 1e-14
+
+
+def test_a_group_that_no_gradient_reaches_is_not_proved(ranks):
+    assert "no gradient reaches a" in ranks["problems"]["unused"]
+
+
+def test_an_optimizer_step_is_part_of_the_proof(ranks):
+    assert ranks["problems"]["Clipped"] is None
+    assert "updated" in ranks["problems"]["OwnNorms"]
