@@ -191,8 +191,11 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     """Return a difference that no known reason explains."""
     if asked.serious:
         return f"as configured ({precision}), {asked.cause}"
-    gradients = asked.gradient_difference
-    if not proof.control and gradients is not None and gradients > ROUNDING[precision]:
+    gradients, limit = asked.gradient_difference, ROUNDING[precision]
+    if "casts" in proof.control:
+        limit = max(limit, ROUNDING["fp32"])
+    rounds = set(proof.control) <= {"casts"}  # no other reason
+    if rounds and gradients is not None and gradients > limit:
         return (
             f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "
             "rounding explains; equal in fp64, so the forward pass depends on the precision"
@@ -204,6 +207,7 @@ CONTROLS = {
     "batch_norm": "BatchNorm",
     "random": "random numbers",
     "state": "state that the forward pass changes",
+    "casts": "casts to fp32",
 }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
@@ -29,6 +30,10 @@ class ReferencePair:
         return [self.exact] if self.as_asked is None else [self.exact, self.as_asked]
 
 
+# A summary without known reasons for differences
+UNCAUSED: dict[str, Any] = {"random": False, "state": (), "batch_norms": 0, "casts": False}
+
+
 class ReferenceRuns:
     """The `trainings` run in this order, with each reference before the first run that needs it."""
 
@@ -50,7 +55,7 @@ class ReferenceRuns:
         if not resolve_here(request, given).differences:
             return ReferencePair(self._add_pair(name, request, given), None, summary.split_problem)
 
-        still = given._replace(summary=replace(summary, random=False, state=(), batch_norms=0))
+        still = given._replace(summary=replace(summary, **UNCAUSED))
         exact = self._add_pair(name, in_fp64(request), still, summary.controls)
         as_asked = self._add_pair(f"{name}-as-asked", request, given)
         return ReferencePair(exact, as_asked, summary.split_problem)

@@ -88,6 +88,10 @@ def differences_of(
             f"every forward pass changes {names}, and a split batch needs more forward passes with "
             "fewer samples each"
         )
+    if summary.casts and precision == "fp64" and (is_split or shards):
+        differences.append(
+            "the model casts to fp32, which amplifies the rounding of sums in another order"
+        )
     if precision in LOW_PRECISIONS:
         differences.append(f"{precision} rounds every product, so the order of summation matters")
     if precision == "fp32" and any(name in summary.optimizer for name in ADAPTIVE):

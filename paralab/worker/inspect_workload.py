@@ -41,7 +41,7 @@ from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.too_large import fake_if_too_large
 from paralab.workload.batch import call_model, map_tensors, take, unpack
-from paralab.workload.batch_split_trial import find_split_problem
+from paralab.workload.batch_split_trial import find_casts, find_split_problem
 from paralab.workload.cut_points import find_layers
 from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
@@ -158,6 +158,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
             details["blocks"] = _inspect_blocks(workload, model, take(batch, 0, 2))
     if inspection.verify:  # do this last, because it changes the model's dtype
         with running("A trial step"):
+            trial = replace(trial, casts=find_casts(workload, model, batch))
             problem = find_split_problem(workload, model, batch, trial.controls)
         details["split_problem"] = problem
 

@@ -4,6 +4,7 @@ loss, all gradients, and one optimizer step. Then check that the ranks agree wit
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,15 +37,16 @@ def prove_together(
     batch: Any,
     groups: tuple[TensorGroup, ...],
     mesh: DeviceMesh,
+    kinds: Sequence[str],
 ) -> str | None:
-    """Return what is wrong with these groups together, or None."""
+    """Return what is wrong with these groups together, or None. `kinds` is what to control."""
     sharded = copy.deepcopy(model)
     for group in groups:
         shard_group(sharded, group, mesh)
     try:
-        with controlled(model, ["batch_norm"]):
+        with controlled(model, kinds):
             reference = _train_step(workload, model, batch)
-        with controlled(sharded, ["batch_norm"]):
+        with controlled(sharded, kinds):
             problem = worst_of(errors_of(_train_step(workload, sharded, batch), reference))
     except Exception as error:
         problem = first_line(error)

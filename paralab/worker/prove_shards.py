@@ -36,6 +36,7 @@ from paralab.worker.model_proof import prove_together
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.workload.batch import map_tensors, unpack
+from paralab.workload.batch_split_trial import find_casts
 from paralab.workload.linear_layers import (
     Call,
     find_linear_layers,
@@ -82,7 +83,8 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     batch = _load(workload)
     inputs, _ = (workload.unpack or unpack)(batch)
     mesh = DeviceMesh("cpu", list(range(shards)))
-    with controlled(model, ["batch_norm"]):
+    kinds = ["batch_norm", *["casts"] * find_casts(workload, model, batch)]
+    with controlled(model, kinds):
         seed_everything(0)
         layers, called = find_linear_layers(model, inputs)
         proposed, left = propose(layers, called)
@@ -97,7 +99,7 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         return replace(plan, problem=_why_none(plan))
     for parameter in frozen:
         parameter.requires_grad_(False)
-    return replace(plan, problem=prove_together(workload, model, batch, plan.kept, mesh))
+    return replace(plan, problem=prove_together(workload, model, batch, plan.kept, mesh, kinds))
 
 
 def _load(workload: Workload) -> Any:

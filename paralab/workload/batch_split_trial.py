@@ -8,6 +8,8 @@ different model.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +21,8 @@ from paralab.workload.batch import call_model, map_tensors, num_samples, take, t
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
-from paralab.workload.verify_controls import controlled
+from paralab.workload.state import put_back, state_of
+from paralab.workload.verify_controls import casts_in_vain, controlled
 from paralab.workload.workload import Workload
 
 MOST_SINGLES = 16  # the largest number of samples to run one at a time
@@ -33,11 +36,7 @@ def find_split_problem(
 
     Compare the full batch with its halves, with a third and the rest, and with single samples, on
     one device in fp64. This changes the model's dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        model.double()
-        batch = map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+    with _in_fp64(model, batch) as batch:
         example = (workload.unpack or unpack)(take(batch, 0, 3))[0]
         if "random" in kinds:
             workload = replace(workload, loss=seeded_loss(workload.loss))
@@ -52,6 +51,26 @@ def find_split_problem(
                 if problem := _compare(workload, model, batch, whole, [0, *cuts, samples]):
                     return problem
         return None
+
+
+def find_casts(workload: Workload, model: nn.Module, batch: Any) -> bool:
+    """Return whether verification should ignore the model's casts to fp32. This changes the model's
+    dtype."""
+    with _in_fp64(model, batch) as batch:
+        before = state_of(model)
+        found = casts_in_vain(lambda: _run(workload, model, take(batch, 0, 2)))
+        put_back(model, before)
+    return found
+
+
+@contextmanager
+def _in_fp64(model: nn.Module, batch: Any) -> Iterator[Any]:
+    """Convert the model, and yield the converted batch."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        model.double()
+        yield map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
     finally:
         torch.set_default_dtype(before)
 

@@ -85,11 +85,13 @@ class Trial:
     state: tuple[str, ...] = ()
     sometimes: tuple[str, ...] = ()
     scalar_output: bool = False
+    casts: bool = False
 
     @property
     def controls(self) -> tuple[str, ...]:
         """What verification must control (`paralab.workload.verify_controls`)."""
         needed = {"batch_norm": self.batch_norms, "random": self.random, "state": self.state}
+        needed["casts"] = self.casts
         return tuple(name for name, value in needed.items() if value)
 
 
@@ -104,6 +106,7 @@ class Summary(Trial):
     state          buffers and attributes that each forward pass changes, except BatchNorm's
     sometimes      submodules that only some forward passes call
     scalar_output  whether the output contains a number that is not per sample
+    casts          whether the model casts to fp32, even in fp64; only checked for verification
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
     whole_tensors  whether the optimizer treats part of a parameter differently from the whole

@@ -5,16 +5,15 @@ dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
 random       draws per sample (`paralab.workload.sample_draws`)
 state        makes buffers read-only, and restores attributes that a forward pass changes
-
-In fp64, it also ignores casts to fp32 inside the model, as in the norms of Hugging Face models.
-Such a cast turns a difference of 1e-16, from another order of summation, into one of 1e-8.
+casts        ignores casts to fp32 in fp64, as in the norms of Hugging Face models. Such a cast turns
+             a difference of 1e-16, from another order of summation, into one of 1e-8
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -46,7 +45,8 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
     sample dim."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
-        stack.enter_context(_without_downcasts())
+        if "casts" in kinds:
+            stack.enter_context(_without_casts())
         if "batch_norm" in kinds:
             stack.enter_context(_frozen_batch_norm(model))
         if "random" in kinds or "state" in kinds:
@@ -55,12 +55,16 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
 
 
 @contextmanager
-def _without_downcasts() -> Iterator[None]:
-    """Ignore casts of fp64 tensors to fp32 in all threads of this process."""
+def _without_casts() -> Iterator[list[torch.dtype]]:
+    """Ignore casts of fp64 tensors to fp32 in all threads of this process, and list them."""
+    ignored: list[torch.dtype] = []
     to, to_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
 
     def keep(dtype: Any) -> Any:
-        return torch.float64 if dtype is torch.float32 else dtype
+        if dtype is not torch.float32:
+            return dtype
+        ignored.append(dtype)
+        return torch.float64
 
     def keep_to(self: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
         if self.dtype is torch.float64:
@@ -68,7 +72,10 @@ def _without_downcasts() -> Iterator[None]:
         return to(self, *args, **named)
 
     def keep_float(self: torch.Tensor, **named: Any) -> torch.Tensor:
-        return self if self.dtype is torch.float64 else to_float(self, **named)
+        if self.dtype is not torch.float64:
+            return to_float(self, **named)
+        ignored.append(self.dtype)
+        return self
 
     def keep_softmax(input: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
         if input.dtype is torch.float64:
@@ -79,7 +86,15 @@ def _without_downcasts() -> Iterator[None]:
         patched(torch.Tensor, to=keep_to, float=keep_float),
         patched(nn.functional, softmax=keep_softmax),
     ):
-        yield
+        yield ignored
+
+
+def casts_in_vain(forward: Callable[[], object]) -> bool:
+    """Return whether a forward pass in fp64 casts to fp32, and also works without these casts."""
+    with suppress(Exception), _without_casts() as ignored, torch.no_grad():
+        forward()
+        return bool(ignored)
+    return False
 
 
 @contextmanager

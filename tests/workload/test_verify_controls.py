@@ -9,7 +9,7 @@ from torch import nn
 
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.state import changes, put_back, state_of
-from paralab.workload.verify_controls import controlled
+from paralab.workload.verify_controls import casts_in_vain, controlled
 
 X = torch.randn(12, 8, dtype=torch.float64)
 
@@ -174,3 +174,16 @@ def test_a_cast_to_fp32_does_not_amplify_rounding_in_fp64():
         assert torch.ones(1).half().float().dtype is torch.float32
         assert x.to(torch.float16).dtype is torch.float16
     assert x.float().dtype is x.to(torch.float32).dtype is torch.float32
+
+
+def test_casts_are_ignored_only_if_the_model_works_without_them():
+    """Gemma's norms cast to fp32, and verify called ddp wrong: the gradients differed by 5e-9."""
+    numbers = torch.rand(3, 3, dtype=torch.float64)
+    other = torch.ones(3, 3)
+    assert casts_in_vain(lambda: numbers.float() + 1)
+    assert casts_in_vain(lambda: torch.softmax(numbers, 0).to(torch.float32))
+    assert not casts_in_vain(lambda: numbers + 1)
+    assert not casts_in_vain(lambda: numbers.float() @ other)  # needs the cast
+    with controlled(torch.nn.Identity(), ["casts"]):
+        assert numbers.float().dtype == torch.float64
+    assert numbers.float().dtype == torch.float32
