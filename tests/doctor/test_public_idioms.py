@@ -69,6 +69,7 @@ PAIRS = {
 
         def train(hosts, current_host, rank):
             dist.init_process_group("gloo", rank={}, world_size=len(hosts))
+            net(x).sum().backward()
             torch.save(torch.nn.Linear(2, 1).state_dict(), "net.pt")
 
         if __name__ == "__main__":
@@ -86,10 +87,96 @@ PAIRS = {
         dist.init_process_group("gloo")
         rank = dist.get_rank()
         os.chdir({})
-        torch.save(torch.zeros(2), "net.pt")
+        weights = torch.zeros(2, requires_grad=True)
+        weights.sum().backward()
+        torch.save(weights, "net.pt")
         """,
         '"runs"',
         'f"runs/{rank}"',
+    ),
+    "a script that never trains": (  # usually one process runs it
+        "C03",
+        "error",
+        """
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        net = torch.nn.Linear(2, 1)
+        {}
+        torch.save(net.state_dict(), "net.pt")
+        """,
+        "net(torch.ones(2)).backward()",
+        "net(torch.ones(2))",
+    ),
+    "autocast of another library": (
+        "A09",
+        "warning",
+        """
+        import torch
+        from torch.optim import SGD
+        from {} import autocast
+
+        net = torch.nn.Linear(2, 1)
+        with autocast("cuda"):
+            net(torch.ones(2)).backward()
+        SGD(net.parameters(), 0.1).step()
+        """,
+        "torch.amp",
+        "transformer_engine.pytorch",
+    ),
+    "backward in autocast, to measure memory": (
+        "A09",
+        "warning",
+        """
+        import torch
+
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with torch.autocast("cuda"):
+            net(torch.ones(2)).backward()
+        {}
+        """,
+        "optimizer.step()",
+        "print(torch.cuda.memory_allocated())",
+    ),
+    "the script expects that the wrapper lacks the attribute": (
+        "D05",
+        "error",
+        """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def keep(self):
+                pass
+
+        model = nn.parallel.DistributedDataParallel(Net())
+        try:
+            model.keep()
+        except {}:
+            model.module.keep()
+        """,
+        "KeyboardInterrupt",
+        "AttributeError",
+    ),
+    "a barrier after the model was wrapped": (
+        "H09",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+
+        def main(rank):
+            dist.init_process_group("nccl")
+            {}
+            model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(rank))
+            model(torch.ones(2, device=rank)).backward()
+            dist.barrier()
+
+        main(dist.get_rank())
+        """,
+        "dist.barrier()",
+        "pass",
     ),
     "a generator with its own seed": (
         "S10",
@@ -110,6 +197,7 @@ PAIRS = {
         random.seed(1)
         torch.manual_seed(1)
         model = DDP(nn.Linear(4, 1))
+        model(torch.ones(4)).backward()
         """,
         "random",
         "self.dice",
@@ -129,11 +217,85 @@ PAIRS = {
             return net
 
         dist.init_process_group("gloo")
-        load("net.pt")
+        net = load("net.pt")
         model = DDP(nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.1)))
+        model(net(torch.ones(4))).backward()
         """,
         "net.train()",
         "net.eval()",
+    ),
+    "a seed in a script that only reads its loader": (
+        "S10",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        def main():
+            dist.init_process_group("gloo")
+            torch.manual_seed(1)
+            model = DDP(nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.1)))
+            {}
+
+        main()
+        """,
+        "model(torch.ones(4)).backward()",
+        "print(model(torch.ones(4)))",
+    ),
+    "the rank in a dictionary of options": (
+        "S10",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        config = dict(seed=1, rank=0)
+        torch.manual_seed(config["seed"]{})
+        dist.init_process_group("gloo", rank=config["rank"])
+        model = DDP(nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.1)))
+        model(torch.ones(4)).backward()
+        """,
+        " + 1",
+        ' + config["rank"]',
+    ),
+    "forward converts a mask": (
+        "D04",
+        "error",
+        """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.mask = torch.ones(2)
+
+            def forward(self, x):
+                self.mask = {}
+                return x * self.mask
+
+        model = nn.DataParallel(Net())
+        """,
+        "self.mask * 0.9",
+        "self.mask.to(x.device).view(-1)",
+    ),
+    "a model that is told its rank": (
+        "L07",
+        "error",
+        """
+        import os, torch.distributed as dist
+        from models import build_net
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        local_rank = int(os.environ["LOCAL_RANK"])
+        model = DDP({}(local_rank, 2))
+        """,
+        "nn.Linear",
+        "build_net",
     ),
     "rank 0 evaluates the model inside the wrapper": (
         "H07",
@@ -375,6 +537,30 @@ PAIRS = {
         "pass",
         "random.shuffle(self.groups)",
     ),
+    "one function trains and tests": (
+        "T01",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, TensorDataset
+
+        def run(loader, model, optimizer=None):
+            for x, y in loader:
+                loss = (model(x) - y).square().mean()
+                if optimizer:
+                    loss.backward()
+                    optimizer.step()
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        data = TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        {}
+        """,
+        "loader = DataLoader(data, batch_size=8); run(loader, model, optimizer)",
+        "test_loader = DataLoader(data, batch_size=8); run(test_loader, model)",
+    ),
     "options that hide no sampler": (
         "T01",
         "suspect",
@@ -426,3 +612,29 @@ def test_nothing_is_certain_after_evaluation_was_cut_short(tmp_path, monkeypatch
     assert ("H03", "error") in find(tmp_path, text)
     monkeypatch.setattr("paralab.doctor.static.values.MOST_EVALUATIONS", 3)
     assert "error" not in {severity for _, severity in find(tmp_path, text)}
+
+
+def test_names_that_depend_on_each_other(tmp_path):
+    # Every path through these definitions was followed, which took minutes for a few lines.
+    loop = (
+        "while input():"
+        + """
+    if input(): x = y
+    if input(): y = x"""
+        * 20
+    )
+    find(tmp_path, f"import other, torch\ntorch.amp.GradScaler()\n{loop}\na, b = x\nother.use(a)\n")
+
+
+def test_a_library_is_known_by_name_even_if_its_source_is_here(tmp_path):
+    # Each example in the accelerate repository was checked together with 39 files of the library.
+    (tmp_path / "setup.py").touch()
+    package = tmp_path / "src" / "accelerate"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .state import rank\n\nclass Accelerator: ...\n")
+    (package / "state.py").write_text("rank = 0\n")
+    (tmp_path / "example.py").write_text("from accelerate import Accelerator\nAccelerator()\n")
+    example = Script(tmp_path / "example.py")
+    assert [call.target for call in example.calls] == ["accelerate.Accelerator"]
+    assert len(example.modules) == 1
+    assert len(Script(package / "__init__.py").modules) == 2

@@ -167,7 +167,7 @@ def test_a_counter_stays_a_counter():
 def test_a_cast_to_fp32_does_not_amplify_rounding_in_fp64():
     """Gemma's norms compute in fp32. `verify` once called ddp and tp wrong for it: 5e-9."""
     x = torch.full((4,), 1 / 3, dtype=torch.float64)
-    with controlled(nn.Linear(1, 1), ()):
+    with controlled(nn.Linear(1, 1), ["casts"]):
         softmax = nn.functional.softmax(x, dim=-1, dtype=torch.float32)
         casts = (x.float(), x.to(torch.float32), x.to(dtype=torch.float32), softmax)
         assert {each.dtype for each in casts} == {torch.float64}
@@ -184,6 +184,3 @@ def test_casts_are_ignored_only_if_the_model_works_without_them():
     assert casts_in_vain(lambda: torch.softmax(numbers, 0).to(torch.float32))
     assert not casts_in_vain(lambda: numbers + 1)
     assert not casts_in_vain(lambda: numbers.float() @ other)  # needs the cast
-    with controlled(torch.nn.Identity(), ["casts"]):
-        assert numbers.float().dtype == torch.float64
-    assert numbers.float().dtype == torch.float32

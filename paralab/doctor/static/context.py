@@ -125,6 +125,22 @@ def leaves(block: list[ast.stmt]) -> str:
     return ""
 
 
+def catches(node: ast.AST, module: Module, name: str) -> bool:
+    """Return whether the node's function catches an exception that the node raises."""
+    child, parent = node, module.parents.get(node)
+    while parent is not None and not isinstance(parent, SCOPES):
+        if isinstance(parent, ast.Try) and child in parent.body:
+            caught = [one.type for one in parent.handlers]
+            if None in caught or any(
+                (dotted_key(part) or "") in (name, "Exception", "BaseException")
+                for type in caught
+                for part in ast.walk(type)  # type: ignore[arg-type]
+            ):
+                return True
+        child, parent = parent, module.parents.get(parent)
+    return False
+
+
 def share_loop(one: Contexts, other: Contexts) -> bool:
     return any(isinstance(part, Loop) and part in other for part in one)
 

@@ -14,7 +14,7 @@ from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.imports import search_path
 from paralab.doctor.static.names import meaning
 from paralab.doctor.static.project import Scope
-from paralab.doctor.static.script import Script
+from paralab.doctor.static.script import Script, once_per_script
 
 # Words that show what a project does in any of its files.
 _WORDS = re.compile(
@@ -38,6 +38,7 @@ _LEFT_OUT = frozenset(("node_modules", "site-packages", "build", "dist", "venv",
 MOST_FILES = 1000
 
 
+@once_per_script
 def words_of_project(script: Script) -> frozenset[str]:
     """Return the relevant words that occur in any file of the project."""
     here = {word for module in script.modules for word in _WORDS.findall(module.text)}

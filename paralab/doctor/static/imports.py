@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+LIBRARIES = frozenset(
+    "torch torchvision accelerate transformers lightning pytorch_lightning deepspeed".split()
+)
 ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 
@@ -51,10 +54,11 @@ def _entries(folder: Path) -> set[str]:
 def imported_modules(
     node: ast.Import | ast.ImportFrom, file: Path, folders: tuple[Path, ...]
 ) -> Iterator[str]:
-    """Yield the dotted names that may be modules: `from a import b` may mean a or a.b."""
+    """Yield the dotted names that may be modules: `from a import b` may mean a or a.b. Leave out
+    libraries that the checks know by name, even if their source is here."""
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    else:
+        yield from (one.name for one in node.names if one.name.partition(".")[0] not in LIBRARIES)
+    elif node.level or (node.module or "").partition(".")[0] not in LIBRARIES:
         base = absolute(node, file, folders)
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)

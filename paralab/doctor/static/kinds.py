@@ -59,6 +59,10 @@ class Kinds(Values):
                 yield from found & {"loss", "output"}
             case ast.Subscript():
                 yield from self.kinds(node.value, scope) & _OF_ITEMS
+                if isinstance(node.slice, ast.Constant) and (
+                    guess := meaning(str(node.slice.value))
+                ):
+                    yield guess
             case ast.Attribute(inner, "module") if self.kinds(inner, scope) & _WRAPPED:
                 yield "module"
             case ast.Name() | ast.Attribute():

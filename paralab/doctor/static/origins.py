@@ -321,7 +321,7 @@ class Origins(Facts):
         """Return what a loop item or an unpacked name may refer to, if it comes from literal lists:
         `nets = [g, d]`, `g, d = nets`. Return nothing if one of them is unknown."""
         index, value = definition.index, definition.value
-        rows = list(self._rows(value, definition.scope)) if value is not None else []
+        rows = list(self._rows(value, definition.scope, set())) if value is not None else []
         known = [(one.elts, where) for one, where in rows if isinstance(one, (ast.List, ast.Tuple))]
         if index is None:
             return [(one, where) for elements, where in known for one in elements]
@@ -332,16 +332,19 @@ class Origins(Facts):
             return []
         return [(elements[index], where) for elements, where in known]
 
-    def _rows(self, node: ast.expr, scope: Scope, depth: int = 0) -> Iterator[Value]:
-        """Yield the expressions that a name or a call may stand for."""
+    def _rows(self, node: ast.expr, scope: Scope, seen: set[ast.AST]) -> Iterator[Value]:
+        """Yield the expressions that a name or a call may stand for, each once."""
+        if node in seen:
+            return
+        seen.add(node)
         call = self.call_at.get(node)
         if call is not None and call.function is not None and call.made is None:
             yield from ((one, call.function) for one in call.function.returns)
-        elif isinstance(node, (ast.Name, ast.Attribute)) and depth < 8:
+        elif isinstance(node, (ast.Name, ast.Attribute)):
             for definition in self.reaching(node, scope):
                 if definition.how in ("parameter", "assign"):
                     for value, where in self.sources(definition):
-                        yield from self._rows(value, where, depth + 1)
+                        yield from self._rows(value, where, seen)
                 else:
                     yield node, scope
         else:

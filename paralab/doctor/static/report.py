@@ -51,9 +51,9 @@ def found(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
-    if severity == "error" and (_in_test(where) or not _is_reached(script, where)):
-        severity = "suspect"  # a project's tests cause failures on purpose
-    if severity == "error" and script.is_exhausted:
+    if script.is_exhausted or _in_test(where):  # a project's tests cause failures on purpose
+        severity = "suspect"
+    if severity == "error" and not _is_reached(script, where):
         severity = "suspect"
     file = shown(script, where.module)
     fix = fix or entries[id].fix

@@ -67,6 +67,8 @@ class Script(Kinds):
             case ast.Subscript() if self.resolve(node.value, scope) == "os.environ":
                 known = isinstance(node.slice, ast.Constant) and node.slice.value in RANK_VARIABLES
                 return "rank" if known else "same"
+            case ast.Subscript() if self.is_kind(node, scope, "rank", "main"):
+                return "rank"
             case ast.Lambda():
                 return "unknown"
         parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]

@@ -112,6 +112,8 @@ class Values(Origins):
 
     def evaluate(self, node: ast.AST, scope: Scope, rank: int, env: Env | None = None) -> Any:
         """Return the value of an expression on one rank: a constant, OBJECT, or UNKNOWN."""
+        if isinstance(node, ast.Constant):
+            return node.value
         key = (node, rank)
         if not env and key in self._values:
             return self._values[key]
@@ -136,8 +138,6 @@ class Values(Origins):
 
     def _evaluate(self, node: ast.AST, at: At) -> Any:
         match node:
-            case ast.Constant():
-                return node.value
             case ast.UnaryOp(ast.Not(), operand):
                 truth = self.truth(operand, *at)
                 return UNKNOWN if truth is None else not truth
@@ -165,6 +165,8 @@ class Values(Origins):
                 return OBJECT if UNKNOWN in found else tuple(found)
             case ast.Subscript() if self.resolve(node.value, at[0]) == "os.environ":
                 return _environment(node.slice, at[1])
+            case ast.Subscript(_, ast.Constant(str() as key)):  # `config["rank"]`
+                return by_meaning(key, at[1])
             case ast.Call() if node in self.call_at:
                 return self._evaluate_call(self.call_at[node], at)
             case ast.Name() | ast.Attribute():

@@ -6,6 +6,7 @@ for i, x in enumerate(loader):              turn      0 1 2 3 4 5 6 7
 """
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,9 +27,14 @@ RESTARTS = -1  # the counter restarts after each step
 @once_per_script
 def timelines(script: Script) -> list[list[Event]]:
     """Return DDP forward passes, backward passes, steps, and manual reductions in program order."""
+    if not script.methods("backward"):
+        return []
+    wraps = script.methods("prepare", "setup", "setup_module", "prepare_model") or any(
+        "DistributedDataParallel" in module.text for module in script.modules
+    )
     forwards = {
         call.last_name
-        for call in script.calls
+        for call in (script.calls if wraps else ())
         if not call.function and script.is_kind(call.node.func, call.scope, "ddp")
     }
     methods = ("backward", "step", "zero_grad", *COLLECTIVES, *forwards)
@@ -88,11 +94,11 @@ def parts(
 ) -> Iterator[Expression]:
     """Yield an expression and what it is computed from, through names and project functions."""
     seen: set[ast.AST] = set()
-    waiting = [(node, scope)]
+    waiting = deque([(node, scope)])
     follow = {"assign", "augmented", *(["item"] if items else [])}
     while waiting and len(seen) < MOST_PARTS:
-        value, where = waiting.pop(0)
-        for part in ast.walk(value):
+        value, where = waiting.popleft()
+        for part in script.parts(value):
             if part in seen or not isinstance(part, ast.expr):
                 continue
             seen.add(part)

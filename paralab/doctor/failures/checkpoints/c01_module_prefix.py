@@ -14,6 +14,7 @@ from paralab.doctor.failures.checkpoints.files import (
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.context import catches
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.project import dotted_key
@@ -63,7 +64,7 @@ def wrapper_is_saved(script: Script) -> Findings:
     save, state = saves[0]
     why = f"`{code(state.node)}` ({line_of(state, save)}) is the state of the DDP wrapper: every name begins with `module.`"
     for call, load in loads:
-        if not same_file(save, load):
+        if not same_file(save, load) or catches(call.node, call.module, "RuntimeError"):
             continue
         if is_constant(call.argument(1, "strict"), False):
             return  # C02

@@ -45,8 +45,7 @@ def state_in_forward(script: Script) -> Findings:
             for method in dict.fromkeys([forward, *own] if forward else []):
                 for key, definitions in method.definitions.items():
                     for one in definitions if key.startswith("self.") else []:
-                        parts = ast.walk(one.value) if one.value is not None else ()
-                        if not any(dotted_key(part) == key for part in parts):
+                        if one.value is None or not _accumulates(one.value, key):
                             continue
                         where = at(one.node, method)
                         why = (
@@ -54,3 +53,13 @@ def state_in_forward(script: Script) -> Findings:
                             "that are discarded after each forward, together with the update."
                         )
                         yield found(script, "D04", "error", where, why, also=(wrap,))
+
+
+def _accumulates(value: ast.expr, key: str) -> bool:
+    """Return whether a new value is computed from the old one, and not only converted, as in
+    `self.mask = self.mask.to(device).view(-1)`."""
+    if not any(dotted_key(part) == key for part in ast.walk(value)):
+        return False
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return dotted_key(value) != key

@@ -3,6 +3,7 @@
 import ast
 
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.context import catches
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import DDP, DP
 from paralab.doctor.static.project import Module
@@ -61,7 +62,7 @@ def attribute_of_wrapper(script: Script) -> Findings:
             if node.attr in _OWN or node.attr.startswith("_") or node.attr in script.attributes:
                 continue
             wrap = _wrapper(script, module, node)
-            if wrap is None:
+            if wrap is None or catches(node, module, "AttributeError"):
                 continue
             makers = script.makers(wrap.argument(0, "module"), wrap.scope)
             owners = [made.made for made in makers if made.made is not None]

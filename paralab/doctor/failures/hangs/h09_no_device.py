@@ -5,7 +5,9 @@ from paralab.doctor.failures.launch.devices import destination, moves
 from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import trains, words_of_project
+from paralab.doctor.static.models import wraps
 from paralab.doctor.static.names import INIT
+from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import ways_to
@@ -63,7 +65,7 @@ def no_device_chosen(script: Script) -> Findings:
     barriers = [
         call
         for call in script.calls_of("torch.distributed.barrier")
-        if call.argument(99, "device_ids") is None
+        if call.argument(99, "device_ids") is None and not _follows_wrapper(script, call)
     ]
     bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
     bare += [call for call in moves(script) if destination(script, call) == "cuda"]
@@ -72,14 +74,20 @@ def no_device_chosen(script: Script) -> Findings:
         barriers = [call for call in barriers if call in job]
         bare = [call for call in bare if call in job]
     is_run = trains(script) and any(way.known for way in ways_to(script, starts[0]))
-    hidden = not is_run and "set_device" in words_of_project(script)
-    if names != {"nccl"} or not (barriers or bare) or hidden:
+    if names != {"nccl"} or not (barriers or bare) or not is_run:
         yield from _by_name(script, starts[0])
         return
     first = (barriers or bare)[0]
     use = "barrier()" if barriers else f".{code(first.node).rpartition('.')[2]}"
     why = f"{_NOTHING} `{use}` ({line_of(first, starts[0])}) relies on it."
     yield found(script, "H09", "warning", starts[0], why, also=(first,))
+
+
+def _follows_wrapper(script: Script, barrier: Call) -> bool:
+    """Return whether a barrier runs after the model was wrapped: then NCCL uses the GPU of the
+    model."""
+    where = barrier.node, barrier.scope
+    return any("after" in runs_after(script, where, (w.node, w.scope)) for w in wraps(script))
 
 
 def _by_name(script: Script, start: Call) -> Findings:

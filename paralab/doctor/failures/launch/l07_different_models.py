@@ -59,7 +59,11 @@ def size_depends_on_rank(script: Script) -> Findings:
         if wrap.argument(99, "process_group") is not None:
             continue
         for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
-            if layer is None or not _differs(script, layer):
+            if (
+                layer is None
+                or not layer.target.startswith("torch.nn.")
+                or not _differs(script, layer)
+            ):
                 continue
             why = (
                 f"The size of `{code(layer.node)}` depends on the rank, so ranks build different "

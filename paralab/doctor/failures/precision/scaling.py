@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.static.facts import Call
-from paralab.doctor.static.names import AUTOCAST, SCALER
+from paralab.doctor.static.names import ACCELERATOR, AUTOCAST, SCALER
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
@@ -202,5 +202,7 @@ def autocasts_around(script: Script, event: Event) -> Iterator[Call]:
         blocks[:0] = [(one, scope.parent or scope) for one in decorators]
     for item, scope in reversed(blocks):
         for call in script.makers(item, scope):
-            if call.target == AUTOCAST or call.method == "autocast":
+            if call.target in (AUTOCAST, f"{ACCELERATOR}.autocast") or (
+                call.method == "autocast" and not call.target
+            ):
                 yield call

@@ -8,7 +8,7 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
-from paralab.doctor.static.hints import is_parallel, words_of_project
+from paralab.doctor.static.hints import is_in_training, is_parallel, words_of_project
 from paralab.doctor.static.models import is_decided, layers, wraps
 from paralab.doctor.static.order import ways
 from paralab.doctor.static.project import Scope
@@ -97,7 +97,9 @@ def _same_seed(script: Script) -> Findings:
         return
     what, draws = drawn
     same = all(script.nature(*value) == "same" for value in _given(seed))
-    sure = same and draws and _runs(script, seed)
+    scopes = [scope for way in ways(script, seed.node, seed.scope) for scope, _ in way]
+    trains = any(is_in_training(script, scope) for scope in scopes)
+    sure = same and draws and trains and _runs(script, seed)
     why = (
         f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on every "
         "rank, and a step has less variety than intended."
@@ -112,7 +114,7 @@ def _given(call: Call) -> list[tuple[ast.expr, Scope]]:
 
 def _evaluates(script: Script, scope: Scope) -> bool:
     """Return whether a function only evaluates: it calls `model.eval()` and never `train()`."""
-    names = {call.method for call in script.reached(scope)} if scope.is_function else set()
+    names = {call.method for call in script.reached(scope)}
     return "eval" in names and names.isdisjoint({"train", "backward"})
 
 
