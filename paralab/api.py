@@ -36,7 +36,7 @@ from paralab.workload.workload import Workload
 Source = str | Callable[[], Workload | dict[str, Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Results are plain data and cannot display themselves, so the interface adds that.
+# Results are plain data without a display method, so the interface adds one.
 for each in get_args(Shown):
     each.__repr__ = describe
     each._repr_html_ = as_html

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-# What the analysis of a damaged or edited folder can raise.
+# The exceptions that the analysis of a damaged or edited folder can raise.
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 
 
 class ParalabError(Exception):
-    """An error that says how to fix it. It is printed without a traceback."""
+    """An error that says how to fix it. paralab prints it without a traceback."""
 
     exit_code = 1
 

@@ -154,7 +154,8 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Drop its round everywhere, because a ratio needs both sides.
+    # A damaged run may have no steps. Drop its round from all configurations, because a ratio needs
+    # both sides.
     numbers = range(min(map(len, measured), default=0))
     rounds = [n for n in numbers if all(runs[n].step_seconds for runs in measured)]
     rows, failed = [], []
@@ -242,7 +243,8 @@ def _against(row: Row, baseline: Row) -> Row:
 def loss_difference(
     losses: Sequence[float | None], expected: Sequence[float | None]
 ) -> float | None:
-    """Return the largest relative difference, or None if a loss is not finite only here."""
+    """Return the largest relative difference, or None if only this run has a loss that is not
+    finite."""
     pairs = [(a, b) for a, b in zip(losses, expected, strict=False) if b]
     known = [abs(a - b) / abs(b) for a, b in pairs if a is not None]
     return max(known, default=None) if len(known) == len(pairs) else None

@@ -1,6 +1,6 @@
 """Choose the initial values of the figures with sliders: those that this comparison measured.
 
-A figure whose values were not measured is left out, and the section says why.
+A section omits a figure whose values were not measured, and says why.
 """
 
 from collections.abc import Callable
@@ -106,14 +106,15 @@ def _overlap(rows: list[Row], folder: Path) -> Explorable:
         },
         "transfer = latency + bytes / bandwidth; a bucket starts when it is ready and the link is "
         "free; exposed = end of the last transfer − end of the backward pass",
-        "The bucket size is a part of all gradients, and the latency a share of a measured transfer. "
+        "The bucket size is a fraction of all gradients, and the latency is a share of a measured "
+        "transfer. "
         f"Measured: {row.name}. Latency and bandwidth {fitted}. Gradients become ready evenly over "
         "the backward pass, and all buckets but the last have the same size.",
     )
 
 
 def _memory(rows: list[Row], folder: Path) -> Explorable:
-    """Start with the memory that a single device uses, or else with that of a ddp rank."""
+    """Start with a single device's memory or, if it is unknown, with a ddp rank's."""
     names = [row.strategy for row in rows]
     row = _first(rows, "single" if "single" in names else "ddp", "neither single nor ddp ran")
     held = max(row.peak_bytes, key=lambda memory: memory.bytes, default=None)

@@ -103,7 +103,7 @@ def _span(event: SpanEvent, lane: int) -> Span:
 
 
 def schedule(recording: Recording) -> Schedule | None:
-    """Draw a typical step's pass through replica 0's stages, and the ideal one."""
+    """Draw how a typical step passes through replica 0's stages, and the ideal schedule."""
     plan = recording.plan
     name = plan.schedule or "gpipe"
     if plan.stages < 2 or not recording.detailed:

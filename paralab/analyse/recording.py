@@ -46,7 +46,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def quantiles(values: list[float], n: int) -> list[float]:
-    """Return the values that divide others into n parts, interpolated: 2 3 4 for 1 2 3 4 5."""
+    """Return the values that divide a list into n parts, interpolated: 2 3 4 for 1 2 3 4 5."""
     # Before Python 3.13, `quantiles` needs two values.
     return statistics.quantiles(values if values[1:] else values * 2, n=n, method="inclusive")
 

@@ -118,7 +118,7 @@ def _shares(row: Row) -> dict[str, float]:
 
 
 def _parts(row: Row) -> Finding:
-    """List the parts of a step that has no baseline."""
+    """List the parts of a step, for a comparison without a baseline."""
     shares, text = _shares(row), f"`{row.name}` takes {seconds(row.step_seconds.median)} per step"
     if parts := [f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.01]:
         text += f": {', '.join(parts)}"
@@ -237,7 +237,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _busy(baseline: Row) -> Iterator[Finding]:
-    """Warn if another program used the machine: then one device gets too little CPU time."""
+    """Warn if a device got too little CPU time, because another program used the machine."""
     cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
     alone = baseline.strategy == "single" and baseline.device == "cpu"
     if alone and cores is not None and cores <= BUSY * asked:

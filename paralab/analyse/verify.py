@@ -41,7 +41,8 @@ class _Differences(Record, frozen=True, kw_only=True):
 
 
 class Excuse(_Differences, frozen=True, kw_only=True):
-    """How far training as configured differs from a single device, and the known reasons."""
+    """The differences between training as configured and a single device, and their known
+    reasons."""
 
     reasons: list[str]
 

@@ -30,7 +30,9 @@ ROUNDS = flag(
     shown="5, or as few as 3 if they take over a minute",
     **COUNT,
 )
-NO_PROOF = flag("--no-proof", MEASUREMENT, "Skip the check that all configurations train the same.")
+NO_PROOF = flag(
+    "--no-proof", MEASUREMENT, "Skip the check that all configurations train the same way."
+)
 
 
 @click.command(cls=Command, short_help="Measure configurations side by side.")
@@ -48,7 +50,7 @@ def compare(
     no_proof: bool,
     **options: Any,
 ) -> None:
-    """Measure configurations side by side and verify that all of them train the same.
+    """Measure configurations side by side and verify that all of them train the same way.
 
     The default configurations are single, dp, ddp, accumulation, low precision, pipeline, and
     hybrid. Options outside the quotes apply to all configurations.

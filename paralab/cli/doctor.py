@@ -113,7 +113,7 @@ def doctor(
     paralab doctor .                               check all parallel scripts
     paralab doctor train.py                        read one script
     paralab doctor -- torchrun … train.py          run it and watch its ranks
-    paralab doctor --try 3 -- torchrun … train.py  the same for three steps
+    paralab doctor --try 3 -- torchrun … train.py  watch three steps, then stop
     paralab doctor runs/2026-…                     check a recorded run
     paralab doctor job.log rank*.err               check a failed job's logs
     paralab doctor --attach 4711                   attach to a hung job

@@ -117,11 +117,11 @@ def main() -> None:
 
     Point it at a model. It trains the model on one device and with DataParallel, DDP, FSDP,
     accumulation, mixed precision, model parallelism, pipelines, and hybrids. It shows what each
-    rank and device did, and checks that all strategies train the same.
+    rank and device did, and checks that all strategies train the same way.
 
     \b
     paralab compare --workload gpt              measure eight configurations and write a page
-    paralab compare --workload my.py:workload   the same with your own model
+    paralab compare --workload my.py:workload   compare strategies on your own model
     paralab run ddp --replicas 2 --live         train on two ranks and watch
     paralab verify all                          check every strategy against a single device
     paralab serve                               watch your runs in a browser

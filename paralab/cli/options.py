@@ -39,7 +39,8 @@ SHORT = 30  # defaults up to this many characters are not wrapped
 
 
 def flag(names: str, heading: str, help: str, shown: str = "", **attributes: Any) -> Decorator:
-    """Define one option: a switch without `attributes`. The help shows `shown` as its default."""
+    """Define one option. Without `attributes`, it is a switch. The help shows `shown` as its
+    default."""
     if shown:
         words = f"[default: {shown}]"
         # A short default stays on one line. Click would cut a long default in the middle of a word.

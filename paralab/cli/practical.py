@@ -216,8 +216,9 @@ def check(
     """Grade a filled-in SHEET (Markdown), or a FOLDER with a sheet and a run for each student.
 
     Each cell and answer is right, wrong, missing, or not judged. Counts, splits, names, and sizes
-    must match. Times may be anywhere in the run's p10–p90 range, widened by the tolerance. Answers
-    are judged by yes or no, numbers, and key terms; the rest is listed for a human to read.
+    must match. Times may be anywhere in the run's p10–p90 range, widened by the tolerance. The
+    check judges an answer by its yes or no, its numbers, and its key terms, and lists the rest for
+    a human to read.
 
     Exit codes: 0 everything is right, 1 something is wrong or missing, 2 usage error.
     """

@@ -39,7 +39,7 @@ def show(
     """Show recorded runs. paralab recomputes all results from the recorded events and does not need
     torch.
 
-    Several separate runs are shown side by side.
+    Pass several runs to see them side by side.
 
     paralab show runs/ddp --figure timeline --svg timeline.svg
     """

@@ -1,7 +1,7 @@
 """Standard streams that a command can always write to, no matter what they are connected to.
 
-- A closed stream (`>&-`, a daemon) becomes /dev/null. Otherwise the next file to be opened would
-  get its number.
+- A closed stream (`>&-`, a daemon) becomes /dev/null. Otherwise the next file that is opened would
+  get its descriptor.
 - An ASCII-only stream (LANG=C) gets a readable replacement for other characters: `2 x 3 -> 6`.
 - If a terminal disappears (a closed ssh session), later output is lost, and the command continues.
 """
@@ -34,7 +34,8 @@ def make_safe() -> None:
 
 
 def _safe(stream: Any, number: int) -> Any:
-    """Return a safe version of our own stream. Return others, as in a notebook, unchanged."""
+    """Return a safe version of our own stream. Return any other stream, such as a notebook's,
+    unchanged."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     try:

@@ -2,7 +2,7 @@
 
 Importing this package registers it: `import paralab.collectives`, then
 `dist.init_process_group("local")`. This is the only subpackage whose import has a side effect,
-because torch expects that of a backend.
+because torch expects a backend to register itself on import.
 """
 
 from paralab.collectives.group import register

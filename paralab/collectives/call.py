@@ -19,8 +19,8 @@ class Call:
     """One rank's side of a collective.
 
     `number` counts the collectives in the group. `elements` is the same on every rank. It is None
-    if ranks may pass different amounts; then `sends` has the bytes for each destination. `rounds`
-    is the number of times that this rank must fill its staging slot.
+    if ranks may pass different amounts; in that case, `sends` has the bytes for each destination.
+    `rounds` is the number of times that this rank must fill its staging slot.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """GPU memory that other processes can map, through the CUDA driver.
 
-torch can share its tensors too, but then it keeps reference counts in named files, which stay
-behind after kill -9. The driver frees this memory when the last process that maps it ends.
+torch can share its tensors too, but it keeps their reference counts in named files, which remain
+after kill -9. The driver frees this memory when the last process that maps it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GpuMemory:
 
     def __init__(self, address: int, size: int, device: torch.device, mapped: bool) -> None:
         self.address, self.mapped = address, mapped
-        # The memory may be on another GPU. This GPU's kernels can use it all the same.
+        # The memory may be on another GPU. This GPU's kernels can still use it.
         storage = torch._C._construct_storage_from_data_pointer(address, device, size)
         self.data = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 

@@ -2,10 +2,11 @@
 
 All work runs on one stream per rank. Interprocess events order the ranks' streams, so neither the
 training thread nor a kernel waits for another rank's GPU work. An event must be recorded before
-another rank waits for it. So the ranks also meet on the host, in the thread that runs collectives:
+another rank waits for it. So the ranks also synchronize on the host, in the thread that runs
+collectives:
 
     stream    stage, record my event            wait for every rank's event, reduce, …
-    host                              meet
+    host                              sync
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from paralab.collectives.staging import SLOTS, Staging
 SLOT_BYTES = 32 * 2**20  # at first: larger than one of DDP's buckets
 PART_OF_MEMORY = 64  # all slots of a rank use at most a 64th of its GPU
 MEET_ONCE_RANKS = 4  # more ranks would read too much if each reduced everything
-# A rank records an event again two meetings later. By then, all ranks have waited for it.
+# A rank records an event again two synchronizations later. By then, all ranks have waited for it.
 EVENTS = 2
 INVITATION_BYTES = 1024
 
 
 class GpuStaging(Staging):
     """The slots of every rank on its GPU. All ranks must create it at the same time. If a rank
-    cannot share memory, `problem` says why, on all ranks, and nothing works here.
+    cannot share memory, `problem` has the reason on all ranks, and the slots cannot be used.
 
     The slots grow with the largest tensor. Ranks that take turns on a GPU then need fewer turns.
     """
@@ -57,8 +58,8 @@ class GpuStaging(Staging):
             self._most_bytes = self.slot_bytes  # not enough memory: do not try again
 
     def _share(self, slot_bytes: int) -> str:
-        """Replace all slots on all ranks. If a rank cannot, keep the old ones and return the reason,
-        which is the same on all ranks."""
+        """Replace all slots on all ranks. If any rank cannot, keep the old slots and return the
+        reason, which is the same on all ranks."""
         self.stream.synchronize()  # no rank uses the old slots after the exchange
         with torch.cuda.device(self.device):
             own, mine = _allocate(SLOTS * slot_bytes, self.device)
@@ -88,7 +89,7 @@ class GpuStaging(Staging):
         return ""
 
     def _open(self, invitations: list[dict[str, Any]], size: int) -> tuple[dict[int, _Peer], str]:
-        """Map the other ranks' memory. Return it by rank, and the problem, if any."""
+        """Map the other ranks' memory. Return the memory by rank, and the problem, if any."""
         peers: dict[int, _Peer] = {}
         try:
             for rank, each in enumerate(invitations):
@@ -112,7 +113,7 @@ class GpuStaging(Staging):
         self._meetings += 1
 
     def close(self) -> None:
-        """Give the memory back. The driver keeps it until the other ranks have closed it too."""
+        """Free the memory. The driver keeps it until the other ranks have closed it too."""
         self.stream.synchronize()
         _close(self._memory)
 

@@ -52,7 +52,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         self._connections: dict[int, Connection] = {}
         self._warned: set[str] = set()
         self._number = 0  # of the last collective
-        self._gpu: GpuStaging | None = None  # from the first collective on a GPU on
+        self._gpu: GpuStaging | None = None  # set by the first collective on a GPU
         atexit.register(self._leave_at_exit)
 
     def getBackendName(self) -> str:

@@ -2,7 +2,7 @@
 
 The data itself goes through shared memory (staging.py). A waiting rank sleeps. If a rank dies, the
 kernel closes its sockets, so the others notice immediately and know which rank it was. Neither
-bells nor addresses have a name in a file system on Linux: nothing stays behind, even after kill -9.
+bells nor addresses have a name in a file system on Linux: nothing remains, even after kill -9.
 
 A bell is an eventfd. Writing to a socket would also work, but Linux would move the reader to the
 writer's core, and the two ranks would take turns on one core.
@@ -52,12 +52,12 @@ class Peer:
 
     def __init__(self, rank: int, control: socket.socket, data: socket.socket) -> None:
         self.rank, self.control, self.data = rank, control, data
-        self.bell = self.their_bell = -1  # files: the peer rings ours, we ring theirs
+        self.bell = self.their_bell = -1  # files: the peer rings our bell, and we ring the peer's
         self.gone = self.abort = ""
         self._lock = threading.Lock()
 
     def exchange_files(self, files: list[int]) -> list[int]:
-        """Send open files to this rank and return its own."""
+        """Send open files to this rank, and return the files that it sends."""
         socket.send_fds(self.control, [b"f"], files)
         _, received, _, _ = socket.recv_fds(self.control, 1, len(files))
         if len(received) != len(files):
@@ -67,7 +67,7 @@ class Peer:
         return list(received)
 
     def listen(self) -> None:
-        """Read the reason that it sent before it left, if any."""
+        """Read the reason, if any, that the rank sent before it left."""
         with self._lock:
             try:
                 words = self.control.recv(65536, socket.MSG_DONTWAIT)
@@ -97,8 +97,8 @@ class Mesh:
 
     @classmethod
     def connect(cls, store: Any, rank: int, size: int, seconds: float) -> Mesh:
-        """Meet all other ranks. Each rank connects to the lower ranks and accepts connections from
-        the higher ones."""
+        """Connect to all other ranks. Each rank connects to the lower ranks and accepts connections
+        from the higher ones."""
         secret = secrets.token_bytes(16)
         listener, address = _listen()
         found: dict[bytes, dict[int, socket.socket]] = {CONTROL: {}, DATA: {}}

@@ -31,7 +31,7 @@ def share_memory(mesh: Mesh, size: int) -> list[mmap.mmap]:
 
 class Notes:
     """One note per rank and call. A rank may overwrite its note two calls later: by then, all ranks
-    have met in the call between, so they have read it."""
+    have synchronized in the call between, so they have read it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._rank = mesh.rank

@@ -22,7 +22,7 @@ class Staging:
     the same slot in the same round."""
 
     slot_bytes = 2 * 2**20
-    # Up to this size, every rank reduces everything: the ranks meet once instead of twice.
+    # Up to this size, every rank reduces everything: the ranks synchronize once instead of twice.
     meet_once_bytes = 64 * 2**10
 
     def __init__(self, mesh: Mesh) -> None:

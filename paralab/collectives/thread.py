@@ -20,8 +20,8 @@ Work: Any = dist.Work  # torch's type stubs do not allow subclasses of it
 class LocalWork(Work):  # type: ignore[misc]
     """What torch waits for: the result of a job, or its error.
 
-    A job on a GPU is finished once its work is queued on `stream`. Whoever waits for the result then
-    makes the current stream wait for it, as with NCCL.
+    A job on a GPU is finished once its work is queued on `stream`. As with NCCL, waiting for the
+    result makes the current stream wait for this work.
     """
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:

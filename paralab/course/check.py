@@ -19,7 +19,9 @@ from paralab.errors import UsageError
 from paralab.record.types import Record
 
 EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
-CHECKPOINT = "Verification checkpoint"  # the handbook's part 4, which is also a file to hand in
+CHECKPOINT = (
+    "Verification checkpoint"  # the handbook's part 4, which students also hand in as a file
+)
 MOST_QUESTIONS = 100  # in one part; the rest of such a sheet is not read
 UNIT = re.compile(r"\s*[(\[]([^()\[\]\s]+)[)\]]\s*$")  # `step time (ms)`
 Rows = list[list[str]]

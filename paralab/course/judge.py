@@ -138,7 +138,7 @@ def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool
 
 @cache
 def vocabulary() -> frozenset[str]:
-    """Return the beginnings of all words in the sheets, and of common English words."""
+    """Return the stems of all words in the sheets, and of common English words."""
     templates = sorted((Path(__file__).parent / "templates").glob("*.j2"))
     text = " ".join(path.read_text(encoding="utf-8").lower() for path in templates)
     return frozenset(word[:STEM] for word in (*_long_words(text), *COMMON))

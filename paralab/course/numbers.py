@@ -68,8 +68,8 @@ def numbers_in(text: str) -> list[Stated]:
 
 
 def quantities(words: str) -> list[Stated]:
-    """Read a cell: `34.6 ms` is (0.0346, step 0.0001, "time"). Return one reading, two if the
-    separator may be a decimal comma (`1,020 s`), or none if this is not a number."""
+    """Read a cell: `34.6 ms` is (0.0346, step 0.0001, "time"). Return one interpretation, two if
+    the separator may be a decimal comma (`1,020 s`), or none if this is not a number."""
     match = NUMBER.match(words.replace("`", "").strip().rstrip(".,"))
     if not match:
         return []

@@ -92,7 +92,7 @@ def vary(base: Request, student: str) -> Request:
 
 
 def blank(name: str, part: int | None = None) -> Document:
-    """Return the sheet to hand out. It does not need a run and does not contain solutions."""
+    """Return a blank sheet for students. It does not need a run and does not contain solutions."""
     practical = find(name)
     sheet = fill(practical.template, None, choose_parts(practical, part))
     subtitle = (
@@ -169,7 +169,7 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Report whether all configurations train the same, and what limits the timings."""
+    """Report whether all configurations train the same way, and what limits the timings."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = {row.name: why for row in comparison.rows if (why := find_sharing(row.remarks))}
     if shared:

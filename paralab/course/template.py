@@ -162,7 +162,8 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
 
 
 def _known(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """Wrap a filter or function. It returns BLANK if a value is unknown or did not run here."""
+    """Wrap a filter or function. It returns BLANK if a value is unknown or its configuration did
+    not run here."""
 
     def call(*arguments: Any) -> Any:
         if any(argument is BLANK or argument is None for argument in (*first, *arguments)):

@@ -172,8 +172,8 @@ def _evidence(ranks: Ranks) -> list[str]:
 def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     why = (
         f"The process of rank {missing} is gone, but rank {first.rank} waits in {first.collective} "
-        f"at {first.place}. It exited without an error: after an error, its launcher would end the "
-        "other ranks."
+        f"at {first.place}. It exited without an error; otherwise its launcher would have ended "
+        "the other ranks."
     )
     fix = "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did."
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
@@ -251,8 +251,8 @@ def _by_rank(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _job(pid: int) -> tuple[str, ...] | None:
-    """Return an identity that all ranks of a job share. Return None for a process that is not a
-    rank, such as a shell or a DataLoader worker."""
+    """Return a value that identifies the job and is the same for all its ranks. Return None for a
+    process that is not a rank, such as a shell or a DataLoader worker."""
     own = _environment(pid)
     if "RANK" not in own or not processes.is_python(pid):
         return None

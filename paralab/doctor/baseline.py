@@ -1,4 +1,4 @@
-"""The baseline: findings that a project accepts for now, so that only new ones are reported.
+"""The baseline: findings that a project accepts for now. The doctor then reports only new ones.
 
 A finding is identified by its id, its file, and the text of its line, so the line may move.
 """

@@ -1,8 +1,8 @@
 """`paralab doctor`: the subject decides which checks run; their findings become one diagnosis.
 
 The doctor reads scripts, run folders, and logs, watches a command, and inspects a process. Without
-a subject, it checks this machine. Nothing here imports torch, and each part is imported only where
-it is used, so that checking a script starts quickly.
+a subject, it checks this machine. Nothing here imports torch, and functions import the other
+modules only when they need them, so checking a script starts quickly.
 """
 
 import os
@@ -76,7 +76,7 @@ class Case:
         self.notes: list[str] = []
 
     def add(self, findings: Sequence[Finding], off: Collection[str] = ()) -> None:
-        """Add findings. Those with an id in `off` are only counted."""
+        """Add findings. Findings with an id in `off` are only counted."""
         for finding in dict.fromkeys(findings):
             ignored = self.ignore(finding)
             if ignored:

@@ -150,7 +150,8 @@ def look_at_address(environment: Mapping[str, str]) -> Address | None:
 
 
 def resolve(name: str) -> tuple[str | None, str | None]:
-    """Return (address, None) or (None, reason). The call cannot be canceled, hence the thread."""
+    """Return (address, None) or (None, reason). The call cannot be canceled, so it runs in a
+    thread."""
     answers: list[tuple[str | None, str | None]] = []
 
     def ask() -> None:

@@ -15,7 +15,7 @@ from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Message, entries
 
 LAST = "H11"  # explains exceptions that do not have their own entry
-EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what named groups leave behind if they do not match
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what remains of named groups that do not match
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 

@@ -32,7 +32,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Fixes:
-    """What --fix did: a diff per changed file, the fixed ids, and the findings it left."""
+    """The result of --fix: a diff per changed file, the fixed ids, and the findings that remain."""
 
     changed: dict[str, str]
     ids: tuple[str, ...]

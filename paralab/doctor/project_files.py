@@ -55,7 +55,7 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def trains_in_parallel(path: Path) -> bool:
-    """Return whether the text mentions torch (or accelerate) and something parallel."""
+    """Return whether the text mentions torch (or accelerate) and parallel training."""
     try:
         text = path.read_bytes()
     except OSError:

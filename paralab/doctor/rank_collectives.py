@@ -150,7 +150,7 @@ def is_same_call(one: Numbered, other: Numbered) -> bool:
 
 
 def times_called(rank: WatchedRank, operation: Numbered) -> int:
-    """Return how often a rank has made this call, including a call that is still open."""
+    """Return how many times a rank has made this call, including a call that is still open."""
     events = (*rank.story, *rank.doing)
     return sum(is_same_call(operation, e) for e in events if isinstance(e, Numbered))
 

@@ -30,7 +30,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A statement that leaves early, and the condition around it."""
+    """A statement that leaves a loop or function early, and the condition around it."""
 
     place: Place
     kind: str  # break, return

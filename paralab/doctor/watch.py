@@ -1,8 +1,8 @@
 """Run a command, watch its ranks, and report what is wrong while it runs and at the end.
 
 The command keeps its standard input, output, working folder, and exit code. paralab only adds one
-folder to PYTHONPATH (paralab.observe.entrance), through which watching enters every Python process
-that the command starts.
+folder (paralab.observe.entrance) to PYTHONPATH. Every Python process that the command starts
+imports the watching code from there.
 """
 
 import ctypes
@@ -138,9 +138,9 @@ class Watch:
             self.say(finding)
 
     def look(self, seen: Observation) -> None:
-        """Report only errors that the checks find twice in a row: the first time, the event that
-        explains it (an exception, a reduction) may not have arrived yet. Slow checks run less
-        often."""
+        """Report only errors that the checks find twice in a row. The first time, the event that
+        explains the error (an exception, a reduction) may not have arrived yet. Slow checks run
+        less often."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
             errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
@@ -157,7 +157,8 @@ class Watch:
         return bool(held) and len(seen.ranks) >= seen.world and all_done
 
     def _release_ranks(self) -> None:
-        """Create the file that the ranks wait for; they and their launcher exit successfully."""
+        """Create the file that the ranks wait for; then the ranks and their launcher exit
+        successfully."""
         self.stopped = True
         (self.reader.folder / "stop").touch()
         with suppress(subprocess.TimeoutExpired):

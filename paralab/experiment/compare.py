@@ -98,7 +98,8 @@ def compare(
 
 
 def _combine(before: Outcome, after: Outcome) -> Outcome:
-    """Add the second measurement's rounds, unless a configuration fails only there."""
+    """Add the second measurement's rounds, unless a configuration that succeeded before fails in
+    them."""
     pairs = list(zip(before.configurations, after.configurations, strict=True))
     if any(new.error and not old.error for old, new in pairs):
         return replace_fields(before, signal=after.signal)
@@ -141,7 +142,9 @@ def _measure(
         rounds = _create_rounds(folder, configurations, entries, budget_seconds)
         trainings = [*references.trainings, *chain(*rounds)]
         numbers = [run.rpartition("round")[2] for run in entries[0].runs]
-        titles = ["verifying that all configurations train the same"] * len(references.trainings)
+        titles = ["verifying that all configurations train the same way"] * len(
+            references.trainings
+        )
         titles += [f"round {n} of {numbers[-1]}" for n in numbers for _ in entries]
         failed: dict[int, RunFailed] = {}
         stopped_by: int | None = None

@@ -34,7 +34,8 @@ def environment() -> Environment:
         hint = (
             ""
             if running
-            else "; --mps starts a daemon for a run, nvidia-cuda-mps-control -d one that stays"
+            else "; --mps starts a daemon for one run, "
+            "and nvidia-cuda-mps-control -d starts one that keeps running"
         )
         backends["mps"] = ("usable: " if tried.works else "not usable: ") + tried.reason + hint
     for name in {"gloo", "nccl", "local"} - set(machine.backends):
@@ -48,5 +49,5 @@ def _usable_on_gpus(precision: str, machine: Machine) -> str:
     if not machine.gpus:
         return f"not usable: {machine.no_gpu_reason}"
     if weak := too_old(precision, machine):
-        return f"not usable: {weak[0].name} is older than compute capability 8.0"
+        return f"not usable: {weak[0].name} has a compute capability below 8.0"
     return "usable"

@@ -19,8 +19,8 @@ from paralab.units import size
 MOST_SAMPLES = 2**24  # of a batch, if the data is endless
 MOST_TRIALS = 8  # of other batch sizes
 TOO_LARGE = (
-    "the model does not fit this machine, so it was inspected with fake tensors: no layer was timed, "
-    "and differences from a single device may be missing"
+    "the model does not fit this machine, so paralab inspected it with fake tensors: it timed no "
+    "layers, and may miss differences from a single device"
 )
 NO_PEAK = "nn.DataParallel's copies on each device are not part of the trial"
 
@@ -76,8 +76,8 @@ def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
 
 
 def _at(request: Request, inspected: Inspected, batch_size: int) -> Plan | None:
-    """Return the plan with another batch size, from endless data. Return None if the batch is too
-    small to be split."""
+    """Return the plan with another batch size, assuming endless data. Return None if the batch is
+    too small to be split."""
     try:
         plan = resolve_here(replace(request, batch_size=batch_size), inspected)
     except UsageError:
@@ -88,8 +88,8 @@ def _at(request: Request, inspected: Inspected, batch_size: int) -> Plan | None:
 def _find_largest(
     fit: Fit, trial: MemoryTrial, batch_size: int, at: Callable[[int], Plan | None]
 ) -> Fit:
-    """Search for the largest batch that fits. Run a trial of it, and search again with its numbers,
-    until the trial of the result fits."""
+    """Search for the largest batch that fits. Run a trial with that batch, and search again with
+    the trial's numbers, until a trial fits."""
 
     def needed(plan: Plan) -> int:
         return MemoryEstimate(estimate(plan, trial)).peak or 0

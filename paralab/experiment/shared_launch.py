@@ -67,7 +67,7 @@ def _explain(training: Training, folder: RunFolder, exits: RankExits) -> RunFail
 
 
 def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list[int]) -> None:
-    """Apply the deadline of a dropped run to the run after it."""
+    """Give the deadline of a dropped run to the next run, if that run has none."""
     for number in undone:
         following = next((n for n in left if n > number), None)
         if number not in left and following is not None and limits[following] is None:
@@ -75,7 +75,8 @@ def _hand_on_deadlines(limits: list[float | None], undone: list[int], left: list
 
 
 def _depends_on(training: Training, failed: Training, error: RunFailed) -> bool:
-    """Return whether a run must fail too: the same case, reference, or cuts that fail."""
+    """Return whether a run must fail too: it has the same case, the same reference, or the same
+    impossible cuts."""
     reference = failed.extras.get("save_reference")
     same_case = failed.case != "" and training.case == failed.case
     compared = reference is not None and training.extras.get("compare_with") == reference

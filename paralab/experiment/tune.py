@@ -1,8 +1,8 @@
 """`paralab tune`: search for the bucket size, accumulation, micro-batches, precision, and DDP
 options with the fastest optimizer step.
 
-The search is successive halving over rounds of measurements. There are few options with few values
-each, and a measurement takes seconds, so a library for large searches would add little. It is more
+The search is successive halving over rounds of measurements. paralab does not use a search library,
+because there are few options with few values each, and a measurement takes seconds. It is more
 important to measure each value next to the default, at about the same time.
 
     rung 1   the default and every single change, one round       -> the curve by bucket size

@@ -1,5 +1,5 @@
-"""Inspect the machine and the workload, and try how much memory a plan needs, in child processes,
-which import torch. This process never imports torch."""
+"""Inspect the machine and the workload, and find out how much memory a plan needs, in child
+processes that import torch. This process never imports torch."""
 
 import errno
 import json
@@ -50,8 +50,8 @@ def inspect_workload(inspection: Inspection) -> Inspected:
 
 
 def try_memory(plan: Plan, sizes: Sequence[int]) -> MemoryTrial | str:
-    """Run a memory trial with micro-batches of these sizes. Return the reason if it fails: then
-    only the estimate is missing."""
+    """Run a memory trial with micro-batches of these sizes. If it fails, return the reason; a
+    failed trial leaves only the estimate unknown."""
     question = {"plan": plan.to_json(), "sizes": list(sizes)}
     answer = _run("paralab.worker.memory_trial", question, TRIAL_SECONDS)
     if answer.timed_out:

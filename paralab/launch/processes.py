@@ -25,7 +25,7 @@ from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNKNOWN_CODE
 
-INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts; such a process does not start others
+INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts, so it does not start others
 LAUNCHER = "PARALAB_LAUNCHER"  # the launcher's process ID
 SHARED = "PARALAB_TEMPLATE"  # the socket of a template for many commands; only the tests use it
 IMPORT_SECONDS = 600

@@ -82,8 +82,8 @@ class Attempts:
         self._choose_checkpoint(self.job.options.resume)
         policy, steps = self.training.checkpoints, self.training.plan.num_steps
         if policy and policy.done == steps:
-            what = f"the {plural(steps, 'step')}: {policy.resume} is complete"
-            raise NothingLeft(f"Nothing is left of {what}", fix="more --steps")
+            text = f"{policy.resume} already contains all {plural(steps, 'step')}"
+            raise NothingLeft(text, fix="more --steps")
 
         last = self.job.options.max_restarts
         with stop_in_order(policy is not None, self.job.say, self.together_seconds) as stop:

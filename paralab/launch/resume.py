@@ -31,7 +31,7 @@ LOCK = ".in-use"  # identifies the run that writes to the folder
 
 @contextmanager
 def lock_checkpoints(directory: Path | None) -> Iterator[None]:
-    """Lock the folder against other runs. The lock ends with this process, even if killed."""
+    """Lock the folder against other runs. The lock ends with this process, even if it is killed."""
     if directory is None or fcntl is None:
         yield
         return
@@ -57,8 +57,8 @@ def lock_checkpoints(directory: Path | None) -> Iterator[None]:
 
 
 def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> CheckpointPolicy | None:
-    """Return the checkpoint policy. If the run resumes, it contains the newest intact checkpoint.
-    Report damaged checkpoints and rename them."""
+    """Return the checkpoint policy. If the run resumes, the policy contains the newest intact
+    checkpoint. Report damaged checkpoints and rename them."""
     directory = options.checkpoint
     if directory is None:
         return None

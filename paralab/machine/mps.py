@@ -33,7 +33,7 @@ QUIT_SECONDS = 5.0
 
 @contextmanager
 def mps_daemon() -> Iterator[dict[str, str]]:
-    """In this block, an MPS daemon runs. Yield the environment variables that its clients need:
+    """Run an MPS daemon during this block. Yield the environment variables that its clients need:
     none if a daemon was running already. Raise OSError if it does not start."""
     if running_daemon():
         yield {}
@@ -59,7 +59,7 @@ def mps_daemon() -> Iterator[dict[str, str]]:
 
 
 def probe_mps() -> Probe:
-    """Return whether an MPS daemon runs already or can be started."""
+    """Return whether an MPS daemon is already running or can be started."""
     if running := running_daemon():
         return Probe(True, f"a daemon is already running (process {running})")
     try:

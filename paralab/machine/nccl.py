@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paralab.machine.precision import Probe
 
-SHARE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # understood from NCCL 2.30 on
+SHARE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # NCCL 2.30 and newer versions read this
 RANKS = 2
 TRIAL = """
 import sys, torch, torch.distributed as dist

@@ -28,7 +28,8 @@ assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "not finit
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a precision works, what happened, and which environment variables it needs."""
+    """The result of a trial: whether a precision works, what happened, and which environment
+    variables it needs."""
 
     works: bool
     reason: str

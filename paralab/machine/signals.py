@@ -76,8 +76,8 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block stop signals in processes that are started in this block. Each process ignores the
-    signals itself once it has loaded torch, which takes seconds."""
+    """Block stop signals in processes that are started in this block. Loading torch takes seconds.
+    After that, each process ignores the signals itself."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

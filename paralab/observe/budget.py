@@ -83,10 +83,10 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """Return the share of the time since the first step that watching took."""
+        """Return the share of time spent on watching since the first step."""
         return self.all_spent / self.all_passed if self.all_passed else 0.0
 
 
 def _mean(before: float, now: float) -> float:
-    """Return a moving average, which soon forgets the expensive first steps."""
+    """Return a moving average that soon forgets the expensive first steps."""
     return (before + now) / 2 if before else now

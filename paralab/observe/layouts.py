@@ -10,7 +10,8 @@ MOST = 20  # gradients to report
 
 
 def strides_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the strides of each parameter without gaps or overlaps; others' buckets differ."""
+    """Return the strides of each parameter without gaps or overlaps. Other parameters' buckets have
+    different strides."""
     return {name: p.stride() for name, p in module.named_parameters() if _is_dense(p)}
 
 

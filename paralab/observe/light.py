@@ -1,8 +1,8 @@
 """What light steps record (see `observe.budget`): only when an operation begins and ends.
 
-A call is its event, a few values, and its line in the user's code. It is written once, with a number.
-From then on, each call adds one row of numbers (`record.operations`), so that we can locate a hang
-as in a watched step.
+The description of a call (its event, a few values, and its line in the user's code) is written once,
+with a number. From then on, each such call adds one row of numbers (`record.operations`), so we can
+locate a hang as in a watched step.
 """
 
 import threading

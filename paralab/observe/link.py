@@ -1,4 +1,4 @@
-"""One of two ranks that test their connection: what torch can do, and how long an all-reduce takes.
+"""Test the connection as one of two ranks: what torch can do, and how long an all-reduce takes.
 
 python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "device": null,
 "bytes": 26214400, "seconds": 10}'

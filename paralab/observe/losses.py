@@ -1,4 +1,4 @@
-"""Losses that average: the number of targets, and the shapes (they may broadcast)."""
+"""Loss functions that average: the number of targets, and the shapes, which may broadcast."""
 
 import math
 from functools import partial

@@ -17,7 +17,7 @@ SECONDS = 1e-9  # DDP counts nanoseconds
 
 
 def note_reduction(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
-    """Call this after every forward of a wrapped model. Only the first few do anything."""
+    """Call this after every forward of a wrapped model. Only the first few calls do anything."""
     if forwards > MEASURED_PASSES + 1 or not isinstance(model, DistributedDataParallel):
         return
     measured: dict[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()

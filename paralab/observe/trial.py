@@ -1,5 +1,5 @@
 """A trial: after the given number of optimizer steps, every rank waits until all of them are done.
-Existing files are not overwritten."""
+A trial does not overwrite existing files."""
 
 import functools
 import os

@@ -118,7 +118,7 @@ def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
 
 
 def show_warnings_of_callers() -> None:
-    """Make warnings that name torch's caller name the real caller, not our wrapper."""
+    """Make torch's warnings name the real caller, not our wrapper."""
     show = warnings.showwarning
 
     def showwarning(
@@ -137,7 +137,8 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """Forget these ids when `thing` is freed (Python may reuse them). Do not keep it alive."""
+    """Forget these ids when `thing` is freed (Python may reuse them). This does not keep `thing`
+    alive."""
 
     def forget() -> None:
         for one in ids:
@@ -154,5 +155,5 @@ def argument(
 
 
 def is_inside(rank: Rank, *events: str) -> bool:
-    """Return whether such an operation is open. Calls inside it do not get events."""
+    """Return whether an operation of this kind is open. Calls inside it do not get events."""
     return any(operation["event"] in events for operation in rank.doing)

@@ -1,6 +1,6 @@
 """How ranks exchange tensors: the torch.distributed backend, and what changes if ranks share a GPU.
 
-Without MPS, a GPU runs one process at a time, and a rank that waits for another rank costs a turn.
+Without MPS, a GPU runs one process at a time, and each wait for another rank costs a turn.
 One large bucket needs the fewest turns. With MPS, small buckets overlap with the backward pass as
 usual. docs/collectives.md has the measurements.
 """
@@ -84,7 +84,7 @@ def choose_backend(
 def _refuse(
     request: Request, machine: Machine, layout: Layout, probe: Callable[[str], Probe]
 ) -> dict[str, str]:
-    """Say why each backend is not possible here. An empty string means that it is."""
+    """Say why each backend is not possible here. An empty string means that it is possible."""
     shared, nodes = share_gpus(layout), len({place.node for place in layout.places}) or 1
     on_gpus = layout.device == "cuda"
     return {
@@ -98,7 +98,7 @@ def _refuse(
 
 
 def _refuse_nccl_sharing(request: Request, machine: Machine, probe: Callable[[str], Probe]) -> str:
-    """Say why NCCL cannot serve ranks that share a GPU. If it is asked for, try it."""
+    """Say why NCCL cannot serve ranks that share a GPU. If the user requests NCCL, run a trial."""
     if machine.nccl < NCCL_SHARES:
         version = ".".join(map(str, machine.nccl)) or "an unknown version"
         return f"ranks share a GPU, which NCCL refuses before version 2.30 (here: {version})"

@@ -56,8 +56,7 @@ def reduce_buckets(
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     """Fit a line to measured all-reduces: sizes 1 2 3 and seconds 3 4 5 -> latency 2, rate 1.
 
-    One size does not determine a line, and a noisy fit may be impossible. Then the latency is
-    assumed to be 0.
+    One size does not determine a line, and a noisy fit may be impossible. In both cases, assume a latency of 0.
     """
     count, mean, time = len(sizes), sum(sizes) / len(sizes), sum(seconds) / len(seconds)
     spread = sum((size - mean) ** 2 for size in sizes)

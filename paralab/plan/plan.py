@@ -109,7 +109,7 @@ class Plan:
     reasons: tuple[Reason, ...]
     remarks: tuple[str, ...]
     differences: tuple[str, ...]
-    # These fields were added later. They have defaults, so that older run folders stay readable.
+    # We added these fields later. Their defaults keep older run folders readable.
     scaler: bool = False
     bucket_view: bool = False
     static_graph: bool = False

@@ -1,5 +1,5 @@
-"""Checkpoints on disk. Each save creates a folder, which is complete once it has a manifest. A
-checkpoint is checked before it is loaded.
+"""Checkpoints on disk. Each save creates a folder, which is complete once it has a manifest.
+paralab checks a checkpoint before it loads it.
 
     DIR/step-00000050/          the state after 50 steps
       __0_0.distcp, …           files from torch.distributed.checkpoint

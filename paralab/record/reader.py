@@ -133,6 +133,7 @@ def parse_object(line: bytes) -> JsonObject:
 
 
 def _is_of(event: Event, step: float) -> bool:
-    """Return whether an event is of this or a later step. A save is of the step before it."""
+    """Return whether an event belongs to this or a later step. A save belongs to the step before
+    it."""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)

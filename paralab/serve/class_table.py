@@ -1,7 +1,7 @@
 """The table of a class: find the folders with sheets, and grade one student at a time.
 
-`paralab practical check N FOLDER` prints the same table. Here a grade is kept until the student's
-sheet or run changes, so the table can stay open while students hand in.
+`paralab practical check N FOLDER` prints the same table. Here, paralab keeps a grade until the
+student's sheet or run changes, so the table can stay open while students hand in.
 """
 
 import re
@@ -62,7 +62,7 @@ class ClassTable:
         self._lock = threading.Lock()
 
     def grade_next(self) -> bool:
-        """Grade one student whose sheet or run is new. Return whether there was one."""
+        """Grade one student whose sheet or run is new. Return False if there is none."""
         with self._lock:
             self.students = find_students(self.folder)
             for student in self.students:

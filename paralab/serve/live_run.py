@@ -39,7 +39,7 @@ class LiveRun:
         self._examined: tuple[int, Status] = (0, "starting")
 
     def look(self) -> Snapshot:
-        """Read what is new. If nothing is new, the snapshot is the same object as before."""
+        """Read the new events. If there are none, the snapshot is the same object as before."""
         with self._lock:
             now = time.monotonic()
             if self._snapshot is None or now - self._looked_at >= POLL_SECONDS:

@@ -93,7 +93,8 @@ def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
 
 
 def _curve(d: str, number: int, several: bool) -> str:
-    """Draw a curve. The first of several is a broad shadow, so equal curves stay visible."""
+    """Draw a curve. If there are several, the first is a broad shadow, so equal curves stay
+    visible."""
     style = number % len(DASHES)
     under = " under" if several and number == 0 else ""
     return svg.path(f"curve line-{style}{under}", d, stroke_dasharray=DASHES[style])

@@ -1,4 +1,4 @@
-"""Draw what a whole consists of: one stacked bar for each row, all of the same length."""
+"""Draw the parts of a whole: one stacked bar for each row, all of the same length."""
 
 from paralab.analyse.blocks import Cell, Shares, Table
 from paralab.show import svg

@@ -83,7 +83,7 @@ def draw_timeline(timeline: Timeline, name: str, width: int = WIDTH) -> str:
 def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]:
     """Return each span's row within its lane, and the number of rows per lane. Overlapping spans
     get different rows: forward 0–4, backward 4–9, and all-reduce 6–11 on one lane get rows 0, 0,
-    and 1. An overlap below `tolerance` is treated as clock noise."""
+    and 1. An overlap below `tolerance` is clock noise."""
     spans, rows, depths = timeline.spans, [0] * len(timeline.spans), []
     for lane in range(len(timeline.lanes)):
         own = [n for n, span in enumerate(spans) if span.lane == lane]
@@ -104,7 +104,7 @@ def _draw_span(span: Span, index: int, x: float, y: float, width: float, begin: 
 
 
 def _time_axis(extent: float, px_per_second: float, bottom: float, width: int) -> list[str]:
-    """Draw the time axis. It is 0 at the start of the chart."""
+    """Draw the time axis. The chart starts at 0."""
     about = max(3, width // 100)
     x = axis([0, extent], "seconds", (SIDE, width - SIDE), from_zero=True, about=about)
     drawn = []

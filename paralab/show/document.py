@@ -10,7 +10,7 @@ from paralab.show.page import cell_words, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
-# Columns that do not fit in a terminal that is narrower than this.
+# A terminal narrower than this has no room for these columns.
 DETAILS, WIDE = ("per device", "efficiency"), 132
 
 

@@ -120,7 +120,7 @@ class RankProgress:
 
     @property
     def recent(self) -> dict[int, tuple[Step, list[Span]]]:
-        """The last steps with details, by number."""
+        """The last steps with details, keyed by step number."""
         return {
             step.step: (step, details)
             for step, details in self._recent
@@ -144,7 +144,7 @@ class RankProgress:
         return mean([load.value for device in self.devices if (load := self.load_of(device))])
 
     def memory_of(self, device: str) -> Held | None:
-        """Return the memory of a process with one device, of the allocator, or as counted."""
+        """Return the memory that CUDA's allocator, the process, or the counted tensors use."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
             gpu = self._gpu(device)

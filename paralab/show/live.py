@@ -77,7 +77,8 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
 
 
 def _table(follower: Follower, width: int) -> Table:
-    """Create the table. A title says how its column was measured, if all rows agree."""
+    """Create the table. A title says how its column was measured, if that is the same for all
+    rows."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
     held = [rank.memory_of(device) for rank, device in rows]

@@ -1,8 +1,8 @@
 """Render a document as Markdown: a lab sheet to hand in, or text to paste into an issue. Charts
 appear only on the page.
 
-A document may contain text from someone else's run folder, so everything is escaped: the output
-contains no HTML and no links, and each text stays on one line.
+A document may contain text from someone else's run folder, so this module escapes everything. The
+output contains no HTML and no links, and each text stays on one line.
 """
 
 import re

@@ -10,7 +10,7 @@ from paralab.units import size
 KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 NOTE = (
     "Memory: estimated with fake tensors. sum: each kind at its own maximum, as a CPU run counts "
-    "it. peak: the most at one time, with buckets, buffers, the batch, and temporary tensors."
+    "it. peak: the most at one time, including buckets, buffers, the batch, and temporary tensors."
 )
 
 

@@ -1,9 +1,9 @@
 """Write SVG without a chart library: escaped elements, scales, and axes with ticks at round
 numbers.
 
-The page needs six kinds of charts that work offline, print well, and are accessible. Plain SVG does
-that in a few kilobytes. A chart library adds megabytes and cannot draw without scripts. Colors are
-CSS variables defined in the page.
+The page needs six kinds of charts that work offline, print well, and are accessible. Plain SVG is
+enough, in a few kilobytes. A chart library adds megabytes and cannot draw without scripts. Colors
+are CSS variables defined in the page.
 """
 
 import math
@@ -31,7 +31,7 @@ def number(value: float) -> str:
 
 def element(name: str, *content: str, **attributes: Attribute) -> str:
     """Create an element: `element("rect", class_="bar", x=0)`. `content` is markup that the caller
-    has escaped. Attributes are escaped here, and an attribute that is None is omitted."""
+    has escaped. This escapes the attributes, and omits an attribute that is None."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
@@ -149,7 +149,7 @@ class Axis:
 
 
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
-    """Return a conversion factor and the display unit's name: 0.05 seconds are shown in ms."""
+    """Return a conversion factor and the display unit's name: 0.05 seconds appear in ms."""
     if unit == "seconds":
         return time_unit(largest)
     if unit == "bytes":

@@ -147,7 +147,7 @@ def _train_one(
     except BaseException as error:
         try:
             trace = traceback.format_exc()
-            # torch turns an exception in a callback into a RuntimeError, also `Stopped`.
+            # torch turns an exception in a callback into a RuntimeError, even `Stopped`.
             stopped = isinstance(error, Stopped) or _raised.is_set()
             # The launcher stops the ranks one after another, so this rank may lose its connection
             # to a stopped rank before its own order arrives.

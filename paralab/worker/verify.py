@@ -1,7 +1,7 @@
 """Save a run's results as a reference, or compare them with a saved reference.
 
 A trace contains the first step's gradients, the parameters before and after the run, the buffers
-after the run, and this rank's part of each loss. Parameters are compared one by one.
+after the run, and this rank's part of each loss. This compares parameters one by one.
 `paralab.analyse.verify` compares the differences with the tolerance.
 """
 

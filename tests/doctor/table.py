@@ -1,10 +1,9 @@
-"""Which way of looking finds which entry: the corpus is run every way, and the table goes into
-docs/doctor.md.
+"""Check every case in the corpus with every source, and write a table of which source finds which
+entry to docs/doctor.md.
 
     python -m tests.doctor.table          (about five minutes on two cores)
 
-A cell says yes when the broken script of an entry is told with the entry's id and its healthy twin
-is not.
+A cell says yes if the source reports the entry for its broken script and not for its healthy one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ AT_A_TIME = 2
 
 
 def in_scripts() -> set[str]:
-    """Entries that are found by reading."""
+    """Return the entries that the check of scripts finds."""
     found = {
         case.entry
         for case in broken("script")
@@ -46,7 +45,8 @@ def in_logs() -> set[str]:
 
 
 def in_ranks(steps: int | None) -> set[str]:
-    """Entries that are found in observed ranks: of a whole run, or of its first steps."""
+    """Return the entries that the check of watched ranks finds in a whole run, or in its first
+    steps."""
     wrong = [case for case in broken("ranks") if case.start in STARTS and case.name == "broken"]
     entries = {case.entry for case in wrong}
     twins = [case for case in healthy() if case.name == "healthy" and case.entry in entries]

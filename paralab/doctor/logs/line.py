@@ -63,7 +63,7 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
 
 
 def parse(source: str, number: int, text: str, rank: int | None, labeled: bool) -> Line:
-    """Parse a clean line. `rank`: from the file's name. `labeled`: each line begins with one."""
+    """Parse a clean line. `rank`: from the file's name. `labeled`: each line begins with a rank."""
     hooked = stamped = compiled = False
     time = None
     at = 0

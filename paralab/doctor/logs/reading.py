@@ -1,6 +1,6 @@
 """Read the logs of a job, each file once and in blocks, so that a log of any length fits into memory.
 
-Lines with a keyword are kept, and tracebacks and exits are assembled. In a block without keywords,
+This keeps lines with a keyword, and assembles tracebacks and exits. In a block without keywords,
 only the last lines are read, to find out where each rank was."""
 
 import gzip

@@ -18,7 +18,7 @@ ERROR = re.compile(
     r"\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration|[A-Z]\w*))(?:: |:?$)"
 )
 BARE = re.compile(r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
-ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")  # no traceback follows such a log line
+ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")  # no traceback follows a log line like this
 FATAL = "Fatal Python error: "
 CAUSE = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"

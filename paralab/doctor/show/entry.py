@@ -74,7 +74,8 @@ def page(entry: Entry) -> str:
     if entry.sources:
         links = ", ".join(f"[{source}]({url(source)})" for source in entry.sources)
         parts.append(f"Reported in {links}.")
-    parts.append(f"To silence it on a line, write `# paralab: ignore[{entry.id}] reason`.")
+    comment = f"# paralab: ignore[{entry.id}] reason"
+    parts.append(f"To silence this finding on one line, write `{comment}`.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,6 +1,6 @@
 """The facts about a script and the local modules it imports: every call, function, and class.
 
-Nothing is evaluated here. `origins` finds where values come from, and `values` computes them.
+This module evaluates nothing. `origins` finds where values come from, and `values` computes them.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedCollective) -> N
 class TimedCollective:
     """One unit's all-gather or reduce-scatter, with FSDP's interface for custom collectives.
 
-    gloo blocks this thread, so nothing is computed in the meantime. NCCL runs on FSDP's stream,
+    gloo blocks this thread, so it computes nothing in the meantime. NCCL runs on FSDP's stream,
     which is the current stream here."""
 
     def __init__(

@@ -93,7 +93,9 @@ def _unsynchronized_boundary(script: Script) -> Findings:
         if any(one.is_apart and one.loop == window.loop for one in windows(script)):
             continue
         size = window.number or ASSUMED
-        known = window.length is not None and window.length >= size  # else it spans epochs
+        known = (
+            window.length is not None and window.length >= size
+        )  # otherwise a window spans epochs
         for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
             if turn is None:

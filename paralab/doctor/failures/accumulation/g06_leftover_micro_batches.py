@@ -120,7 +120,8 @@ def left_over(rank: WatchedRank) -> Finding | None:
 
 
 def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
-    """Yield the end of each pass over a loader, the backward passes left over, and their fate."""
+    """Yield the end of each pass over a loader, the leftover backward passes, and what happened to
+    their gradients."""
     inside: dict[int, int] = {}  # loader -> backward passes in this pass over it
     pending = 0
     for place, event in enumerate(rank.events):

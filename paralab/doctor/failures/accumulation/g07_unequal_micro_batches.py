@@ -8,7 +8,7 @@ from paralab.doctor.windows import accumulated, are_weighted_by
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The gradient is not that of the whole batch (19 % off for micro-batches of 3, 3, and 2 samples).",
+    symptom="No message. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).",
     cause="The mean of the micro-batches' means gives more weight to samples in small micro-batches.",
     fix="Weight each loss by its micro-batch, `loss * len(x) / samples`, or use drop_last=True.",
     example="""\

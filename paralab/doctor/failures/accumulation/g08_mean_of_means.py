@@ -10,7 +10,7 @@ from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The gradient is not that of the whole batch, and may even point in another direction.",
+    symptom="No message. The gradient differs from that of the whole batch, and may even point in another direction.",
     cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.",
     fix="Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.",
     example="""\

@@ -201,8 +201,8 @@ class Window:
         return False if False in truths else None if None in truths else True
 
     def env_at(self, event: Event, chain: Chain, env: Env, node: ast.AST) -> Env:
-        """Adjust `env` for a node above the line that counts, or in a function that the loop
-        calls."""
+        """Adjust `env` for a node above the line that increments the counter, or in a function that
+        the loop calls."""
         if chain == self.loop[0] and self.start == 1 and self._is_above_the_count(node):
             env = {**env, self.counter: env[self.counter] - 1}
         for call in chain[len(self.loop[0]) :]:

@@ -49,7 +49,7 @@ ENTRY = describe(
     ),
 )
 
-IF_PLAIN = "if a model without DDP loads the file: it cannot"
+IF_PLAIN = "if a model without DDP loads the file, because its names do not match"
 
 
 @check("C01", source="script")

@@ -56,7 +56,7 @@ def mismatch_ignored(script: Script) -> Findings:
             yield found(script, "C02", "error", call, why, also=(save,))
         else:
             why = "strict=False skips names that do not match, and nothing checks the result."
-            doubt = "if the file was saved from a DDP model: then no name matches"
+            doubt = "if the file was saved from a DDP model, because then no name matches"
             yield found(script, "C02", "suspect", call, why, doubt=doubt)
 
 

@@ -99,7 +99,11 @@ def every_rank_saves(script: Script) -> Findings:
             known = any(way.known for way in reached)
             doubt = "" if known else "if several ranks call this function"
             doubt = doubt if trains(script) else "if several ranks run this script"
-            doubt = "if the machines share a file system: each has such a rank" if apart else doubt
+            doubt = (
+                "if the machines share a file system, because each machine has a rank for which this is true"
+                if apart
+                else doubt
+            )
             doubt = f"if `{code(doubts[0].test)}` is true on several ranks" if doubts else doubt
             why = f"All ranks save to `{code(path)}` at the same time, which can corrupt the file."
             yield found(script, "C03", "error", call, why, doubt=doubt)

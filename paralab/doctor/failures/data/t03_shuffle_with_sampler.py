@@ -27,7 +27,7 @@ ENTRY = describe(
 
 @check("T03", source="script")
 def shuffle_with_sampler(script: Script) -> Findings:
-    """Report a DataLoader that gets both."""
+    """Report a DataLoader that gets both shuffle and sampler."""
     for loader in script.calls_of(LOADER):
         sampler, shuffle = loader.argument(3, "sampler"), loader.argument(2, "shuffle")
         if sampler is None or shuffle is None or not script.truth(shuffle, loader.scope, 0):

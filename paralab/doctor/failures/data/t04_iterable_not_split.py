@@ -17,7 +17,7 @@ from paralab.doctor.static.script import Script
 ENTRY = describe(
     __doc__,
     symptom="No message. Every rank, and every loader worker, yields each sample.",
-    cause="No sampler can divide an IterableDataset. Its __iter__ must do that, but this one ignores rank and worker.",
+    cause="No sampler can divide an IterableDataset. Its __iter__ must divide the samples, but this one ignores rank and worker.",
     fix="In __iter__, yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker.",
     example="""\
   class Stream(IterableDataset):

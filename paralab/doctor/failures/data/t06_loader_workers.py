@@ -29,8 +29,8 @@ LONG_WAIT = 0.3  # share of the time between two batches
 DATA_SHARE = 0.10  # share of a recorded run's time
 JITTER_SECONDS = 0.002  # a delay that the operating system may cause
 LOAD_AHEAD = (
-    "Load while the device computes: num_workers=2 or more, with at most as many workers × ranks as "
-    "cores, and pin_memory=True on GPUs. Then use cheaper transforms, or prepare the data once."
+    "Load while the device computes: num_workers=2 or more, with workers × ranks at most the "
+    "number of cores, and pin_memory=True on GPUs. Then use cheaper transforms, or prepare the data once."
 )
 
 
@@ -60,7 +60,11 @@ def _waiting(seen: Observation) -> Findings:
     if use is None or share < LONG_WAIT:
         return
     workers = use.loader.workers
-    how = f"{workers} workers are too few" if workers else "num_workers=0: the rank itself loads"
+    how = (
+        f"{workers} workers are too few"
+        if workers
+        else "num_workers=0: the rank itself loads its batches"
+    )
     why = f"This loop waits {share:.0%} of its time for the next batch ({how})."
     yield make_finding("T06", "warning", why, use.place, fix=LOAD_AHEAD, gain=share)
 

@@ -34,7 +34,8 @@ def unequal_replicas(run: Run) -> Finding | None:
 
 
 def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> Finding | None:
-    """Report a busier device 0. `busy`: seconds per step and `peaks`: memory, per device."""
+    """Report a device 0 that computes longer or uses more memory than the others. `busy`: seconds
+    per step and `peaks`: memory, per device."""
     time, memory = _against_others(busy), _against_others(peaks)
     parts = []
     if time >= IMBALANCE:

@@ -49,8 +49,9 @@ def state_in_forward(script: Script) -> Findings:
                             continue
                         where = at(one.node, method)
                         why = (
-                            f"forward updates `{key}`, and DataParallel ({line_of(wrap, where)}) runs it on replicas "
-                            "that are discarded after each forward, together with the update."
+                            f"forward updates `{key}`, but DataParallel ({line_of(wrap, where)}) "
+                            "runs forward on replicas, and discards each replica with its update "
+                            "after the pass."
                         )
                         yield found(script, "D04", "error", where, why, also=(wrap,))
 

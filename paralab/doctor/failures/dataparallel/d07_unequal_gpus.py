@@ -14,7 +14,7 @@ ENTRY = describe(
 - model = nn.DataParallel(net)
 + model = nn.DataParallel(net, device_ids=[0, 1])
 """,
-    limits="Needs unequal GPUs; found in logs and by preflight.",
+    limits="Needs unequal GPUs, so only logs and the machine check show it.",
     messages=(
         printed(
             r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",

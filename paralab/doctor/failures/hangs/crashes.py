@@ -36,7 +36,7 @@ def died_of_a_signal(logs: Logs) -> Findings:
         why = f"DDP's constructor crashed{root.where}"
         if everywhere:
             why = f"All {len(crashed)} ranks died with SIGSEGV and without a traceback"
-        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. This is certain if that is set."
+        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. This is certain if the job sets that variable."
         yield root.finding("H19", "suspect", why)
     if _is_in_ddp_constructor(root):
         return

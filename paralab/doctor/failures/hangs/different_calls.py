@@ -51,8 +51,8 @@ def made_different_calls(seen: Observation) -> Finding | None:
 
 
 def different_sizes(seen: Observation) -> Finding | None:
-    """Report the first mismatch if the sizes differ. A rank that returned from such a call has
-    meaningless numbers and may fail anywhere."""
+    """Report the first mismatch if the sizes differ. A rank that returned from a call with
+    different sizes has meaningless numbers and may fail anywhere."""
     first = next(iter(mismatches(seen)), None)
     return _sizes(*_sides(seen, first)) if first and first.kind == "size" else None
 

@@ -64,8 +64,8 @@ def _killed(run: Run) -> Finding:
     silent = [rank for rank in ranks if not run.recording.named("end", rank)]
     why = (
         f"The run stops after {run.result.reached_step} of {run.plan.num_steps} steps, and neither "
-        f"{named(silent).lower()} nor the launcher recorded why. They were killed together, or are "
-        "still running. The scheduler's log or `dmesg` shows which."
+        f"{named(silent).lower()} nor the launcher recorded why. Either something killed them "
+        "together, or they are still running. The scheduler's log or `dmesg` shows which."
     )
     fix = "Look for a time or memory limit. `paralab run --resume` continues from the last checkpoint."
     return Finding("H12", "suspect", why, fix, str(run.folder))

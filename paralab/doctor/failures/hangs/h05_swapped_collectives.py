@@ -75,8 +75,8 @@ def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
 
 
 def _are_alternatives(calls: list[Collective]) -> bool:
-    """Return whether one rank's calls are in the two branches of one `if`: its data decides which
-    one runs, and both may be meant to match."""
+    """Return whether one rank's calls are in the two branches of one `if`. The rank's data decides
+    which branch runs, and the script may intend the two calls to match."""
     sites = [call.site for call in calls if call.site]
     return any(opposite(one, other) for one, other in itertools.combinations(sites, 2))
 

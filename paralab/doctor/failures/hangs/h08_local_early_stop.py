@@ -196,8 +196,8 @@ def _finding(
         source = f"a flag that only some ranks set ({line_of(flag, where)})"
     why = (
         f"Each rank decides here based on {source} (`{code(test)}`), and nothing makes the ranks "
-        "agree. The "
-        f"others wait for the first rank to leave in `{code(meet.call.node.func)}` "
+        "agree. When one rank leaves first, the others wait for it in "
+        f"`{code(meet.call.node.func)}` "
         f"({line_of(meet.call, where)})."
     )
     doubt = "" if sure and meet.sure and not clock else "if the ranks ever decide differently"

@@ -133,6 +133,6 @@ def _h10(
     if first.call and first.call.kind == "all_reduce" and first.values > 64:
         why += "This is a bucket of gradients: the missing rank had fewer batches, left the loop, or failed."
     elif first.values == 1:
-        why += "One value is a barrier or a metric, not a gradient."
+        why += "A collective of one value is a barrier or a metric, not a gradient."
     severity: Severity = "error" if certain else "suspect"
     return Finding("H10", severity, why.strip(), RECORD, rank=rank, evidence=evidence)

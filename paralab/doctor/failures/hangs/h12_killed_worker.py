@@ -103,7 +103,8 @@ RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA
 
 @check("H12", source="machine")
 def little_memory(facts: Facts) -> Findings:
-    """Report a container or job with too little memory for its ranks, or that already ran out."""
+    """Report a container or job that has too little memory for its ranks or already ran out of
+    memory."""
     cgroup, ranks, evidence = facts.cgroup, facts.ranks_here or 2, facts.evidence("memory")
     if cgroup is None:
         return

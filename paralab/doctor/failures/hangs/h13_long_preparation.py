@@ -1,4 +1,4 @@
-"""H13: Rank 0 prepares data longer than the other ranks wait."""
+"""H13: Rank 0 prepares data for longer than the other ranks wait."""
 
 from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call, If

@@ -59,7 +59,7 @@ ENTRY = describe(
         printed(
             r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
             r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
-            "{who} tried for {limit} to reach {host}:{port}{at}. Rank 0 is not running there, it "
+            "{who} tried to reach {host}:{port} for {limit}{at}. Rank 0 is not running there, it "
             "listens on another port, or a firewall blocks the connection.",
             blames=False,
         ),
@@ -86,8 +86,8 @@ ENTRY = describe(
         ),
         Message(
             r"(?P<error>Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error)",
-            "The launchers of the nodes did not find each other ({error}). One was not started, or "
-            "uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
+            "The launchers of the nodes did not find each other ({error}). One launcher was not "
+            "started, or uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
             blames=False,
         ),
     ),

@@ -122,7 +122,7 @@ def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
 def _killed(where: Stuck, rank: WatchedRank) -> Finding:
     why = (
         f"The process of rank {rank.rank} disappeared without an exception, so something killed "
-        "it: the kernel (out of memory), a scheduler limit, or kill -9. It was last seen at "
+        "it: the kernel (out of memory), a scheduler limit, or kill -9. Its last known line is "
         f"{rank.last_place}."
     )
     ended = f"rank {rank.rank}: {rank.made} optimizer steps, then nothing"

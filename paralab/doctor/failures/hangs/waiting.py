@@ -103,7 +103,7 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     if first.alone:
         return _alone(first, why, more)
     if first.in_buffers:
-        why += f" One of them calls the model alone. {IF_CONDITION}."
+        why += f" One of these ranks calls the model alone. {IF_CONDITION}."
         return _suspect("H07", first, why, None, more)
     if first.in_backward:
         why += " It had fewer batches (H01), left the loop (H08), or hangs. Compare len(loader)."

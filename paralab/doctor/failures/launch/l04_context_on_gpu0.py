@@ -21,7 +21,7 @@ ENTRY = describe(
 - torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """,
     sources="pytorch/pytorch#159262",
-    limits="Only several GPUs would show it in their memory use, so the doctor checks only the script.",
+    limits="Only the memory use of several GPUs would show it, so the doctor checks only the script.",
 )
 
 

@@ -19,7 +19,7 @@ ENTRY = describe(
       loss = model(x).mean()
 """,
     silent=True,
-    limits="Our tests have no CPU that lists AMX but fails on it; found in logs and by preflight.",
+    limits="We had no CPU that lists AMX but fails on it. Only logs and the machine check show this failure.",
     messages=(
         Message(r"was killed by SIGILL"),  # paralab's launcher
     ),

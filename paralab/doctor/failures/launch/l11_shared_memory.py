@@ -15,7 +15,7 @@ ENTRY = describe(
 + subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
 """,
     sources="pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297",
-    limits="The script does not show the size of /dev/shm; found in logs, runs, and by preflight.",
+    limits="The script does not show the size of /dev/shm; logs, runs, and the machine check do.",
     messages=(
         Message(r"was killed by SIGBUS"),  # paralab's launcher
         printed(

@@ -56,7 +56,8 @@ def clipped_before_unscale(script: Script) -> Findings:
         why = (
             f"`{code(clip_call.node.func)}` clips gradients that are still multiplied by the loss "
             f"scale: nothing unscales them before `{name_of(step.call)}.step` "
-            f"({line_of(step.call, clip_call)}). The clipping leaves almost nothing of each step."
+            f"({line_of(step.call, clip_call)}). Clipping therefore shrinks every step to almost "
+            "nothing."
         )
         unscale = unscale_for(step.call)
         near = step.call.scope is clip_call.scope

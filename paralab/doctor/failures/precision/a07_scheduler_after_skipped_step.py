@@ -24,8 +24,8 @@ ENTRY = describe(
         printed(
             r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
             "The scheduler stepped before the optimizer{at}. With a GradScaler, the order in the "
-            "script may be correct: the scaler skipped the first step. Without one, the calls are "
-            "swapped.",
+            "script may be correct: the scaler skipped the first step. Without a GradScaler, the "
+            "script has the two calls in the wrong order.",
             severity="suspect",
         ),
     ),

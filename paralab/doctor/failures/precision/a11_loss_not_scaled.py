@@ -38,7 +38,7 @@ def never_scaled(script: Script) -> Findings:
     why = f"Nothing calls `{scaler}.scale(loss)`, so `{code(step.node)}` raises an AssertionError."
     edits: tuple[Edit, ...] = ()
     if backward is not None and backward.receiver is not None:
-        why += f" `{code(backward.node)}` ({line_of(backward, step)}) uses the loss as it is."
+        why += f" `{code(backward.node)}` ({line_of(backward, step)}) uses the loss without scaling it."
         if backward.scope is step.scope or scaler.startswith("self."):
             text = f"{scaler}.scale({code(backward.receiver, 200)})"
             edits = replace(script, backward.module, backward.receiver, text)

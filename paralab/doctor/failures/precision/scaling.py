@@ -78,7 +78,8 @@ def enabled(script: Script, maker: Call) -> bool | None:
 
 
 def compared(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """Return the truth of a test; `dtype is torch.float16` is decided if the dtype is known."""
+    """Return whether a test is true, or None if unknown; `dtype is torch.float16` is known if the
+    dtype is."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)):
         one, other = (dtypes(script, part, scope) for part in (test.left, test.comparators[0]))
         if len(one) == len(other) == 1 and "" not in one | other:

@@ -13,7 +13,7 @@ _PARAMETERS = ("grad", "main_grad", "parameters", "named_parameters", "parameter
 
 
 def gradient_reductions(script: Script, *more: str) -> list[Call]:
-    """Return the collectives that get gradients or parameters, directly or in their function."""
+    """Return the collectives whose arguments, or whose function, use gradients or parameters."""
     return [call for call in script.methods(*_REDUCE, *more) if _sees_parameters(script, call)]
 
 

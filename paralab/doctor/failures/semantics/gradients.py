@@ -78,7 +78,7 @@ def _averages_by_hand(rank: WatchedRank) -> bool:
 
 def _outside(apart: Apart) -> Finding:
     why = (
-        f"The optimizer also steps {listed(apart.names)}, which do not belong to a DDP model. "
+        f"The optimizer also updates {listed(apart.names)}, which do not belong to a DDP model. "
         "Their gradients differ between ranks, so each rank trains its own."
     )
     fix = "Put them in the module that DDP wraps, or all-reduce their gradients before the step."

@@ -126,7 +126,7 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
         f"On every rank, {listed(names)} of {wrap.model_class} get no gradient from the loss. DDP "
         f"waits for all {sum(wrap.trainable)} trainable parameters and raises in the next forward."
     )
-    doubt = "" if raised else "as soon as there is a next forward"
+    doubt = "" if raised else "once another forward pass runs"
     return make_finding("S01", "error", why, wrap, evidence, doubt=doubt)
 
 

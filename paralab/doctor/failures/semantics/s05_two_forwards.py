@@ -29,8 +29,8 @@ ENTRY = describe(
             r"operation: \[(?P<tensor>[^\]]+\])\]?(?!.{0,20}which is output \d+ of T?(?:Backward|AsStrided)).{0,80}?"
             r"is at version (?P<now>\d+); expected version (?P<then>\d+)",
             "Backward{at} needs a tensor [{tensor}] at version {then}, but something overwrote it "
-            "(version {now}). With DDP, a second forward before backward does that when it broadcasts "
-            "the buffers. This is certain if a DDP model with BatchNorm is called twice.",
+            "(version {now}). With DDP, a second forward before backward overwrites the buffers "
+            "when it broadcasts them. This is certain if a DDP model with BatchNorm is called twice.",
             severity="suspect",
         ),
     ),

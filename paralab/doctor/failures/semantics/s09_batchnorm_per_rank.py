@@ -17,7 +17,7 @@ from paralab.units import plural
 ENTRY = describe(
     __doc__,
     symptom="Lower accuracy than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.",
-    cause="Every rank normalizes with its own few samples, and only rank 0's running statistics are kept.",
+    cause="Every rank normalizes with its own few samples, and DDP keeps only rank 0's running statistics.",
     fix="Use `SyncBatchNorm.convert_sync_batchnorm` (GPUs only), GroupNorm or LayerNorm, or larger batches per rank.",
     example="""\
 - model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
@@ -57,7 +57,7 @@ def small_batches(script: Script) -> Findings:
             continue
         why = (
             f"{norms} normalizes over each rank's own batch of {plural(size, 'sample')} "
-            f"({line_of(loader, wrap)}). Such statistics are noisy, and only rank 0's are kept."
+            f"({line_of(loader, wrap)}). Such statistics are noisy, and DDP keeps only rank 0's."
         )
         doubt = "" if sure else "if nothing changes that default"
         yield found(script, "S09", "warning", wrap, why, doubt=doubt, also=(loader,))
@@ -93,6 +93,6 @@ def batches_of_one_rank(seen: Observation) -> Findings:
         why = (
             f"{wrap.model_class} has {plural(wrap.batch_norms, 'BatchNorm layer')}. Each normalizes "
             f"over the {usual} samples of one rank, not over the {usual * seen.world} of all "
-            f"{seen.world}, and only rank 0's running statistics are kept."
+            f"{seen.world}, and DDP keeps only rank 0's running statistics."
         )
         yield make_finding("S09", "warning", why, wrap)

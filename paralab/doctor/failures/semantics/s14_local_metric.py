@@ -1,4 +1,4 @@
-"""S14: The logged number is a sum, or belongs to one rank."""
+"""S14: The logged number is a sum over the ranks, or covers only one rank."""
 
 import ast
 import re

@@ -13,7 +13,7 @@ from paralab.doctor.registry import Findings, check, describe, printed
 
 ENTRY = describe(
     __doc__,
-    symptom="'Grad strides do not match bucket view strides', once, without a name.",
+    symptom="'Grad strides do not match bucket view strides', logged once, without a parameter name.",
     cause="DDP lays out its buckets like the parameters when it wraps the model. Switching to channels_last afterward changes the gradients.",
     fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
     example="""\
@@ -46,7 +46,7 @@ def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
     cost = cost if costly else "Only dimensions of size 1 differ, which costs nothing."
     why = (
         f"The gradient of {listed([row[0] for row in costly or rows])} has different strides from "
-        f"its bucket, which DDP laid out like the parameter when wrapping it here. {cost}"
+        f"its bucket. DDP laid out the bucket like the parameter when it wrapped the model here. {cost}"
     )
     evidence = f"rank {rank.rank}: {name} {shape}: gradient {gradient}, bucket {bucket}"
     return make_finding("S17", "warning" if costly else "suspect", why, wrap, evidence)

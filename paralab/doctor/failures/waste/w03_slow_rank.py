@@ -28,7 +28,7 @@ ENTRY = describe(
 """,
 )
 BY_CHANCE = 0.20  # share of the step by which a busy machine can delay a rank
-SLICE_SECONDS = 0.005  # a time slice of the operating system; it may cause a shorter delay
+SLICE_SECONDS = 0.005  # the operating system may delay a rank by up to one time slice
 ENOUGH_STEPS = 6  # steps needed to conclude that a rank is always last
 ALWAYS = 0.90
 
@@ -44,7 +44,11 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
         f"Rank {rank} arrives last in {last_in} of {of} steps, and another rank waits for it for "
         f"{seconds(waited)} of every step ({share:.0%})."
     )
-    doubt = "" if sure else "if a longer run shows the same rank: a busy machine can do this, too"
+    doubt = (
+        ""
+        if sure
+        else "if a longer run shows the same rank, because a busy machine can also delay a rank"
+    )
     return make_finding("W03", "warning", why, None, (), rank, doubt=doubt, gain=share)
 
 
