@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from paralab.collectives.flat import flat_inputs, flat_outputs
 from paralab.collectives.gpu_staging import GpuStaging
@@ -45,6 +46,8 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._seconds = timeout.total_seconds()
+        # torchrun's store outlives the group. The next one of this name must not read old addresses.
+        store = PrefixStore(f"{store.add(f'groups of rank {rank}', 1)}", store)
         self._gloo = _make_gloo(store, rank, size, timeout, self)
         self._mesh = Mesh.connect(store, rank, size, self._seconds)
         self._run = Collectives(self._mesh)

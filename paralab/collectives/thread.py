@@ -116,16 +116,20 @@ class OrderedThread:
         stream: torch.cuda.Stream | None = None,
     ) -> LocalWork:
         """Start a job. If no job is running and the caller waits for the result anyway, the
-        caller's own thread runs the job, which saves two thread switches."""
+        caller's own thread runs the job, which saves two thread switches. A callback that runs in
+        our thread may wait for the new job, so the job cannot wait for our thread."""
         work = LocalWork(stream)
+        in_callback = threading.current_thread() is self._thread
         with self._count:
             self._unfinished += 1
             here = caller_waits and self._unfinished == 1
             if here:
                 self._running.acquire()
-            else:
+            elif not in_callback:
                 self._jobs.put((job, entry, work))
-        if here:
+        if in_callback and not here:
+            self._running.acquire()
+        if in_callback or here:
             self._finish(job, entry, work)
         return work
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
@@ -153,7 +154,8 @@ class _Trial:
     ) -> tuple[Any, torch.Tensor]:
         """Return the output and the loss."""
         inputs, targets = (self.workload.unpack or unpack)(batch)
-        output = call_model(self.model, inputs)
+        with _KnownSizes():  # type: ignore[no-untyped-call]
+            output = call_model(self.model, inputs)
         if self.low and self.by_module:  # as in fsdp, the loss is computed in fp32
             output = map_tensors(lambda t: t.float() if t.is_floating_point() else t, output)
         before_loss()
@@ -254,6 +256,20 @@ class _Trial:
         with tracker:
             run()
         return max(0, total("peak") - before)
+
+
+class _KnownSizes(TorchDispatchMode):
+    """Refuse operators whose fake results are smaller than the real ones: a recurrent layer also
+    saves a workspace, and only the library that runs it (oneDNN, cuDNN) knows how large that is."""
+
+    UNKNOWN = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operator.name() in self.UNKNOWN:
+            raise ValueError(f"fake tensors do not show the workspace of {operator.name()}")
+        return operator(*args, **kwargs or {})
 
 
 def _make_tracker() -> Any:

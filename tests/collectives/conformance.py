@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import warnings
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -230,6 +231,21 @@ def left_to_gloo():
     assert [each for each in caught if "gloo" in str(each.message)]
 
 
+def again():
+    # torchrun's agent keeps the store from one group to the next. The second group of the process
+    # read the addresses of the first one there, and its ranks waited for each other until the
+    # timeout, or failed with "Connection refused".
+    store = dist.distributed_c10d._get_default_store().underlying_store
+    limit = timedelta(seconds=20)
+    for _ in range(3):
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group(sys.argv[1], store=store, rank=RANK, world_size=SIZE, timeout=limit)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [SIZE] * 3
+
+
 CHECKS = (
     views,
     public_functions,
@@ -243,6 +259,7 @@ CHECKS = (
     same_on_every_device,
     large,
     left_to_gloo,
+    again,
 )
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def test_torch_components_run_on_local():
         "same_on_every_device",
         "large",
         "left_to_gloo",
+        "again",
     ]
 
 
