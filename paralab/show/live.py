@@ -18,7 +18,7 @@ from rich.text import Text
 from paralab.plan.plan import label
 from paralab.show.console import plain_table
 from paralab.show.follow import Follower, Held, RankProgress, Share
-from paralab.units import plural, rate, seconds, size
+from paralab.units import age, plural, rate, seconds, size
 
 REDRAW_SECONDS = 0.25  # four times per second is enough for a human reader
 UNKNOWN = "–"
@@ -63,7 +63,7 @@ def _header(follower: Follower, elapsed_seconds: float, width: int) -> list[Text
     far = Text.assemble(
         *_bar(done / plan.num_steps, cells, "cyan"),
         f" step {done}/{plan.num_steps} · {seconds(elapsed_seconds)} elapsed",
-        "" if left is None else " · done" if done >= plan.num_steps else f" · {seconds(left)} left",
+        "" if left is None else " · done" if done >= plan.num_steps else f" · {age(left)} left",
     )
     parts = [f"loss {follower.losses[-1]:.4f}" if follower.losses else "waiting for the first step"]
     if follower.losses:
