@@ -25,6 +25,7 @@ from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
+from paralab.plan.compile import NOT_COMPILED
 from paralab.plan.plan import Plan
 from paralab.plan.request import (
     PIPELINED,
@@ -142,10 +143,12 @@ def _resolve(
 
 
 def _cannot_run(each: Verified) -> bool:
-    """Return whether a schedule cannot cut the model, or fsdp ranks take different branches."""
+    """Return whether a schedule cannot cut the model, torch.compile cannot compile it, or fsdp
+    ranks take different branches."""
     cause = each.cause or ""
     uncut = each.options.schedule is not None and WITHOUT in cause
-    return uncut or (each.strategy == "fsdp" and BRANCHES in cause)
+    uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
+    return uncut or uncompiled or (each.strategy == "fsdp" and BRANCHES in cause)
 
 
 def _vary(
@@ -155,7 +158,9 @@ def _vary(
     and a full and a partial last batch. `pinned` means that the user named the strategy."""
     batch = base.batch_size or summary.batch_size
     steps = base.steps or (None if base.epochs else DEFAULT_STEPS)
-    common = replace(base, steps=steps, precision=base.precision or "fp64")
+    common = replace(
+        base, steps=steps, precision=base.precision or "fp64", compile=base.compile or None
+    )
     for name in names:
         if pinned:
             check(replace(base, strategy=name))
@@ -229,13 +234,17 @@ def _ways_to_shard(base: Request, split: Options) -> list[Options]:
 def _with_blocks(
     name: str, base: Request, summary: Summary, splits: list[Options]
 ) -> list[Options]:
-    """Return one configuration that recomputes blocks, if the model has blocks that can be."""
+    """Return one configuration that recomputes blocks, if the model has blocks that can be, and for
+    ddp one that compiles them. Compiling is slow, so the other strategies do not."""
+    plain = [split for split in splits if split.keys().isdisjoint(WAYS)]
     mode = "selective" if name in SELECTIVE else "full"
     can_recompute = any(mode in block.recomputes for block in summary.blocks)
-    if base.recompute or not can_recompute:
-        return []
-    plain = [split for split in splits if split.keys().isdisjoint(WAYS)]
-    return [plain[-1] | {"recompute": mode}]
+    blocks: list[Options] = []
+    if can_recompute and not base.recompute:
+        blocks.append(plain[-1] | {"recompute": mode})
+    if summary.blocks and name == "ddp" and base.compile is None:
+        blocks.append(plain[0] | {"compile": True})
+    return blocks
 
 
 def _lengths(base: Request, summary: Summary, batch: int) -> list[int | None]:
@@ -257,9 +266,10 @@ def _train(
     """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path, Path(private))
-        # Schedules run last, because a model that cannot be cut into processes ends all ranks, and
-        # the remaining runs would have to start again.
-        order = sorted(range(len(cases)), key=lambda place: cases[place].plan.schedule is not None)
+        # Schedules and compiled blocks run last, because a model that cannot be cut into processes
+        # or compiled ends all ranks, and the remaining runs would have to start again.
+        last = [case.plan.schedule is not None or case.plan.compile for case in cases]
+        order = sorted(range(len(cases)), key=last.__getitem__)
         pairs = {
             place: references.add(f"case{place}", cases[place].request, cases[place].inspected)
             for place in order

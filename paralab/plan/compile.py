@@ -12,6 +12,8 @@ from paralab.plan.recompute import listed
 from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
+NOT_COMPILED = "leave out --compile"  # the fix if torch.compile fails
+
 
 def choose_compiled(
     request: Request, summary: Summary, device: str, reasons: Reasons

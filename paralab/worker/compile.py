@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paralab.errors import ParalabError
+from paralab.plan.compile import NOT_COMPILED
 from paralab.worker.probes import Probe
 
 
@@ -43,7 +44,7 @@ class BlockCompiler:
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 why = (str(error).splitlines() or [""])[0]
                 problem = f"--compile: torch.compile failed on {kind.__name__}: {why}"
-                raise ParalabError(problem, fix="leave out --compile") from error
+                raise ParalabError(problem, fix=NOT_COMPILED) from error
             finally:
                 self.eager_calls += self.runs == before
 
@@ -67,7 +68,7 @@ class BlockCompiler:
         if self.calls == self.eager_calls:
             raise ParalabError(
                 f"--compile: none of {self.calls} calls of blocks ran compiled code.",
-                fix="leave out --compile, or set TORCH_LOGS=graph_breaks to see why",
+                fix=f"{NOT_COMPILED}, or set TORCH_LOGS=graph_breaks to see why",
             )
         fields = {"graphs": self.graphs, "calls": self.calls, "eager_calls": self.eager_calls}
         probe.emit("compile", **fields)

@@ -9,6 +9,8 @@ from tests.conftest import ROOT
 
 
 def verify(folder, workloads, strategy="all", **options):
+    # Compiling takes seconds per model, and test_compile.py verifies that.
+    options = {"compile": False} | options
     call = f"paralab.verify({workloads}, {strategy!r}, **{options})"
     done = subprocess.run(
         [sys.executable, "-c", f"import json, paralab; print(json.dumps({call}.to_dict()))"],

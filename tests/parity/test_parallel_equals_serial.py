@@ -19,8 +19,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
     """`paralab verify all`: both kinds of workload, all strategies, all combinations."""
-    words = ("verify", "all", "--steps", "3", "--json")
-    return run_paralab(*words, cwd=tmp_path_factory.mktemp("verify")).json
+    return verify(tmp_path_factory.mktemp("verify"), [], steps=3)
 
 
 def test_every_case_is_equal_in_fp64(proof):
@@ -83,18 +82,8 @@ def test_every_combination_is_a_case(proof):
 
 def test_fp32_is_equal_relative_to_the_update(tmp_path):
     # Three whole batches, and one of two samples; the other splits are proved in fp64.
-    options = ["--accumulate", "4", "--samples", "98", "--replicas", "3", "--micro-batches", "2"]
-    found = run_paralab(
-        "verify",
-        "all",
-        "--workload",
-        "gpt:tiny",
-        "--precision",
-        "fp32",
-        *options,
-        "--json",
-        cwd=tmp_path,
-    ).json
+    options = {"accumulate": 4, "samples": 98, "replicas": 3, "micro_batches": 2}
+    found = verify(tmp_path, ["gpt:tiny"], precision="fp32", **options)
     assert found["passed"]
     assert all(case["equal"] for case in found["configurations"])
     assert {case["tolerance"] for case in found["configurations"]} == {1e-5}
