@@ -102,21 +102,23 @@ _claims: list[socket.socket] = []
 
 
 def find_port() -> str:
-    """A free port that no other program of this kind uses until this process ends.
+    """A free port that no other program gets until this process ends.
 
-    Rank 0 listens on it only after it has started. Until then, a name of a Unix socket that goes
-    away with this process claims the port.
+    Rank 0 listens on it only after it has started. Until then, this process holds the port without
+    listening, which SO_REUSEADDR lets rank 0's store do, and claims it by the name of a Unix socket
+    from other processes that also hold ports this way.
     """
     for port in range(10000 + os.getpid() * 7 % 10000, 30000):
-        claim = socket.socket(socket.AF_UNIX)
+        claim, held = socket.socket(socket.AF_UNIX), socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             claim.bind(f"\0paralab-test-port-{port}")
-            with socket.socket() as probe:
-                probe.bind(("", port))  # on every address, as torch's store does
+            held.bind(("", port))  # on every address, as torch's store does
         except OSError:
             claim.close()
+            held.close()
             continue
-        _claims.append(claim)
+        _claims.extend((claim, held))
         return str(port)
     raise OSError("no free port")
 
