@@ -25,7 +25,6 @@ from paralab.collectives.staging import SLOTS, Staging
 
 SLOT_BYTES = 32 * 2**20  # at first: larger than one of DDP's buckets
 PART_OF_MEMORY = 64  # all slots of a rank use at most a 64th of its GPU
-MEET_ONCE_RANKS = 4  # more ranks would read too much if each reduced everything
 # A rank records an event again two synchronizations later. By then, all ranks have waited for it.
 EVENTS = 2
 INVITATION_BYTES = 1024
@@ -38,12 +37,14 @@ class GpuStaging(Staging):
     The slots grow with the largest tensor. Ranks that take turns on a GPU then need fewer turns.
     """
 
+    few_ranks = 4
+
     def __init__(
         self, rank: int, size: int, device: torch.device, exchange: Callable[[bytes], list[bytes]]
     ) -> None:
         self.rank, self.device, self._exchange = rank, device, exchange
         self.turn = self._meetings = 0
-        self.meet_once_bytes = 2**62 if size <= MEET_ONCE_RANKS else Staging.meet_once_bytes
+        self.ranks = size
         memory = torch.cuda.get_device_properties(device).total_memory
         self._most_bytes = max(SLOT_BYTES, memory // PART_OF_MEMORY // SLOTS)
         self._memory: list[GpuMemory] = []

@@ -9,7 +9,8 @@ interval. All-reduce of three rounds:
     reduce               round 0  round 1  round 2           combine my slice of all slots
     copy out                      round 0  round 1  round 2  fetch every slice
 
-A slot is reused three rounds later. By then, all ranks have read it.
+A slot is reused three rounds later. By then, all ranks have read it. Two ranks need no slices: each
+reduces everything, and the ranks synchronize once per round.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class Collectives:
                 for rank, where in enumerate(split(mine.numel(), self.size)):
                     mine[where].copy_(slot(rank, number)[where])
 
-        twice = size > staging.meet_once_bytes
-        stages = [stage, reduce, copy_out] if twice else [stage_all, reduce_all]
+        once = staging.meets_once(size)
+        stages = [stage_all, reduce_all] if once else [stage, reduce, copy_out]
         self._work(call, staging, stages, seconds)
 
     def reduce_scatter(

@@ -22,11 +22,12 @@ class Staging:
     the same slot in the same round."""
 
     slot_bytes = 2 * 2**20
-    # Up to this size, every rank reduces everything: the ranks synchronize once instead of twice.
-    meet_once_bytes = 64 * 2**10
+    small_bytes = 64 * 2**10
+    few_ranks = 2
 
     def __init__(self, mesh: Mesh) -> None:
         self.turn = 0
+        self.ranks = mesh.size
         self._data = [_as_slots(each) for each in share_memory(mesh, SLOTS * self.slot_bytes)]
 
     def slot(self, rank: int, round_number: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,6 +35,11 @@ class Staging:
 
     def fit(self, size: int) -> None:
         """Prepare for a collective of this size, which is the same on all ranks."""
+
+    def meets_once(self, size: int) -> bool:
+        """Return whether each rank reduces everything itself. Then the ranks synchronize once
+        instead of twice, but each rank reads more."""
+        return self.ranks <= self.few_ranks or size <= self.small_bytes
 
     def meet(self, meet: Callable[[], None]) -> None:
         """Wait until all ranks have finished their work on the slots."""
