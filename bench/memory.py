@@ -20,6 +20,23 @@ CPU = [
     for strategy in ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
 ]
 CPU += [
+    f"{words} {workload} {options}"
+    for workload in ("mlp", "gpt", "cnn")
+    for words, options in (
+        ("fsdp", "zero=1 replicas=3"),
+        ("fsdp", "zero=2"),
+        ("fsdp", "replicas=4 shard_groups=2"),
+        ("tp", "shards=2"),
+        ("single", "recompute=full"),
+        ("single", "recompute=selective"),
+        ("pipeline", "schedule=1f1b recompute=full"),
+    )
+]
+CPU += [
+    "dp gpt recompute=full",
+    "fsdp gpt recompute=selective",
+    "tp gpt recompute=full",
+    "tp examples/huggingface.py",
     "single gpt accumulate=4",
     "single gpt precision=bf16",
     "fsdp gpt precision=bf16",
@@ -36,6 +53,8 @@ GPU = [
     "ddp gpt:124m precision=bf16 replicas=1",
     "ddp gpt:124m precision=bf16 replicas=1 bucket_view=on",
     "fsdp gpt:124m precision=bf16 replicas=1",
+    "single gpt:124m precision=bf16 batch_size=64 recompute=full",
+    "single gpt:124m precision=bf16 batch_size=64 recompute=selective",
     "mp gpt:124m precision=bf16",
     "pipeline gpt:124m precision=bf16",
 ]

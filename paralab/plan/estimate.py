@@ -7,28 +7,36 @@ activations a(n) of n samples. Each device counts
     dp                 the same, n samples each; o only on the first device, which also has the
                        loss of all samples
     ddp                p + g + o         + a(n)
-    fsdp               (p + g + o) / n   + a(n) + gathered parameters + unreduced gradients
+    fsdp               (p + g + o) / s   + a(n) + gathered parameters + unreduced gradients, where s
+                       is the number of shards; with ZeRO-1, p + g + o of its own parameters
+    tp                 p + g + o         + a(n), all of a trial with the first shard's layers
     mp, pipeline,      p + g + o of its stage's parameters
     hybrid             + a of its stage, for each micro-batch between its forward and backward
 
 where n is the size of the largest micro-batch: 64 = 2 ranks × 4 accumulation steps × 8 samples has
 a(8). The peak at one time is larger than such a sum (temporary tensors) or smaller (in the first
-backward pass of a step, gradients grow while activations shrink).
+backward pass of a step, gradients grow while activations shrink). The trial also recomputes blocks
+if the plan does, so a(n) contains one block that is computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paralab.plan.batches import chunk_sizes, pieces, replica_span, widest
 from paralab.plan.memory_trial import DeviceEstimate, MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan, RankPlan
 from paralab.plan.schedules import order
+from paralab.plan.sharding import owners
 from paralab.plan.stages import most_kept
 
-ESTIMATED = ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
+ESTIMATED = ("single", "dp", "ddp", "fsdp", "tp", "mp", "pipeline", "hybrid")
+COMPILED = (
+    "torch.compile decides what a compiled block keeps for the backward pass, and fake tensors do not "
+    "show that"
+)
 BUCKET_MB = 25.0  # the default size of a bucket
 LOW = ("bf16", "fp16")
 LOW_BYTES = 2  # per element
@@ -36,16 +44,11 @@ LOW_BYTES = 2  # per element
 
 def find_unsupported(plan: Plan) -> str | None:
     """Return why there is no estimate for this plan. A wrong one would be worse than none."""
-    options = {
-        "--zero": plan.zero in (1, 2),
-        "--shard-groups": plan.shard_groups > 1,
-        "--recompute": plan.recompute is not None,
-        "--compile": plan.compile,
-    }
-    unknown = [flag for flag, given in options.items() if given]
     if plan.strategy not in ESTIMATED:
-        unknown = [plan.strategy]
-    return f"the effect of {unknown[0]} on memory is not estimated yet" if unknown else None
+        return f"the effect of {plan.strategy} on memory is not estimated yet"
+    if plan.tensor_plan and plan.strategy != "tp":
+        return f"the effect of --shards in {plan.strategy} on memory is not estimated yet"
+    return COMPILED if plan.compile else None
 
 
 def micro_batch_sizes(plan: Plan) -> list[int]:
@@ -82,7 +85,7 @@ def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
         for name in names:
             if plan.stage_parts:
                 estimates.append(_estimate_stages(plan, trial, rank, name))
-            elif plan.strategy == "fsdp":
+            elif plan.shards_parameters:
                 estimates.append(_estimate_shard(plan, trial, rank, name))
             elif plan.strategy == "dp":
                 estimates.append(_estimate_replica(plan, trial, rank, names.index(name)))
@@ -129,8 +132,9 @@ def _device(
     return DeviceEstimate(rank.rank, device, *parts, *more, counted, peak)
 
 
-def _saved(each: Pass) -> int:
-    return sum(each.saved) + each.loss
+def _kept(each: Pass) -> int:
+    """Return what exists for backward, and the largest part of it that is computed again."""
+    return sum(each.saved) + each.loss + max(map(each.added_in, range(len(each.saved))))
 
 
 def _always(trial: MemoryTrial, samples: int) -> int:
@@ -141,20 +145,25 @@ def _always(trial: MemoryTrial, samples: int) -> int:
 
 
 def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """single and ddp. ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`
+    """single, tp, ddp, and ddp with ZeRO-1. ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`
     the gradients are views of them, so they exist from the start of each step."""
     samples = rank_samples(plan, rank)
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
-    buckets = None
-    if plan.strategy == "ddp":
+    buckets, step_bytes = None, trial.step_bytes
+    if plan.zero == 1:
+        own = owners([(each.group, each.elements) for each in trial.weights], plan.replicas)
+        mine = [w for w, owner in zip(trial.weights, own, strict=True) if owner == rank.rank]
+        state = replace(state, optimizer=_State.of(mine).optimizer)
+        step_bytes //= plan.replicas
+    if plan.strategy == "ddp" or plan.zero == 1:
         buckets = 0 if plan.bucket_view else state.gradients
 
     again = state.gradients + trial.at(size, lambda each: each.again)
     accumulates = plan.accumulate > 1 or plan.bucket_view
     moving = again if accumulates else trial.at(size, lambda each: each.first)
-    moving = max(moving, state.gradients + trial.step_bytes)
+    moving = max(moving, state.gradients + step_bytes)
     peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
-    return _device(rank, name, state, trial.at(size, _saved), peak, buckets=buckets)
+    return _device(rank, name, state, trial.at(size, _kept), peak, buckets=buckets)
 
 
 def _estimate_replica(
@@ -163,22 +172,25 @@ def _estimate_replica(
     """dp. The first device computes the loss of all replicas' outputs."""
     size = widest(rank_samples(plan, rank), plan.accumulate, 1)
     own = chunk_sizes(size, plan.replicas)[number]
-    activations = trial.at(own, lambda each: sum(each.saved)) if own else 0
+    activations = trial.at(own, lambda each: each.saved[0]) if own else 0
     state = _State.of(trial.weights)
     if number:
         state = _State(state.parameters, state.gradients, 0)
     else:
         activations += trial.at(size, lambda each: each.loss_alone)
+    if own:
+        activations = max(activations, trial.at(own, lambda each: each.recomputed_in(0)))
     return _device(rank, rank.devices[number].name, state, activations, None)
 
 
 def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
     """fsdp. Each parameter is sharded like torch.chunk along dim 0: 5 rows over 2 ranks -> 3 2."""
-    ranks, samples = plan.world_size, rank_samples(plan, rank)
-    rows = {each.name: chunk_sizes(each.rows, ranks)[rank.rank] for each in trial.weights}
+    ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
+    number = rank.rank % ranks
+    rows = {each.name: chunk_sizes(each.rows, ranks)[number] for each in trial.weights}
 
-    def shard(each: Weight, number: int) -> int:
-        return number * rows[each.name] // each.rows
+    def shard(each: Weight, size: int) -> int:
+        return size * rows[each.name] // each.rows
 
     state = _State(
         sum(shard(each, each.bytes) for each in trial.weights),
@@ -193,14 +205,14 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     moving = max(start, state.gradients + trial.step_bytes // ranks)
     always = (gathered or 0) + (unreduced or 0) + _always(trial, samples)
     peak = state.parameters + state.optimizer + moving + always
-    return _device(rank, name, state, trial.at(size, _saved), peak, gathered, unreduced)
+    return _device(rank, name, state, trial.at(size, _kept), peak, gathered, unreduced)
 
 
 def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
     """Return the bytes of fsdp's full parameters and full gradients that exist at the same time.
 
     The parameters are those outside all units, and those of two neighboring units, because fsdp
-    prefetches one. The gradients are those of one unit, or of all units if only the last
+    prefetches one; with ZeRO-2, those of all units. The gradients are those of one unit, or of all units if only the last
     accumulation step reduces them.
     """
     low = plan.precision in LOW
@@ -218,7 +230,8 @@ def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
     *own, rest = full
     pairs = [one + other for one, other in pairwise(own)] or own
     together = plan.accumulate > 1 and not plan.sync_every_pass
-    return rest + max(pairs, default=0), (sum if together else max)(gradients)
+    together_gathered = sum(own) if plan.zero == 2 else max(pairs, default=0)
+    return rest + together_gathered, (sum if together else max)(gradients)
 
 
 def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
@@ -231,7 +244,7 @@ def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) 
 
     activations = sum(_kept_by_stage(plan, trial, samples, stage) for stage in own)
     size = widest(samples, plan.accumulate, plan.micro_batches)
-    temporary = trial.at(size, lambda each: max(0, each.again - _saved(each)))
+    temporary = trial.at(size, lambda each: max(0, each.again - _kept(each)))
     buckets = None
     if plan.rank_replicas > 1:
         largest = (plan.bucket_mb or BUCKET_MB) * 2**20
@@ -251,15 +264,19 @@ def _stages_on(plan: Plan, rank: RankPlan, name: str) -> Iterator[int]:
 
 
 def _kept_by_stage(plan: Plan, trial: MemoryTrial, samples: int, stage: int) -> int:
-    """Return the bytes that autograd saves for all micro-batches that a stage keeps at one time."""
-    last = len(plan.stage_parts) - 1
+    """Return the bytes that autograd saves for all micro-batches that a stage keeps at one time.
+    If blocks are recomputed, one micro-batch also has a block that is computed again."""
 
     def of_part(part: int, size: int) -> int:
-        saved = trial.at(size, lambda each: each.saved[part])
-        return saved + (trial.at(size, lambda each: each.loss) if part == last else 0)
+        return trial.at(size, lambda each: each.saved_in(part))
+
+    def again(size: int) -> int:
+        parts = range(stage, len(plan.stage_parts), plan.stages)
+        return trial.at(size, lambda each: max(map(each.added_in, parts)))
 
     if plan.schedule is None:  # all forward passes, then all backward passes
-        return sum(of_part(stage, size) for size in _sizes(plan, samples))
+        sizes = _sizes(plan, samples)
+        return sum(of_part(stage, size) for size in sizes) + again(max(sizes))
     size = widest(samples, plan.accumulate, plan.micro_batches)  # smaller ones are padded
     actions = order(plan.schedule, plan.stages, plan.micro_batches)[stage]
-    return round(most_kept(actions, lambda part: of_part(part, size))[1])
+    return round(most_kept(actions, lambda part: of_part(part, size))[1]) + again(size)

@@ -21,6 +21,9 @@ class Weight:
     gradient_bytes      0 if it is frozen or unused
     state_bytes         optimizer state with the parameter's shape
     other_state_bytes   other optimizer state, such as a step counter
+    group               the number of its parameter group in the optimizer; None if it is in none
+
+    With tp, all numbers are those of one shard.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Weight:
     gradient_bytes: int
     state_bytes: int
     other_state_bytes: int
+    group: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Pass:
     first        peak on top of parameters, buffers, and optimizer state: the first backward pass of
                  a step, which creates the gradients
     again        peak on top of these and the gradients: any further backward pass of the step
+    recomputed   for each part, the most that exists while one of its blocks is computed again: what
+                 the backward pass has not freed yet, and what this block saves; 0 if none is
     """
 
     samples: int
@@ -52,6 +58,18 @@ class Pass:
     loss_alone: int
     first: int
     again: int
+    recomputed: tuple[int, ...] = ()
+
+    def saved_in(self, part: int) -> int:
+        """Return what autograd saves in one part; with its loss in the last part."""
+        return self.saved[part] + (self.loss if part == len(self.saved) - 1 else 0)
+
+    def recomputed_in(self, part: int) -> int:
+        return self.recomputed[part] if self.recomputed else 0
+
+    def added_in(self, part: int) -> int:
+        """Return what computing blocks of this part again adds to what autograd saves."""
+        return max(0, self.recomputed_in(part) - self.saved_in(part))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ gradients of equal shards:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons
 from paralab.plan.request import SHARDED, Request
@@ -55,6 +57,24 @@ def count_shard_groups(request: Request, replicas: int, reasons: Reasons) -> int
     because = f"requested; {plural(shards, 'shard')} in each group, all-reduced between groups"
     reasons.add("shard groups", groups, because)
     return groups
+
+
+def owners(parameters: Sequence[tuple[int | None, int]], ranks: int) -> list[int]:
+    """Return the rank that updates each parameter with ZeRO-1. Parameters are (group, elements).
+
+    torch's ZeroRedundancyOptimizer goes through the optimizer's groups. In each, it gives the next
+    largest parameter to the rank that has the fewest elements:
+
+        one group, 2 ranks    elements 1 5 3 4
+        largest first                    5 to rank 0, 4 to rank 1, 3 to rank 1, 1 to rank 0
+    """
+    sizes, result = [0] * ranks, [0] * len(parameters)
+    groups = [-1 if group is None else group for group, _ in parameters]
+    for at in sorted(range(len(parameters)), key=lambda at: (groups[at], -parameters[at][1])):
+        if parameters[at][0] is not None:
+            result[at] = sizes.index(min(sizes))
+            sizes[result[at]] += parameters[at][1]
+    return result
 
 
 def shard_units(zero: int | None, summary: Summary, reasons: Reasons) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ we count their tensors instead."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -77,25 +77,21 @@ class ActivationMeter:
 
     @contextmanager
     def _recomputing(self, block: nn.Module, device: str) -> Iterator[None]:
-        """Count what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
         with self._lock:
             live = self._live.get(device, {}).items()
             # The backward pass has already freed some of it.
             sizes = {key: size for key, (size, _, storage) in live if not storage.expired()}
         # fsdp has gathered the block's parameters again.
         ignored = self.ignored | addresses(p for p in block.parameters() if not is_sharded(p))
-        private: Any = torch._C._autograd
-        pack, unpack = private._top_saved_tensors_default_hooks(True)
 
-        def save(tensor: torch.Tensor) -> Any:
+        def note(tensor: torch.Tensor) -> None:
             storage = local(tensor).untyped_storage()
             if storage.data_ptr() not in ignored:
                 sizes[storage.data_ptr()] = storage.nbytes()
                 with self._lock:
                     self._note_peak(device, sizes.values())
-            return pack(tensor)
 
-        with torch.autograd.graph.saved_tensors_hooks(save, unpack):
+        with save_also(note):
             yield
 
     def backward_done(self, piece: Any = None) -> None:
@@ -106,6 +102,20 @@ class ActivationMeter:
             for live in self._live.values():
                 for storage in [key for key, (_, owner, _) in live.items() if owner == piece]:
                     del live[storage]
+
+
+@contextmanager
+def save_also(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Note what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
+    private: Any = torch._C._autograd
+    pack, unpack = private._top_saved_tensors_default_hooks(True)
+
+    def save(tensor: torch.Tensor) -> Any:
+        note(tensor)
+        return pack(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(save, unpack):
+        yield
 
 
 def addresses(parameters: Iterable[torch.Tensor]) -> set[int]:

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -29,15 +29,20 @@ from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
 from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan
+from paralab.worker.fake_ranks import split_layers
 from paralab.worker.inspect_workload import skip_compiler_import
 from paralab.worker.memory import num_bytes, stored_bytes
 from paralab.worker.optimizer import make_optimizer
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.precision import LOW
 from paralab.worker.samples import dataset_samples, rank_batches
+from paralab.worker.saved_tensors import SavedTensors, at_starts
+from paralab.worker.shards import local
 from paralab.workload.batch import call_model, filled, map_tensors, take, tensors, unpack
+from paralab.workload.hooks import patched
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
+from paralab.workload.recompute import Watched, recompute, watch_nothing
 from paralab.workload.workload import Workload
 
 MOST_LOADED = 256  # samples whose shapes the trial uses
@@ -82,12 +87,20 @@ class _Trial:
         self.plan, self.workload, self.fake = plan, workload, fake
         self.device = torch.device(plan.device)
         self.low = LOW.get(plan.precision)
-        self.by_module = plan.strategy == "fsdp"  # it casts modules, and does not use autocast
+        self.by_module = plan.shards_parameters  # FSDP2 casts modules, and does not use autocast
         self.model, self.built = _build(workload, fake, plan.seed)
+        self.watch: Callable[[nn.Module], Watched] = watch_nothing
         self.sample = self._load_sample()
 
     def run(self, sizes: list[int]) -> MemoryTrial:
         self._place(lambda name: torch.float64 if self.plan.precision == "fp64" else None)
+        for name in self.plan.recomputed:
+            block = self.model.get_submodule(name)
+            recompute(block, self.plan.recompute or "", lambda called: self.watch(called))
+        with split_layers(self.model, self.plan, self.fake):
+            return self._run_steps(sizes)
+
+    def _run_steps(self, sizes: list[int]) -> MemoryTrial:
         weights, step_bytes = self._try_optimizer(min(sizes))
         norms = tuple(
             name
@@ -180,20 +193,24 @@ class _Trial:
             optimizer.step()  # creates the state
             step_bytes = self._peak_of(optimizer.step, optimizer)
             state = {p: list(tensors(dict(values))) for p, values in optimizer.state.items()}
+        groups = optimizer.param_groups
+        numbers = {p: number for number, group in enumerate(groups) for p in group["params"]}
         weights = []
         for name, each in self.model.named_parameters():
+            shard = local(each)
             own = state.get(each, [])
-            like = sum(stored_bytes(value) for value in own if value.shape == each.shape)
+            like = sum(stored_bytes(local(v)) for v in own if v.shape == each.shape)
             weights.append(
                 Weight(
                     name=name,
-                    rows=max(1, each.shape[0]) if each.ndim else 1,
-                    elements=each.numel(),
-                    bytes=each.nbytes,
+                    rows=max(1, shard.shape[0]) if shard.ndim else 1,
+                    elements=shard.numel(),
+                    bytes=shard.nbytes,
                     trained=each.requires_grad,
-                    gradient_bytes=0 if each.grad is None else stored_bytes(each.grad),
+                    gradient_bytes=0 if each.grad is None else stored_bytes(local(each.grad)),
                     state_bytes=like,
                     other_state_bytes=num_bytes(own) - like,
+                    group=numbers.get(each),
                 )
             )
         self.model.zero_grad(set_to_none=True)
@@ -208,39 +225,34 @@ class _Trial:
 
         with self.fake:
             batch = filled(self.sample, samples)
-            saved, loss, loss_alone = self._count_saved(batch)
+            counted, loss, loss_alone = self._count_saved(batch)
+            saved = tuple(sum(n for n, _ in part.values()) for part in counted.parts[:-1])
+            recomputed = tuple(counted.recomputed[:-1])
             first = self._peak_of(step, *tensors(batch))
             again = self._peak_of(step, *tensors(batch))
         self.model.zero_grad(set_to_none=True)
-        return Pass(samples, num_bytes(batch), saved, loss, loss_alone, first, again)
+        return Pass(samples, num_bytes(batch), saved, loss, loss_alone, first, again, recomputed)
 
-    def _count_saved(self, batch: Any) -> tuple[tuple[int, ...], int, int]:
+    def _count_saved(self, batch: Any) -> tuple[SavedTensors, int, int]:
         """Count what autograd saves in each part of the model, and in the loss."""
-        parameters = {_storage(parameter) for parameter in self.model.parameters()}
-        parts: list[dict[Any, int]] = [{}]
-
-        def save(tensor: torch.Tensor) -> torch.Tensor:
-            if (storage := _storage(tensor)) not in parameters:
-                parts[-1][storage] = tensor.untyped_storage().nbytes()
-            return tensor
-
+        saved = SavedTensors(self.model)
+        starts = [part.start for part in self.plan.stage_parts[1:]]
         with ExitStack() as around:
-            for hook in self._at_cuts(lambda: parts.append({})):
+            for hook in at_starts(self.model, starts, saved.begin_part):
                 around.callback(hook.remove)
-            around.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda t: t))
-            around.enter_context(self._autocast())
-            kept = self._forward(batch, before_loss=lambda: parts.append({}))
-        *model, loss = parts
-        if len(model) != max(1, len(self.plan.stage_parts)):
-            raise ValueError("the model does not call the start of each stage exactly once")
-        del kept  # what autograd saved had to stay alive, or storages would be counted as one
-        new = sum(size for storage, size in loss.items() if storage not in model[-1])
-        return tuple(sum(part.values()) for part in model), new, sum(loss.values())
-
-    def _at_cuts(self, begin_part: Callable[[], None]) -> Iterator[Any]:
-        for part in self.plan.stage_parts[1:]:
-            module = self.model.get_submodule(part.start)
-            yield module.register_forward_pre_hook(lambda *_: begin_part())
+            around.enter_context(patched(self, watch=saved.watch))
+            with saved.counting(), self._autocast():
+                output, loss = self._forward(batch, before_loss=saved.begin_part)
+            *model, own = saved.parts
+            if len(model) != max(1, len(self.plan.stage_parts)):
+                raise ValueError("the model does not call the start of each stage exactly once")
+            new = sum(size for key, (size, _) in own.items() if key not in model[-1])
+            alone = sum(size for size, _ in own.values())
+            if self.plan.recomputed:
+                loss.backward()
+                self.model.zero_grad(set_to_none=True)
+            del output  # a rank also has it until here
+        return saved, new, alone
 
     def _peak_of(self, run: Callable[[], Any], *existing: Any) -> int:
         """Return the largest number of bytes on top of what exists before `run`: parameters,
@@ -283,10 +295,6 @@ def _make_tracker() -> Any:
             return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
 
     return Tracker()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _build(workload: Workload, fake: Any, seed: int) -> tuple[nn.Module, str | None]:

@@ -13,24 +13,29 @@ from paralab.plan.estimate import estimate, find_unsupported, micro_batch_sizes
 from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
 from paralab.plan.option import options_of
 from paralab.plan.request import STRATEGIES, Request
+from paralab.plan.sharding import owners
 from paralab.workload.summary import Layer, Unit
+from paralab.workload.tensor_group import TensorPlan
 from tests.plan.test_resolve import plan, summary
 
 P, G, OPT = 800, 800, 808  # of the whole model
 BUFFERS, BATCH, TEMPORARY = 8, 2, 100  # bytes; bytes per sample; of the optimizer step
 
 
-def one_pass(n, cut):
+def one_pass(n, cut, again):
     saved = (10 * n, 30 * n) if cut else (40 * n,)
-    return Pass(n, BATCH * n, saved, loss=5 * n, loss_alone=7 * n, first=50 * n, again=60 * n)
+    recomputed = tuple(each * n for each in again)
+    return Pass(
+        n, BATCH * n, saved, 5 * n, 7 * n, first=50 * n, again=60 * n, recomputed=recomputed
+    )
 
 
-def trial(cut=False, sizes=(8, 16), **changes):
+def trial(cut=False, sizes=(8, 16), again=(), **changes):
     weights = (
         Weight("0.weight", 6, 150, 600, True, 600, 600, 4),
         Weight("1.weight", 2, 50, 200, True, 200, 200, 4),
     )
-    passes = tuple(one_pass(n, cut) for n in sizes)
+    passes = tuple(one_pass(n, cut, again) for n in sizes)
     return MemoryTrial(weights, {"1.mean": BUFFERS}, (), passes, TEMPORARY, **changes)
 
 
@@ -41,9 +46,9 @@ def make(strategy, **options):
     return plan(strategy, of=found, **{"batch_size": 16} | options)
 
 
-def devices(strategy, **options):
+def devices(strategy, again=(), **options):
     made = make(strategy, **options)
-    return estimate(made, trial(cut=bool(made.stage_parts)))
+    return estimate(made, trial(cut=bool(made.stage_parts), again=again))
 
 
 def kinds(found):
@@ -106,6 +111,53 @@ def test_fsdp_peaks():
     assert one.peak == always + 800 + 800 + max(60 * 4, 400 + TEMPORARY // 2)
     [one, _] = devices("fsdp", replicas=2, accumulate=2, sync_every_pass=True)
     assert one.peak == always + 800 + 600 + 400 + 60 * 4
+
+
+def test_zero_2_keeps_all_units_gathered():
+    [three, _], [two, _] = devices("fsdp", replicas=2), devices("fsdp", replicas=2, zero=2)
+    assert (three.gathered, two.gathered) == (600 + 200, 600 + 200)  # one of two is prefetched
+    units = tuple(Unit(f"{n}", 200) for n in range(3))
+    weights = tuple(Weight(f"{n}.w", 2, 50, 200, True, 200, 200, 0) for n in range(3))
+    many = replace(make("fsdp", replicas=2), shard_units=tuple(unit.name for unit in units))
+    for zero, gathered in ((3, 400), (2, 600)):
+        [one, _] = estimate(replace(many, zero=zero), replace(trial(), weights=weights))
+        assert one.gathered == gathered
+
+
+def test_shard_groups_share_the_shards():
+    """2 groups of 2 shards: rank 2 has the same shard as rank 0."""
+    assert kinds(devices("fsdp", replicas=4, shard_groups=2)) == [(400, 400, 408, 45 * 4)] * 4
+
+
+def test_owners():
+    sizes = [1, 5, 3, 4]  # 5 to rank 0, 4 to rank 1, 3 to rank 1, 1 to rank 0
+    assert owners([(0, size) for size in sizes], 2) == [0, 0, 1, 1]
+    # The second group continues with 6 and 7 elements, and the frozen parameter has no owner.
+    assert owners([(0, 1), (0, 5), (0, 3), (0, 4), (1, 9), (None, 99)], 2)[4] == 0
+
+
+def test_zero_1_divides_optimizer_state_by_parameter():
+    """Rank 0 updates layer 0, and rank 1 layer 1. Both have DDP's buckets."""
+    found = devices("fsdp", replicas=2, zero=1)
+    assert kinds(found) == [(P, G, 604, 45 * 8), (P, G, 204, 45 * 8)]
+    assert [(each.buckets, each.gathered) for each in found] == [(G, None)] * 2
+    assert found[0].peak == P + 604 + G + max(50 * 8, G + TEMPORARY // 2) + BUFFERS + BATCH * 8
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "again", "activations"),
+    [
+        ("single", {}, [60], [60 * 16]),  # more than the 45 n of the forward pass
+        ("single", {}, [20], [45 * 16]),  # a small block at the start of a large model
+        ("dp", {"replicas": 2}, [60], [60 * 8, 60 * 8]),
+        # The stages keep 4 micro-batches of 4: 10 n and 35 n. One of them is computed again.
+        ("pipeline", {"micro_batches": 4}, [15, 50], [10 * 16 + 5 * 4, 35 * 16 + 15 * 4]),
+        ("pipeline", {"micro_batches": 4, "schedule": "1f1b"}, [15, 50], [100, 200]),
+    ],
+)
+def test_recomputed_blocks(strategy, options, again, activations):
+    found = devices(strategy, again=again, **options)
+    assert [each.activations for each in found] == activations
 
 
 # Stage 0 has layer 0: 10 n. Stage 1 has layer 1 and the loss: 35 n.
@@ -188,14 +240,15 @@ def test_the_estimate_knows_every_strategy_and_option():
     otherwise plans with it would silently get the estimate of plans without it."""
     in_estimate = "batch_size samples replicas stages schedule micro_batches accumulate placement"
     in_estimate += " precision bucket_mb bucket_view sync_every_pass device"
+    in_estimate += " zero shard_groups recompute"
     hardly_matters = "workload seed loss_scale no_scaler static_graph find_unused steps epochs"
     hardly_matters += " backend mps threads_per_device prefix"
     known = set(in_estimate.split()) | set(hardly_matters.split())
-    refused = {"zero": 1, "shard_groups": 2, "recompute": "full", "compile": True}
-    only_tp = {"shards"}
-    assert {each.name for each in options_of(Request)} == known | only_tp | set(refused)
-    for name, value in refused.items():
-        assert find_unsupported(replace(make("single"), **{name: value})), name
-    unsupported = (s for s in STRATEGIES if find_unsupported(replace(make("single"), strategy=s)))
-    assert list(unsupported) == ["tp"]
+    only_tp = {"shards"}  # the trial has only the first shard
+    assert {each.name for each in options_of(Request)} == known | only_tp | {"compile"}
+    assert find_unsupported(replace(make("single"), compile=True))
+    split = replace(make("hybrid"), tensor_plan=TensorPlan(2, ()))
+    assert find_unsupported(split)
+    plans = {strategy: replace(make("single"), strategy=strategy) for strategy in STRATEGIES}
+    assert not any(map(find_unsupported, plans.values()))
     assert "new" in find_unsupported(replace(make("single"), strategy="new"))

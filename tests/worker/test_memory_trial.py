@@ -21,6 +21,7 @@ from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
 from paralab.worker.memory_trial import run_trial
 from paralab.worker.optimizer import make_optimizer
+from paralab.workload.tensor_group import TensorGroup, TensorPlan
 from tests.worker.one_rank import make_plan, make_workload
 
 KINDS = ("parameters", "gradients", "optimizer", "activations")
@@ -38,6 +39,21 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.head(self.second(self.first(x + self.offset)).relu())
+
+
+class Blocks(nn.Module):
+    """The second block is larger than everything that is saved at once."""
+
+    def __init__(self):
+        super().__init__()
+        widths = (50, 90, 20)
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(3, w), nn.GELU(), nn.Linear(w, 3), nn.Tanh()) for w in widths)
+        )
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
 
 
 class Checkpointed(nn.Module):
@@ -83,12 +99,16 @@ def measure(folder, workload, plan):
         (Checkpointed, {}, {}),
         (normalized, {"precision": "fp64"}, {}),
         (Checkpointed, {"precision": "bf16"}, {}),
+        (Blocks, {"recompute": "full"}, {}),
+        (Blocks, {"recompute": "selective"}, {}),
     ],
-    ids=["linear", "tied", "checkpointed", "fp64", "bf16"],
+    ids=["linear", "tied", "checkpointed", "fp64", "bf16", "full", "selective"],
 )
 def test_equal_to_a_real_rank(tmp_path, model, options, fields):
     workload = make_workload(model=model, **fields)
-    plan = make_plan(workload, steps=2, **options)
+    recomputed = tuple(f"blocks.{number}" for number in range(3)) if "recompute" in options else ()
+    plan = make_plan(workload, steps=2, **{**options, "recompute": None})
+    plan = replace(plan, recompute=options.get("recompute"), recomputed=recomputed)
     [found] = estimate(plan, run_trial(plan, workload, micro_batch_sizes(plan)))
     assert {kind: getattr(found, kind) for kind in KINDS} == measure(tmp_path, workload, plan)
 
@@ -143,6 +163,22 @@ def test_the_peak_of_fsdp(fake_ranks):
                 optimizer.step()
     [snapshot] = tracker.get_tracker_snapshot("peak").values()
     assert found.peak == pytest.approx(snapshot["Total"], rel=0.1)
+
+
+def test_the_first_of_two_shards():
+    """x (3) -> 8 columns -> tanh -> 8 rows -> 2. A shard has 4 of the 8, and the whole last bias. It
+    saves x, tanh(h), and its own part of everything between."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    workload = make_workload(model=lambda: model)
+    group = TensorGroup("", ("0",), "2", 8 * (3 + 1 + 2), kept=True)
+    plan = replace(make_plan(workload), strategy="tp", tensor_plan=TensorPlan(2, (group,)))
+    whole = run_trial(make_plan(workload), workload, [4])
+    shard = run_trial(plan, workload, [4])
+    sizes = [(each.elements, each.gradient_bytes, each.state_bytes) for each in shard.weights]
+    assert sizes == [(n, 4 * n, 4 * n) for n in (4 * 3, 4, 2 * 4, 2)]
+    assert shard.passes[0].saved == (4 * 4 * (3 + 4),)
+    assert whole.passes[0].saved == (4 * 4 * (3 + 8),)
+    assert shard.passes[0].again < whole.passes[0].again
 
 
 def test_activations_of_each_part():
