@@ -50,7 +50,7 @@ class Answer(_Block, frozen=True):
     terms: tuple[str, ...] = ()  # a correct answer contains one word from each: "backward|gradient"
     choice: str | None = None  # for a which-one question: the alternative that the answer chooses
     options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"
-    undecided: bool = False  # the timings are too noisy for an answer
+    undecided: bool = False  # True if the timings are too noisy for an answer
     prediction: str = ""  # the student's prediction before measuring
 
 
@@ -59,7 +59,7 @@ class Bar(Record, frozen=True):
     value: float | None
     low: float | None = None  # error bar limits
     high: float | None = None
-    text: str = ""  # printed next to the bar
+    text: str = ""  # text next to the bar
 
 
 class Bars(_Block, frozen=True):
@@ -74,7 +74,7 @@ class Bars(_Block, frozen=True):
 
 class ShareRow(Record, frozen=True):
     label: str
-    shares: tuple[float, ...]  # one for each kind; they add up to 1
+    shares: tuple[float, ...]  # one share for each kind of work
 
 
 class Shares(_Block, frozen=True):

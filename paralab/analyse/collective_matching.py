@@ -23,7 +23,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, Literal
 
-DEFAULT_GROUP = "0"  # every rank belongs to it
+DEFAULT_GROUP = "0"  # the group of all ranks
 # Collectives by their torch.distributed function name or flight recorder name.
 KIND = re.compile(
     r"_?(?:monitored_)?i?(reduce_scatter|all_?reduce|all_?gather|all_?to_?all|broadcast|barrier"
@@ -48,12 +48,12 @@ class CollectiveCall:
     kind: str | None  # as `kind_of` returns it
     group: str | None = DEFAULT_GROUP
     number: int | None = None  # the sequence number in the group; None for send and recv
-    shapes: tuple[tuple[int, ...], ...] | None = None  # of the tensors that this rank contributes
+    shapes: tuple[tuple[int, ...], ...] | None = None  # of each tensor from this rank
     dtype: str | None = None
     site: Hashable = None  # an id for the calling line; None if lines may differ
     where: str | None = None  # the calling line, for messages
     is_open: bool = False  # True if the rank has not left the call
-    record: Any = field(default=None, compare=False)  # the entry for this call in its source
+    record: Any = field(default=None, compare=False)  # where the source lists this call
 
     @property
     def values(self) -> int | None:
@@ -268,7 +268,7 @@ def from_flight_recorder(entries: Iterable[Mapping[str, Any]]) -> list[Collectiv
         kind = kind_of(name) or name
         group = entry.get("process_group") or [entry.get("pg_id", 0)]
         is_p2p = bool(entry.get("is_p2p"))
-        uneven = "coalesced" in name  # several tensors at once; ranks may differ in how many
+        uneven = "coalesced" in name  # several tensors; ranks may pass different numbers of them
         sizes = entry.get("input_sizes")
         where = user_line(entry.get("frames"))
         calls.append(

@@ -47,7 +47,7 @@ class Row(Numbers, frozen=True, kw_only=True):
     bytes_per_step: float
     not_finite_losses: int
     runs: list[str]
-    verify: Verification | None  # None if not checked
+    verify: Verification | None  # None if it was not checked
     speed_up: SpeedUp | None = None  # None if it trains a different workload from the baseline
     efficiency: float | None = None  # speed-up per device
     loss_difference: float | None = None  # largest relative difference from the baseline
@@ -95,7 +95,7 @@ class Measured(Planned, frozen=True, kw_only=True):
 class Outcome(Record, frozen=True, kw_only=True):
     configurations: list[Measured]
     rounds: int
-    signal: int | None = None  # that interrupted it
+    signal: int | None = None  # the signal that interrupted it
 
 
 def comparison_of(folder: Path) -> Comparison:
@@ -184,7 +184,7 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
     recordings = [Recording.read(folder / run) for run in configuration.runs]
     first = results[0]
     seconds = [step for recording in recordings for step in recording.step_seconds]
-    # In a damaged run, the events lack steps that result.json still contains.
+    # If a run's events are damaged, they lack steps that result.json still contains.
     damaged = len(results) == 1 and first.steps > len(recordings[0].steps)
     times = first.step_seconds if damaged or not seconds else spread(seconds)
     assert times is not None, configuration.name
@@ -251,7 +251,7 @@ def loss_difference(
 
 
 def _metrics(results: list[Result]) -> Metrics:
-    """Return the medians over the rounds. Keep a straggler only if it is one in most rounds."""
+    """Return the medians over the rounds. Keep a straggler only if most rounds have it."""
     rounds = [result.metrics for result in results]
     medians = _medians(rounds)
     late = [each.straggler for each in rounds if each.straggler]

@@ -22,7 +22,7 @@ from paralab.record.types import Record
 # Student's t, two-sided 95 %, by degrees of freedom. Beyond the table, it is slightly above 1.96.
 T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
        2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)  # fmt: skip
-FEWEST = 3  # rounds; with two, the interval is too wide to be useful
+FEWEST = 3  # the interval from two rounds is too wide to be useful
 SMALLEST = 0.01  # ignore differences below 1 %, even if they are certain
 SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matters
 

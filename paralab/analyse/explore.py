@@ -15,9 +15,9 @@ from paralab.plan.schedules import SCHEDULES
 from paralab.units import plural
 
 MOST_DEVICES = 16
-MOST_LATENCY = 95  # percent of a measured transfer
+MOST_LATENCY = 95  # percent of a measured transfer that is latency
 BUCKET_PARTS = 64  # the slider's step: this fraction of all gradients
-PREDICTED_DEVICES = 8  # where the prediction starts
+PREDICTED_DEVICES = 8  # devices in the first prediction
 
 
 class NotMeasured(Exception):

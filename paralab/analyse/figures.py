@@ -18,14 +18,14 @@ from paralab.record.events import COLLECTIVES, Load, Step
 from paralab.record.events import Span as SpanEvent
 from paralab.units import measure, plural
 
-# Draw a replica's passes like any other passes.
+# Draw a replica's passes like those of a process.
 KINDS = {"replica_forward": "forward", "replica_backward": "backward"}
-MOST_SPANS = 600  # per timeline, to keep the page small
-MOST_POINTS = 300  # per curve
-GAP_SECONDS = 0.1  # between two runs on one time axis
+MOST_SPANS = 600  # spans per timeline, to keep the page small
+MOST_POINTS = 300  # points per curve
+GAP_SECONDS = 0.1  # space between two runs on one time axis
 
 Points = list[tuple[float, float]]
-Values = Mapping[str, float | None]  # by the name of a curve
+Values = Mapping[str, float | None]  # curve name -> value
 
 
 def timeline(recording: Recording) -> Timeline | None:

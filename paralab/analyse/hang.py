@@ -15,9 +15,9 @@ class Hang:
 
     kind: str
     rank: int
-    why: str  # "is stopped …"
+    why: str  # what the rank does: "is stopped …"
     where: str | None
-    waiting: str | None  # the collective that the others wait in
+    waiting: str | None  # the collective in which the others wait
     mismatch: Mismatch | None = None
 
 

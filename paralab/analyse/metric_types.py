@@ -29,7 +29,7 @@ class Bucket(Record, frozen=True, kw_only=True):
     stage: int
     bucket: int
     bytes: int
-    ready_seconds: float  # after the start of the step
+    ready_seconds: float  # seconds since the start of the step
     transfer_seconds: float
     bytes_per_second: float | None
 

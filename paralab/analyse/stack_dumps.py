@@ -1,4 +1,5 @@
-"""Read the stack and the flight recorder that a rank dumped when the launcher's deadline passed."""
+"""Read the stack and the Flight Recorder entries that a rank dumped when it exceeded the
+launcher's deadline."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class StackDump:
         stack, collectives = _convert(answer)
         return cls(
             rank=rank,
-            asked=state.exists(),  # each node's launcher asks only the ranks on that node
+            asked=state.exists(),  # a node's launcher asks only its own ranks
             state=_read_object(state).get("state"),
             answered=bool(answer),
             stack=stack,
@@ -78,7 +79,7 @@ class StackDump:
             if in_torch and (kind := matching.kind_of(frame.function)):
                 return kind
             if not frame.is_library:
-                return None  # from here on, the stack shows only callers
+                return None  # the frames that follow are only callers
         return None
 
     @property

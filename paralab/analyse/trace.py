@@ -250,7 +250,7 @@ def _arrow(id_: int, name: str, chain: list[Slice]) -> list[TraceEvent]:
     events = []
     for number, slice_ in enumerate(chain):
         moment = max(moment, slice_.start_us)
-        if moment >= slice_.end_us:  # the next slice may start where this one ends
+        if moment >= slice_.end_us:  # the next slice may start at the same microsecond
             return []
         arrow = {"name": name, "cat": "flow", "id": id_, "ts": moment, **slice_.where}
         events.append({"ph": "t" if number else "s", **arrow})

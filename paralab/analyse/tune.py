@@ -19,7 +19,7 @@ from paralab.errors import UsageError
 from paralab.record.types import Record
 from paralab.units import seconds
 
-DEFAULT_MB = 25.0  # PyTorch's default bucket size, to plot the default on the curve
+DEFAULT_MB = 25.0  # PyTorch's default bucket size, which places the default on the curve
 HIGH = ("fp32", "fp64")
 
 

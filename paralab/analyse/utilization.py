@@ -39,7 +39,7 @@ def mean_load(recording: Recording) -> MeanLoad:
 
 
 def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
-    """Divide the FLOPs that the model needs (not those computed) by the step time."""
+    """Divide the FLOPs that the model needs by the step time. Recomputed FLOPs do not count."""
     plan, machine = recording.plan, recording.manifest.machine
     per_sample = recording.manifest.workload.flops_per_sample
     if not per_sample or not step_seconds:

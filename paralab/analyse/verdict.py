@@ -19,7 +19,7 @@ from paralab.analyse.verify import alike, apart_from
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
-BUSY = 0.85  # share of its cores that a run gets; below this, another program uses the machine
+BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
 
 def verdict(comparison: Comparison) -> tuple[Finding, ...]:

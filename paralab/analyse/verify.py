@@ -195,7 +195,7 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     gradients, limit = asked.gradient_difference, ROUNDING[precision]
     if "casts" in proof.control:
         limit = max(limit, ROUNDING["fp32"])
-    rounds = set(proof.control) <= {"casts"}  # no other reason
+    rounds = set(proof.control) <= {"casts"}  # there is no other reason
     if rounds and gradients is not None and gradients > limit:
         return (
             f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "

@@ -23,7 +23,7 @@ import torch
 from paralab.collectives.gpu_driver import GpuMemory
 from paralab.collectives.staging import SLOTS, Staging
 
-SLOT_BYTES = 32 * 2**20  # at first: larger than one of DDP's buckets
+SLOT_BYTES = 32 * 2**20  # initial slot size: larger than one of DDP's buckets
 PART_OF_MEMORY = 64  # all slots of a rank use at most a 64th of its GPU
 # A rank records an event again two synchronizations later. By then, all ranks have waited for it.
 EVENTS = 2
@@ -61,12 +61,13 @@ class GpuStaging(Staging):
     def _share(self, slot_bytes: int) -> str:
         """Replace all slots on all ranks. If any rank cannot, keep the old slots and return the
         reason, which is the same on all ranks."""
-        self.stream.synchronize()  # no rank uses the old slots after the exchange
+        self.stream.synchronize()  # after this exchange, no rank uses the old slots
         with torch.cuda.device(self.device):
             own, mine = _allocate(SLOTS * slot_bytes, self.device)
             answers = self._exchange(_encode(mine | {"most_bytes": self._most_bytes}))
             invitations = list(map(_decode, answers))
-            self._most_bytes = min(each["most_bytes"] for each in invitations)  # GPUs may differ
+            # Ranks may have GPUs of different sizes.
+            self._most_bytes = min(each["most_bytes"] for each in invitations)
             problem = next((each["problem"] for each in invitations if "problem" in each), "")
             others: dict[int, _Peer] = {}
             if not problem:

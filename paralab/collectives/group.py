@@ -54,7 +54,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         self._thread = OrderedThread("collectives", self._mesh.abort)
         self._connections: dict[int, Connection] = {}
         self._warned: set[str] = set()
-        self._number = 0  # of the last collective
+        self._number = 0  # number of the last collective
         self._gpu: GpuStaging | None = None  # set by the first collective on a GPU
         atexit.register(self._leave_at_exit)
 
@@ -71,7 +71,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             self._mesh.interrupt()
             for each in threads:
                 each.close(CLOSE_SECONDS)
-        if self._gpu and not self._thread.error:  # otherwise, its stream may wait for a dead rank
+        if self._gpu and not self._thread.error:  # its stream must not wait for a dead rank
             self._gpu.close()
         self._mesh.close()
 
@@ -80,7 +80,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
 
     def _leave_at_exit(self) -> None:
         # Python kills threads that are still running at exit, which can abort inside torch's code.
-        self._gpu = None  # the driver frees its memory
+        self._gpu = None  # the driver frees the group's memory
         self.shutdown(0)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:

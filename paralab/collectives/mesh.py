@@ -173,8 +173,8 @@ class Mesh:
                 )
 
     def explain_loss(self, rank: int, call: object) -> dist.DistBackendError:
-        """Describe which rank is to blame if `rank` does not answer. A rank that gives up because
-        of another rank says so before it exits."""
+        """Describe the rank to blame if `rank` does not answer. A rank that gives up because of
+        another rank names that rank before it exits."""
         for peer in self.peers.values():
             peer.listen()
         gone = [
@@ -190,7 +190,7 @@ class Mesh:
 
     def say(self, last_words: bytes) -> None:
         for peer in self.peers.values():
-            with suppress(OSError):  # it may be gone already
+            with suppress(OSError):  # the rank may already be gone
                 peer.control.sendall(last_words)
 
     def abort(self, reason: str) -> None:

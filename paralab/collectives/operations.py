@@ -29,7 +29,7 @@ from paralab.collectives.shared_memory import Notes
 from paralab.collectives.staging import Staging
 
 SAME_SIZE = ("all_reduce", "reduce", "broadcast", "gather", "scatter")
-Stage = Callable[[int], None]  # takes the round number
+Stage = Callable[[int], None]  # a function of the round number
 
 
 class Collectives:
@@ -38,7 +38,7 @@ class Collectives:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank, self.size = mesh, mesh.rank, mesh.size
         self.notes = Notes(mesh)
-        self.staging: dict[str, Staging] = {"cpu": Staging(mesh)}  # by type of device
+        self.staging: dict[str, Staging] = {"cpu": Staging(mesh)}  # device type -> staging slots
         self.calls = 0
 
     def all_reduce(self, tensor: Tensor, operator: str, root: int | None, seconds: float) -> None:

@@ -20,7 +20,7 @@ HEADER = struct.Struct("!qq16s")  # tag, bytes, dtype
 
 
 class Connection:
-    """Messages to and from one rank. A message that no receive has asked for yet waits in
+    """Messages to and from one rank. A message that arrives before its receive call waits in
     `early`."""
 
     def __init__(self, mesh: Mesh, rank: int, seconds: float) -> None:

@@ -1,7 +1,6 @@
-"""Grade a sheet against its run. Each item is right, wrong, missing, or not judged.
-
-judge_cell.py judges the table cells, and judge.py the answers. An item that is not judged is left
-for a human to read, and its points are not counted.
+"""Grade a sheet against its run. Each item is right, wrong, missing, or not judged. judge_cell.py
+judges table cells, judge.py judges answers. A human must read the items that are not judged; their
+points do not count.
 """
 
 import difflib
@@ -22,17 +21,17 @@ EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
 CHECKPOINT = (
     "Verification checkpoint"  # the handbook's part 4, which students also hand in as a file
 )
-MOST_QUESTIONS = 100  # in one part; the rest of such a sheet is not read
+MOST_QUESTIONS = 100  # in one part; the rest is not read
 UNIT = re.compile(r"\s*[(\[]([^()\[\]\s]+)[)\]]\s*$")  # `step time (ms)`
 Rows = list[list[str]]
-CLOSE = 0.6  # minimum similarity for two questions to be treated as the same
+CLOSE = 0.6  # questions at least this similar count as the same
 
 
 class Item(Record, frozen=True, kw_only=False):
     """One graded cell or answer."""
 
     part: int
-    place: str  # `step time of single`, or the question
+    place: str  # a cell, `step time of single`, or a question
     status: Status
     written: str = ""
     expected: str = ""
@@ -69,7 +68,7 @@ def grade(text: str, document: Document, tolerance: float) -> Grade:
     if own_file and CHECKPOINT in text.strip().partition("\n")[0]:  # only part 4 of the handbook
         expected = {number: expected[number] for number in own_file}
     if not written.keys() & expected.keys():
-        fix = "use a sheet from `paralab practical N --blank FILE`, and keep its headings"
+        fix = "write a blank sheet with `paralab practical N --blank FILE`, and keep its headings"
         raise UsageError(f"The sheet does not contain any part of {document.title!r}.", fix=fix)
     known = [number for section in document.sections for number in _find_numbers(section)]
     items: list[Item] = []

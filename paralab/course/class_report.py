@@ -131,7 +131,7 @@ class SpeedUps(Record, frozen=True, kw_only=True):
 
 
 class ClassReport(Record, frozen=True, kw_only=True):
-    """The report that `practical check --json` prints, for one sheet or for a class."""
+    """The output of `practical check --json`, for one sheet or for a class."""
 
     students: list[StudentGrade]
     speed_ups: dict[str, SpeedUps]
@@ -205,7 +205,7 @@ def for_gradescope(s: Submission) -> JsonObject:
     return {"score": s.grade.points()[0], "output": text, "tests": tests}
 
 
-ENVIRONMENT = {  # classroom50 sets these variables
+ENVIRONMENT = {  # Classroom 50 sets these variables
     "classroom": "CLASSROOM",
     "assignment": "ASSIGNMENT",
     "submission": "SUBMISSION_TAG",

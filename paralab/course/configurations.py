@@ -1,4 +1,4 @@
-"""Define each practical's configurations: a short key for templates, a label, and what to train."""
+"""The configurations of each practical: a short key for templates, a label, and what to train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
-MOST = 3  # if a question is undecided, measure up to three times as many rounds,
+MOST = 3  # if a question is undecided, run up to three times as many rounds,
 LONGEST_SECONDS = 600  # unless this would take longer
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
 
@@ -65,7 +65,7 @@ class Practical:
 
     @property
     def limit(self) -> str:
-        """The limit on measuring a question that is still undecided."""
+        """How long to keep measuring while a question is undecided."""
         return f"{MOST * self.rounds} rounds or {LONGEST_SECONDS // 60} minutes"
 
 

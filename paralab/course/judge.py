@@ -1,4 +1,4 @@
-"""Judge a free-text answer by what it states, not by what it mentions.
+"""Judge a free-text answer by what it states, not by the words it contains.
 
 The template's rubric has one deciding fact per question:
 
@@ -8,8 +8,8 @@ The template's rubric has one deciding fact per question:
                 state "backward"
     numbers     each number is in its place: "8 processes on 2 GPUs" does not state 2 processes
 
-An answer that does not state the fact, is not clear, contains a number that is not in the run, or
-uses many words from outside the course is left for a human to read.
+A human must read an answer that does not state the fact, is not clear, contains a number that is
+not in the run, or uses many words that do not occur in the course.
 """
 
 import re
@@ -56,8 +56,10 @@ MORE = (
 )
 NEITHER = r"\b(?:neither|same|equal\w*|tie|both|similar\w*|identical\w*)\b|\bno (?:\w+ )?difference"
 UNDECIDED = r"nois[ey]|few rounds|(?:cannot|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
-LABEL = re.compile(r"\b(?:rank|part|step|process)\s*$")  # the number after it is a name: rank 0
-MOST_WORDS = 150  # a longer text mentions everything
+LABEL = re.compile(
+    r"\b(?:rank|part|step|process)\s*$"
+)  # a number after one of these is a name: rank 0
+MOST_WORDS = 150  # a longer text mentions every term somewhere
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
 # Common words that no sheet uses.
 COMMON = """
@@ -73,7 +75,7 @@ GLUE = (
     r"\b(?:a|an|and|are|as|at|be|because|become|by|do|does|for|from|gets?|has|have|if|in|is|its?"
     r"|of|on|or|per|so|than|that|the|they|to|uses?|was|when|with)\b"
 )
-STEM = 4  # letters of a word to compare; the rest is grammar
+STEM = 4  # compare this many letters of a word; the rest is its ending
 FOREIGN = {*"ist nicht der und sind weil est pas plus les une sont que los más più niet".split()}
 
 
@@ -86,7 +88,7 @@ def judge(answer: Answer, given: str, tolerance: float, known: Sequence[Stated] 
     mine, asked = _words(text), _words(question)
     repeats = mine <= asked and len(mine) >= 0.7 * len([word for word in asked if len(word) > 1])
     if repeats or not (mine or text):
-        return "missing", "the answer repeats the question"
+        return "missing", "the answer only repeats the question"
 
     status, reason = _judge_fact(answer, text, tolerance)
     doubt = _find_doubt(answer, text, tolerance, known) if status == "right" else ""
@@ -121,7 +123,11 @@ def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Sta
             return f"{text[number.start : number.end]} is not a number from this run"
     words = _content(text)
     foreign = [word for word in words if word[:STEM] not in vocabulary()]
-    return "it uses many words from outside the course" if 4 * len(foreign) > len(words) else ""
+    return (
+        "it uses many words that do not occur in the course"
+        if 4 * len(foreign) > len(words)
+        else ""
+    )
 
 
 def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool:
@@ -138,14 +144,14 @@ def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool
 
 @cache
 def vocabulary() -> frozenset[str]:
-    """Return the stems of all words in the sheets, and of common English words."""
+    """Return the stems of the words in the sheets and of common English words."""
     templates = sorted((Path(__file__).parent / "templates").glob("*.j2"))
     text = " ".join(path.read_text(encoding="utf-8").lower() for path in templates)
     return frozenset(word[:STEM] for word in (*_long_words(text), *COMMON))
 
 
 def _is_relevant(text: str) -> bool:
-    """Return whether an answer may be serious even though it does not state the fact."""
+    """Return whether an answer that does not state the fact may still be a serious attempt."""
     words = _content(text)
     serious = sum(word[:STEM] in vocabulary() for word in words) + bool(_words(text) & {*YES_NO})
     return 2 * serious >= max(len(words), 1) or bool(_words(text) & FOREIGN) or not text.isascii()

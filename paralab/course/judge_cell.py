@@ -51,7 +51,7 @@ def _judge_number(given: str, cell: Cell, tolerance: float, place: str) -> Judgm
         reason = f"{given!r} is not a number with a known unit"
         return "wrong" if clear or len(given) > 40 else "not judged", reason
     judgments = [_compare(number, cell, tolerance) for number in numbers]
-    reason = min(judgments, key=len)  # an empty reason if any interpretation is right
+    reason = min(judgments, key=len)  # no reason if any interpretation is right
     noun = numbers[0].noun
     if not reason and noun and noun[:4] not in plain(place):
         return "not judged", f"{noun!r} is not a known unit"

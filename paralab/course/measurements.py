@@ -60,7 +60,7 @@ class Measurements:
         return [Recording.read(Path(self.comparison.run_folder, run)) for run in runs]
 
     def notes(self, keys: Sequence[str], columns: Sequence[str] = ()) -> str:
-        """Say what is virtual, emulated, or shared in these runs, and how memory was measured."""
+        """State what is virtual, emulated, or shared in these runs, and how memory was measured."""
         rows = [self.rows[key] for key in keys if key in self.rows]
         if not rows:
             return ""
@@ -76,7 +76,7 @@ class Measurements:
 
 
 def arrived(row: Measured) -> list[int]:
-    """Return how many samples arrived inside the model on each device, as counted by a hook."""
+    """Return how many samples reached the model on each device, counted by a hook."""
     return [entry.shape[0] for entry in row.splits]
 
 

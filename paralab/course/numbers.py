@@ -28,7 +28,7 @@ IN_TEXT = re.compile(
     rf"(?<![\w.])({DIGITS}|{'|'.join(WORDS)})(?!\w*-\w)\s*(%|×|[A-Za-zµμ-]+)?", re.IGNORECASE
 )
 FLOAT = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?")
-ROUNDING = 0.05  # maximum rounding error, as a share of the value
+ROUNDING = 0.05  # largest rounding error, as a share of the value
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stated:
     noun: str
     start: int = 0
     end: int = 0
-    step: float = 0.0  # the value of its last digit
+    step: float = 0.0  # the place value of its last digit
     kind: str = ""
 
     def equals(self, known: float, tolerance: float) -> bool:

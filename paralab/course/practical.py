@@ -43,7 +43,7 @@ def run(
     say: Print = lambda line: None,
 ) -> tuple[Document, Path]:
     """Train the configurations that the practical (or one part) needs. Return the filled sheet and
-    its folder. If a question is undecided, measure longer, unless `rounds` is given."""
+    its folder. Without `rounds`, measure longer while a question is undecided."""
     practical = find(name)
     parts = choose_parts(practical, part)
     say("inspecting the machine and the workload")
@@ -85,7 +85,7 @@ def choose_parts(practical: Practical, part: int | None) -> list[int]:
 
 
 def vary(base: Request, student: str) -> Request:
-    """Choose the seed and batch size by student, so that students' sheets differ."""
+    """Derive the seed and batch size from the student, so that students get different sheets."""
     number = int.from_bytes(hashlib.sha256(student.encode()).digest()[:4], "big")
     batch = base.batch_size or VARIANT_BATCHES[number % len(VARIANT_BATCHES)]
     return replace(base, seed=number, batch_size=batch)
@@ -144,7 +144,7 @@ def document_of(folder: Path) -> Document:
 
 
 def require_run(folder: Path, name: str, student: str | None = None) -> None:
-    """Reject the run of another practical or of another student's variant."""
+    """Reject a run of another practical or of another student's variant."""
     find(name)
     about = about_of(folder)
     if about.practical != name:
@@ -169,7 +169,8 @@ def newest(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """Report whether all configurations train the same way, and what limits the timings."""
+    """Report whether all configurations train the same way, and what makes the timings less
+    reliable."""
     findings = [finding for finding in verdict(comparison) if finding.kind in ("same", "warning")]
     shared = {row.name: why for row in comparison.rows if (why := find_sharing(row.remarks))}
     if shared:

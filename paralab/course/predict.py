@@ -1,8 +1,6 @@
-"""Predict, run, compare: a student predicts each answer, and then sees the prediction next to the
-measurement.
-
-A run measures all parts at once. The results of a part stay hidden until the student has predicted
-them.
+"""Predict, run, compare: a student predicts each answer, then sees the prediction next to the
+measurement. One run measures all parts, but hides the results of a part until the student has
+predicted them.
 """
 
 import json
@@ -19,7 +17,7 @@ from paralab.course.sheet_text import WrittenPart, parse, read_sheet
 from paralab.errors import UsageError
 from paralab.record.types import read_object
 
-Predictions = dict[str, str]  # by `Part 3: Compare | a) Is DataParallel faster?`
+Predictions = dict[str, str]  # keys look like `Part 3: Compare | a) Is DataParallel faster?`
 FILE = "predictions.json"
 
 

@@ -1,8 +1,8 @@
 """Attach to a hung job: report where each rank is stuck and which rank is missing.
 
-If the job was started by `paralab doctor --`, a side thread in each rank answers and also reports
-its collectives. Otherwise py-spy (pip install "paralab[attach]") reads the stacks. It
-does not pause the processes.
+If `paralab doctor --` started the job, a thread in each rank answers and also reports its
+collectives. Otherwise, py-spy (pip install "paralab[attach]") reads the stacks without pausing the
+processes.
 """
 
 import json
@@ -30,14 +30,14 @@ from paralab.errors import UsageError
 from paralab.machine import processes
 
 LOOK_AGAIN_SECONDS = 0.5
-BUSY_SECONDS = 0.05  # CPU time between two samples
+BUSY_SECONDS = 0.05  # a rank that uses this much CPU time between two samples is running
 SPY_SECONDS = 20
 SPY_TRIES = 3  # py-spy may read an inconsistent stack from a running process
 NO_PERMISSION = (
     "py-spy cannot read this process: use the same user or sudo (macOS always needs sudo), allow "
     "ptrace (sysctl kernel.yama.ptrace_scope=0), or start the container with --cap-add=SYS_PTRACE"
 )
-JOB = (  # what the ranks of one job share
+JOB = (  # variables with the same value on all ranks of a job
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -147,7 +147,7 @@ def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
         if rank.state in STOPPED:
             continue
         if rank.stack is None or (rank.collective and rank.moves):
-            del calls[rank.rank]  # unknown, or not hung
+            del calls[rank.rank]  # the rank is unknown or not hung
         elif rank.collective:
             site = rank.collective, rank.place
             calls[rank.rank] = [CollectiveCall(rank.collective, None, site=site, is_open=True)]
@@ -171,9 +171,9 @@ def _evidence(ranks: Ranks) -> list[str]:
 
 def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     why = (
-        f"The process of rank {missing} is gone, but rank {first.rank} waits in {first.collective} "
-        f"at {first.place}. It exited without an error; otherwise its launcher would have ended "
-        "the other ranks."
+        f"Rank {missing} exited, but rank {first.rank} waits in {first.collective} at "
+        f"{first.place}. It exited without an error; otherwise its launcher would have ended the "
+        "other ranks."
     )
     fix = "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did."
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
@@ -194,9 +194,9 @@ def _report_late(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
 
 def _report_different_calls(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
     why = (
-        f"Rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} in "
-        f"{other.collective} at {other.place}: different calls that wait for each other. "
-        "`paralab doctor -- COMMAND` shows which rank is wrong."
+        f"Rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} "
+        f"in {other.collective} at {other.place}. The two calls wait for each other. `paralab "
+        "doctor -- COMMAND` shows which rank is wrong."
     )
     return make_finding("H04", "suspect", why, first.place, _evidence(ranks))
 

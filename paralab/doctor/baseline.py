@@ -20,7 +20,7 @@ VERSION = 1
 @dataclass(frozen=True)
 class Accepted:
     id: str
-    file: str  # relative to the settings' root
+    file: str  # a path relative to the root of the settings
     code: str
 
 
@@ -50,7 +50,7 @@ def write_baseline(
 ) -> int:
     """Replace a baseline with these findings, and return the number of entries."""
     if path.exists():
-        _read(path)  # do not overwrite a file that is not a baseline
+        _read(path)  # raises if the file is not a baseline, so that we do not overwrite it
     keys = Counter(key for each in findings if (key := _key(each, settings, sources)))
     rows = [
         {"id": key.id, "file": key.file, "code": key.code, "count": count}

@@ -28,7 +28,7 @@ GROUPS = {
 
 
 for _module in pkgutil.walk_packages(failures.__path__, f"{failures.__name__}."):
-    importlib.import_module(_module.name)  # registers its entry and checks
+    importlib.import_module(_module.name)  # an import registers the entry and the checks
 _ORDER = list(GROUPS)
 ENTRIES = {id: entries[id] for id in sorted(entries, key=lambda id: (_ORDER.index(id[0]), id))}
 
@@ -54,7 +54,7 @@ def entry(id: str) -> Entry:
 
 def checked_ids(source: Source) -> set[str]:
     ids = {id for ids in registered[source].values() for id in ids}
-    if source in ("log", "ranks"):  # one check matches the messages of all entries
+    if source in ("log", "ranks"):  # this check matches the messages of every entry
         kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
         ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
     return ids
@@ -62,7 +62,8 @@ def checked_ids(source: Source) -> set[str]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector, which would double the time of the checks and free little."""
+    """Disable the garbage collector, which would double the time of the checks but free little
+    memory."""
     was_on = gc.isenabled()
     gc.disable()
     try:

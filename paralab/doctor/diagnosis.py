@@ -1,8 +1,7 @@
-"""`paralab doctor`: the subject decides which checks run; their findings become one diagnosis.
-
-The doctor reads scripts, run folders, and logs, watches a command, and inspects a process. Without
-a subject, it checks this machine. Nothing here imports torch, and functions import the other
-modules only when they need them, so checking a script starts quickly.
+"""`paralab doctor` runs the checks that fit its subject and combines their findings into one
+diagnosis. It reads scripts, run folders, and logs, watches a command, or inspects a process.
+Without a subject, it checks this machine. Nothing here imports torch, and functions import the
+other modules only when they need them, so checking a script starts quickly.
 """
 
 import os
@@ -140,7 +139,7 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
         for folder in given.runs:
             case.run_checks("run", Recorded.read(folder))
         looked_at.append(f"{plural(len(given.runs), 'recorded run')} for {_number('run')}")
-        not_looked_at.append("the script of the run (`paralab doctor SCRIPT.py` does)")
+        not_looked_at.append("the script of the run (`paralab doctor SCRIPT.py` checks it)")
     if given.logs:
         from paralab.doctor.logs.reading import read_logs
 
@@ -178,7 +177,7 @@ def _check_scripts(case: Case, given: Given) -> str:
     parts = [plural(len(scripts), "script")] if given.scripts else []
     excluded = len(given.scripts) - len(scripts)
     for path in scripts:
-        case.sources.text(str(path))  # report and patch the text that was checked
+        case.sources.text(str(path))  # the report and the patch use the same text as the checks
     results = check_scripts(scripts, ids)
     for folder in given.projects:
         found = find_files(folder)
@@ -252,8 +251,8 @@ def observe(
     return case.close(
         shlex.join(command),
         ("ranks",),
-        f"its ranks while they trained{many}{cost}, for {_number('ranks')}",
-        "branches that these ranks and steps did not reach (`paralab doctor SCRIPT.py` does)",
+        f"the ranks while they trained{many}{cost}, for {_number('ranks')}",
+        "branches that did not run (`paralab doctor SCRIPT.py` checks them)",
         command_exit_code=observed.exit_code,
     )
 
@@ -269,13 +268,13 @@ def attach(pid: int) -> Diagnosis:
     return case.close(
         f"process {pid}",
         ("ranks",),
-        "the stacks of its ranks, and their collectives if they were recorded",
+        "the ranks' stacks, and their collectives if they were recorded",
         "how the job got here (`paralab doctor -- COMMAND` shows it)",
     )
 
 
 def preflight(settings: Settings | None = None) -> Diagnosis:
-    """Check this machine and the part of it that the job may use."""
+    """Check this machine, or the part of it that the job may use."""
     from paralab.doctor import preflight
 
     case = Case(settings)

@@ -1,7 +1,6 @@
-"""A job's environment, read without torch: launcher, allocation, port, names, memory, disks.
-
-Every function takes its source (environment variables, a system folder) as an argument, so that
-tests can supply it.
+"""Read a job's environment without torch: launcher, allocation, port, names, memory, disks. Each
+function takes its source (environment variables, a system folder) as an argument, so that tests
+can supply one.
 """
 
 import re
@@ -23,7 +22,8 @@ ANSWER_SECONDS = 3.0  # how long to wait for a name server or a connection
 
 @dataclass(frozen=True)
 class Launch:
-    """The job according to its environment: its launcher, its ranks, and those on this machine."""
+    """What the environment says about the job: its launcher, and its ranks in total and on this
+    machine."""
 
     variables: Mapping[str, str]
     by: str | None = None

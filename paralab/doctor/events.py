@@ -102,7 +102,7 @@ class Wrap(Event, frozen=True):
 
 
 class Forward(Event, frozen=True):
-    """A forward of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
+    """A forward pass of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
     `sync`: True if DDP will reduce these gradients (False inside no_sync). `size`: the first
     dimension of the first tensor. `random`: a checksum of the random state (sampled). `seq`: its
     collectives (for buffers), [n, n-1] for none."""
@@ -406,11 +406,11 @@ class End(Event, frozen=True):
 
 
 class Held(Event, frozen=True):
-    """A trial: the rank has finished its steps and waits for the others."""
+    """In a trial, the rank has finished its steps and waits for the others."""
 
 
 class Replaced(Event, frozen=True):
-    """A trial: something was replaced, for example a missing GPU."""
+    """Something that a trial replaced, such as a missing GPU."""
 
     what: str = ""
     by: str = ""
@@ -425,7 +425,7 @@ class Cost(Event, frozen=True):
 
 
 class Off(Event, frozen=True):
-    """Watching stopped because of an error in paralab: nothing is known after this."""
+    """Watching stopped because of an error in paralab. Nothing is known about what follows."""
 
 
 @cache  # the pre-commit hook imports this file without msgspec

@@ -25,14 +25,14 @@ class Finding:
 
     id: str
     severity: Severity
-    why: str  # why it is wrong here, in a sentence or two, with this case's names and numbers
-    fix: str  # what to write instead, here
+    why: str  # what is wrong in this case, in a sentence or two with its names and numbers
+    fix: str  # what to write instead in this case
     file: str | None = None
     line: int | None = None
     rank: int | None = None  # the rank at fault, never its victim
     evidence: tuple[str, ...] = ()  # lines of code or of a log, measured numbers
     gain: float | None = None  # the share of the step that the fix would save
-    edits: tuple[Edit, ...] = field(default=(), compare=False)  # the fix, where it is safe
+    edits: tuple[Edit, ...] = field(default=(), compare=False)  # if the fix is safe
 
     @property
     def uncertainty(self) -> int:

@@ -15,7 +15,7 @@ from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Message, entries
 
 LAST = "H11"  # explains exceptions that do not have their own entry
-EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what remains of named groups that do not match
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # a named group without a match leaves these words
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 

@@ -137,7 +137,7 @@ class WatchedRank:
 
     @property
     def is_blind(self) -> bool:
-        """Return whether watching failed, so that something may have happened without an event."""
+        """Return whether watching failed. Then things may have happened without an event."""
         return self.last(Off) is not None
 
     @property
@@ -259,7 +259,7 @@ class _File:
         """Return row -> the number of collectives it ran: up to the first one of the next row. If
         no row follows soon, assume the same number as last time."""
         made: dict[int, int] = {}
-        usual: dict[int, int] = {}  # call -> how many
+        usual: dict[int, int] = {}  # call -> number of collectives
         following: dict[str, Row] = {}  # group -> the next row with collectives in it
         for row in reversed(self.rows):
             call = self.calls.get(row.call, {})
@@ -277,7 +277,7 @@ class _File:
     ) -> list[Event]:
         call = self.calls.get(row.call)
         if call is None:
-            return []  # the file was cut off
+            return []  # the file is truncated
         seconds = row.seconds if row.seconds >= 0 else None
         raw = {**call, "event": call["of"], "t": row.t, "step": row.step, "seconds": seconds}
         if call["of"] == "batch":

@@ -11,10 +11,9 @@ from paralab.doctor.source_context import is_outside
 class Pass:
     """One pass over a loader.
 
-    batches     how many batches the rank read
-    reached     the last batch in which the rank was in a collective
-    exhausted   the loader ended
-    over        the rank left the loop, because the loader ended or earlier
+    batches how many batches the rank read reached the last batch in which the rank was in a
+    collective exhausted the loader ended over the rank left the loop, because the loader ended or
+    earlier
     """
 
     loader: Loader
@@ -49,7 +48,7 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
         elif isinstance(event, Numbered) and _needs_ranks(event):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
-                continue  # an open operation may be about to end
+                continue  # an open operation may still end
             current.reached = current.batches
             current.collectives.append(event)
     for each in found.values() if rank.reached_end else ():

@@ -148,7 +148,7 @@ def _reason_to_leave(finding: Finding, chosen: list[Edit], sources: Sources) -> 
     if finding.severity == "suspect":
         return "only a suspect"
     if not finding.edits:
-        return "needs a change by hand"
+        return "must be fixed by hand"
     for file in dict.fromkeys(edit.file for edit in finding.edits):
         text, path = sources.text(file), Path(file)
         if text is None:

@@ -41,7 +41,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Limits:
-    """Soft limits of a process; None is unlimited."""
+    """A process's soft limits. None means unlimited."""
 
     open_files: int | None
     locked_bytes: int | None
@@ -49,9 +49,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    environment: Mapping[str, str]  # the environment variables that affect training
+    environment: Mapping[str, str]  # environment variables that affect training
     launch: Launch
-    cores: int  # usable by this process
+    cores: int  # cores that this process may use
     machine_cores: int
     cpu: str = "unknown"
     memory_bytes: int | None = None
@@ -62,7 +62,7 @@ class Facts:
     address: Address | None = None
     host: str = ""
     host_address: str | None = None
-    shared_bytes: int | None = None  # free in /dev/shm
+    shared_bytes: int | None = None  # free bytes in /dev/shm
     disks: tuple[Disk, ...] = ()
     limits: Limits = field(default_factory=lambda: Limits(None, None))
     megabits: Mapping[str, int] = field(default_factory=dict)  # of active network interfaces
@@ -99,7 +99,7 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         probes = pool.map(lambda name: probe_cpu(name, PRECISION_SECONDS), PRECISIONS)
         precisions = dict(zip(PRECISIONS, probes, strict=True))
     for name in PRECISIONS:
-        if "did not finish" in precisions[name].reason:  # the machine is busy
+        if "did not finish" in precisions[name].reason:  # because the machine is busy
             unknown[f"{name} on CPU"] = precisions.pop(name).reason
     torch, link = two_ranks("gloo")
     if torch is None:

@@ -1,5 +1,5 @@
-"""Tests that need other processes: what torch can do, and whether two ranks can connect. Each
-test has a deadline."""
+"""Tests that need other processes: what torch can do, and whether two ranks can connect. Each has
+a deadline."""
 
 import json
 import os
@@ -80,8 +80,8 @@ def two_ranks(
     devices: tuple[int | None, int | None] = (None, None),
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Time an all-reduce of one bucket between two processes. They rendezvous through a file, so
-    they do not need a port. Both processes end before this function returns."""
+    """Time an all-reduce of one bucket between two processes, which end before this function
+    returns. They rendezvous through a file, so they do not need a port."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )

@@ -13,7 +13,7 @@ from paralab.doctor.static.imports import find_module, search_path
 
 SKIPPED = frozenset(
     ["node_modules", "site-packages", "__pycache__", "venv", "build", "dist", "__pypackages__"]
-)  # and every folder whose name begins with a dot or that has a pyvenv.cfg
+)  # in addition to folders whose name begins with a dot or that contain a pyvenv.cfg
 GIT_SECONDS = 30
 # Match code, not comments: many scripts only mention `accelerate launch` or torchrun.
 PARALLEL = re.compile(
@@ -47,7 +47,7 @@ def find_files(folder: Path) -> ProjectFiles:
 def python_files(folder: Path) -> list[Path]:
     """Return the Python files in a folder, without ignored files and virtual environments."""
     listed = [path for path in _list_with_git(folder) if path.suffix == ".py"]
-    if not listed:  # no git here, or the user named an ignored folder
+    if not listed:  # this is not a git repository, or the user named an ignored folder
         listed = [path for path in _walk(folder) if path.suffix == ".py"]
     environments: dict[Path, bool] = {}
     kept = (path for path in sorted(listed) if not _is_skipped(path, folder, environments))

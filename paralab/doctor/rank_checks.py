@@ -11,7 +11,7 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.registry import Check, check, entries
 
-NORM_TOLERANCE = 1e-5  # relative to the norm: equal tensors have equal norms, up to rounding
+NORM_TOLERANCE = 1e-5  # relative tolerance of norms: equal tensors have equal norms, up to rounding
 SUM_TOLERANCE = 1e-3  # relative to the norm: sums cancel, so their rounding error is larger
 
 
@@ -92,7 +92,8 @@ def make_finding(
 
 
 def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:
-    """Register a check of one rank. One finding is enough: all ranks run the same script."""
+    """Register a check of one rank. One finding is enough, because all ranks run the same
+    script."""
 
     def register(find: Callable[[WatchedRank], Finding | None]) -> Check:
         @wraps(find)

@@ -73,7 +73,7 @@ def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
 def _stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
-    if rank.answer and not isinstance(operation, Collective):  # in which bucket
+    if rank.answer and not isinstance(operation, Collective):  # shows the bucket
         own = [call for call in rank.answer.collectives if call.is_open and call.group == group]
         number = max([number, *[call.number for call in own if call.number is not None][:1]])
     return Stuck(rank, operation, group, number, failed)
@@ -106,7 +106,7 @@ def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
 
 
 def _site(event: Numbered) -> object:
-    """Return what identifies a call. Backward passes and wraps match regardless of their lines."""
+    """Return what identifies a call. Backward passes and wraps match even if their lines differ."""
     if isinstance(event, (Backward, Wrap)):
         return type(event)
     return (type(event), event.site) if event.site else None
@@ -126,7 +126,7 @@ def mismatches(seen: Observation) -> list[Mismatch]:
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
     found = differ(one, other)
     if found == "size" and not (has_failed(one) or has_failed(other)):
-        found = differ(replace(one, shapes=None), other)  # it went through
+        found = differ(replace(one, shapes=None), other)  # this collective succeeded
     if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
         mine, its = one.record.site, other.record.site
         return None if mine and its and opposite(mine, its) else found  # two sides of one `if`

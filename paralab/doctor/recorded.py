@@ -1,4 +1,4 @@
-"""A recorded run, or the runs of a comparison, with the numbers of `analyse`."""
+"""A recorded run, or the runs of a comparison, with the numbers that `analyse` computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

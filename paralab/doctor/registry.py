@@ -1,4 +1,4 @@
-"""What a failure's file registers: its entry in the catalog, and checks for one or more sources.
+"""Each failure's file registers an entry in the catalog, and checks for one or more sources.
 
 ENTRY = describe(__doc__, symptom=…, …)
 
@@ -36,11 +36,11 @@ class Message:
 
     pattern: str  # `.` also matches line ends
     why: str = ""
-    fix: str = ""  # default: the entry's
+    fix: str = ""  # by default, the fix of the entry
     severity: Severity = "error"
     kind: Literal["raised", "printed", "note"] = "raised"
     blames: bool = True  # the rank that prints it caused the failure
-    beside: str = ""  # a pattern that some other line of the log must match
+    beside: str = ""  # some other line of the log must match this pattern
 
 
 # A `Message` matches an exception that ended a process; `printed` matches any line; `note` matches
@@ -62,7 +62,7 @@ class Entry:
     example: str
     sources: tuple[str, ...] = ()  # public reports: owner/repository#number
     silent: bool = False  # no other tool reports it on a plain PyTorch script
-    limits: str | None = None  # what checks cannot detect, and why
+    limits: str | None = None  # what the checks cannot detect, and why
     messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:

@@ -17,17 +17,17 @@ from paralab.units import plural
 
 @dataclass(frozen=True)
 class Diagnosis:
-    subject: str  # train.py, a command, this machine
+    subject: str  # what was checked: train.py, a command, this machine
     ways: tuple[Source, ...]
-    findings: tuple[Finding, ...]  # the most certain first
-    looked_at: str  # in words
-    not_looked_at: str  # so that "nothing found" is not read as a guarantee
+    findings: tuple[Finding, ...]  # most certain first
+    looked_at: str  # a description of what was checked
+    not_looked_at: str  # what was not checked, so that nobody reads "nothing found" as a guarantee
     ignored: tuple[Ignored, ...] = ()
     hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
     failures: tuple[Failure, ...] = ()  # what could not be checked
     notes: tuple[str, ...] = ()
-    facts: tuple[Looked, ...] = ()  # about this machine, good or bad
-    command_exit_code: int | None = None  # of the watched command
+    facts: tuple[Looked, ...] = ()  # facts about this machine, good or bad
+    command_exit_code: int | None = None  # exit code of the watched command
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
     def exit_code(self, strict: bool = False) -> int:

@@ -19,7 +19,7 @@ from paralab.errors import UsageError
 from paralab.machine.host import usable_cores
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
-MOST_PARSED = 1000  # modules kept in memory, about 0.5 MB each
+MOST_PARSED = 1000  # keep this many modules in memory, at about 0.5 MB each
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
         problem = f"{path} cannot be analyzed: {_first_line(error)}"
         return Checked(path, failures=[Failure(str(path), problem)])
     modules = frozenset(str(module.path) for module in script.modules)
-    vars(script).clear()  # breaks its cycles, so that no garbage collector is needed
+    vars(script).clear()  # break reference cycles, so that no garbage collector is needed
     return Checked(path, findings, failures, modules)
 
 

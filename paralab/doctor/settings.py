@@ -1,4 +1,5 @@
-"""Which failures to report, and in which files: the command line and [tool.paralab.doctor]."""
+"""Settings from the command line and [tool.paralab.doctor]: which failures to report, and in
+which files."""
 
 import os
 import tomllib

@@ -21,7 +21,7 @@ class Condition:
     file: str
     line: int
     test: str
-    side: str  # body or orelse
+    side: str  # the branch: body or orelse
 
     @property
     def is_about_the_rank(self) -> bool:

@@ -1,4 +1,5 @@
-"""The user's files, each read once: the doctor checks, shows, and patches the same text."""
+"""Read each of the user's files once, so that the doctor checks, shows, and patches the same
+text."""
 
 import io
 import tokenize

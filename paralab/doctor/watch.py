@@ -31,8 +31,8 @@ from paralab.machine.signals import STOPS, set_handlers
 
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-LIVE_SECONDS = 2.0  # between runs of the checks
-SHARE = 0.002  # share of a core, which the ranks may need: for reading, and again for the checks
+LIVE_SECONDS = 2.0  # time between runs of the checks
+SHARE = 0.002  # share of a core for reading, and again for the checks: the ranks may need the rest
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
@@ -105,7 +105,7 @@ class Watch:
         self.reported: list[Finding] = []
         self.stopped = False
         self._found: set[tuple[object, ...]] = set()  # errors from the previous run of the checks
-        self._named: set[tuple[int, float]] = set()  # stalls that were reported
+        self._named: set[tuple[int, float]] = set()  # stalls that we have reported
         self._progress: tuple[int, ...] = ()
         self._began = self._moved = time.monotonic()
         self._next_look = 0.0
@@ -241,7 +241,7 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
 def _end_with_parent() -> Callable[[], Any] | None:
     if sys.platform != "linux":
         return None
-    library = ctypes.CDLL(None)  # load before the fork, because nothing may be loaded after it
+    library = ctypes.CDLL(None)  # load this before the fork, because loading after it is not safe
     return lambda: library.prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 

@@ -77,7 +77,7 @@ class Window:
         return [event for event in self.events if isinstance(event, Clip)]
 
 
-@lru_cache(maxsize=64)  # many checks need it
+@lru_cache(maxsize=64)  # cache the windows, which many checks need
 def windows(rank: WatchedRank) -> list[Window]:
     """Return the windows in order. The last window may lack a step."""
     found: list[Window] = []

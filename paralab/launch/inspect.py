@@ -23,7 +23,7 @@ from paralab.plan.plan import Plan
 from paralab.workload.summary import Inspection, Summary
 
 DEADLINE_SECONDS = 600
-TRIAL_SECONDS = 300  # of a memory trial
+TRIAL_SECONDS = 300  # time limit of a memory trial
 KILLED_SECONDS = 60  # how long to wait for a killed process to end
 
 

@@ -26,7 +26,7 @@ from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.folder import RunFolder
 from paralab.record.reader import RunStatus, read_events, read_status
 
-Print = Callable[[str], None]  # prints one line for the user
+Print = Callable[[str], None]  # prints a line for the user
 Watch = Callable[[Plan, RunFolder], Callable[[], None]]  # returns a function to call at each poll
 
 
@@ -38,8 +38,8 @@ class Training:
     folder: RunFolder
     extras: dict[str, str] = field(default_factory=dict)  # other files to write: name -> path
     case: str = ""  # if one run in a case fails, paralab skips the other runs in that case
-    deadline_seconds: float | None = None  # after the launch; the run does not start later
-    checkpoints: CheckpointPolicy | None = None  # what to write, and where to start
+    deadline_seconds: float | None = None  # how long after the launch a run may start
+    checkpoints: CheckpointPolicy | None = None  # which checkpoints to write, and where to start
 
     @property
     def steps_done(self) -> int:
@@ -65,7 +65,7 @@ class Outcome:
     folder: RunFolder
     status: RunStatus
     training: Training | None = None  # None for a Slurm job, which plans on its own nodes
-    exits: RankExits | None = None  # of the last attempt
+    exits: RankExits | None = None  # of the last attempt's ranks
     attempt: int = 0
     wall_seconds: float = 0.0
     signal: int | None = None  # the signal that interrupted the run

@@ -54,7 +54,7 @@ class Team:
 
     place: LaunchedRank
     store: Store
-    address: str  # of the store
+    address: str  # the address of the store
     group: str  # where the ranks rendezvous
 
     def run_rank(
@@ -181,7 +181,7 @@ def lead(team: Team, job: Job) -> Outcome:
             except Lost as error:
                 raise Lost(f"rank {rank} did not join within {CONNECT_SECONDS} s") from error
         if place.address is None:
-            rendezvous_file(place).unlink(missing_ok=True)  # all ranks have joined
+            rendezvous_file(place).unlink(missing_ok=True)  # by now, all ranks have joined
         return JoinedAttempts(job, team, facts).train()
     except BaseException as error:
         store.put("work", {"code": error.exit_code if isinstance(error, ParalabError) else 1})

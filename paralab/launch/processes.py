@@ -33,7 +33,7 @@ DRIVER = Path("/dev/nvidiactl")
 
 
 class Forked:
-    """A process that the template forked, with the `subprocess.Popen` methods that we use."""
+    """A process that the template forked. It has the `subprocess.Popen` methods that we use."""
 
     def __init__(self, template: "Template", pid: int, stdin: IO[bytes]) -> None:
         self.template, self.pid, self.stdin = template, pid, stdin

@@ -67,7 +67,7 @@ def _wait(ranks: list[Child], workload: str) -> int:
 
 def _end(child: Child) -> None:
     child.kill()
-    with suppress(subprocess.TimeoutExpired):  # it waits for a broken disk
+    with suppress(subprocess.TimeoutExpired):  # it may be waiting for a broken disk
         child.wait(KILLED_SECONDS)
     if child.stdin:
         child.stdin.close()

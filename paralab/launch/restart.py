@@ -46,7 +46,7 @@ def is_stuck(attempts: Sequence[FailedAttempt]) -> bool:
 class Attempts:
     """All attempts at one run."""
 
-    together_seconds = 0.0  # treat stop signals within this time as one
+    together_seconds = 0.0  # treat signals within this time as one
 
     def __init__(self, job: Job, places: Sequence[Place]) -> None:
         self.job = job

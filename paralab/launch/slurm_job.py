@@ -28,8 +28,8 @@ from paralab.plan.request import Request
 from paralab.record.folder import RunFolder, write_new
 from paralab.workload.reference import check_reference
 
-POLL_SECONDS = 0.2  # between two reads of the run's files
-QUERY_SECONDS = (1.0, 5.0)  # between two queries to Slurm: in the first SOON_SECONDS, and later
+POLL_SECONDS = 0.2  # time between two reads of the run's files
+QUERY_SECONDS = (1.0, 5.0)  # time between queries to Slurm: in the first SOON_SECONDS, and later
 SOON_SECONDS = 30.0
 STUCK_SECONDS = 10.0  # how long to wait if the pending reason will not go away on its own
 SILENT_SECONDS = 300.0  # how long the controller may fail to answer
@@ -202,7 +202,7 @@ class JobFollower:
     def _show(self) -> None:
         """Show the ranks' progress once the job has a plan."""
         if self.show_progress is None:
-            with suppress(OSError, ValueError, KeyError):  # the job has not written it yet
+            with suppress(OSError, ValueError, KeyError):  # the job has not written its plan yet
                 manifest = json.loads((self.run / "manifest.json").read_text())
                 plan = Plan.from_json(manifest["plan"])
                 self.show_progress = self.watch(plan, RunFolder(self.run))

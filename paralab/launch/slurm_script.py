@@ -78,7 +78,7 @@ class Allocation:
 
     nodes: int
     tasks: int  # one per rank
-    per_node: int  # at most this many of them on each node
+    per_node: int  # at most this many ranks on each node
     options: Options  # all other sbatch options
 
 

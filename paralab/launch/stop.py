@@ -14,7 +14,7 @@ from paralab.machine.signals import STOPS, TYPED, StopSignal, name_of, set_handl
 from paralab.record.status_board import NEVER, StatusBoard, next_stop
 
 REPEAT_SECONDS = 5.0  # ignore repeats within this time: `timeout` may send a signal twice
-ASK_SECONDS = 0.5  # between two queries to the store
+ASK_SECONDS = 0.5  # time between two queries to the store
 
 
 class StopRequest:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-FULL_BYTES = 1 << 20  # a disk with less free space than this is full
+FULL_BYTES = 1 << 20  # treat a disk with less free space as full
 
 
 @dataclass(frozen=True)

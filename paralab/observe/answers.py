@@ -1,6 +1,5 @@
-"""A side thread that reports where this rank is, and its last collectives.
-
-To request a report, touch the file `ask` in the folder that the ranks write to.
+"""A thread that reports where this rank is and its last collectives when the file `ask` appears in
+the folder that the ranks write to.
 """
 
 import os
@@ -23,7 +22,7 @@ def _answer(rank: Rank, path: object, pid: int) -> None:
     answered = 0.0
     ask = rank.folder / "ask"
     while rank.path is path and rank.path is not None and os.getpid() == pid:
-        with suppress(Exception):  # if one answer fails, the next may work
+        with suppress(Exception):  # one failed report does not prevent the next
             asked = os.stat(ask).st_mtime if ask.exists() else 0.0
             if asked > answered:
                 dump_stacks(rank.path.with_suffix(".testimony"))

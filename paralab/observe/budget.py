@@ -1,10 +1,9 @@
-"""Decide which steps to watch, so that watching stays cheap: the first 64, then one in `every`.
-
-A watched step records everything, with checksums of tensors if its number is a multiple of 64. The
-other (light) steps record very little. Each rank measures what its watched steps cost, and picks
-the smallest `every` that keeps the average below half a percent. `every` is a power of two, so
-there are always steps that all ranks watched. A light step with something new (a line, shape, mode,
-or epoch) is followed by a watched step.
+"""Decide which steps to watch, so that watching stays cheap: the first 64, then one in `every`. A
+watched step records everything, and every 64th step also checksums tensors. The other (light)
+steps record very little. Each rank measures what its watched steps cost, and picks the smallest
+`every` that keeps the average cost below half a percent. `every` is a power of two, so some steps
+are watched on all ranks. A light step with something new (a line, shape, mode, or epoch) is
+followed by a watched step.
 """
 
 import time
@@ -33,7 +32,8 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
-    """`until` is the next step whose end must be reported; light steps before it are not."""
+    """`until` is the next step to report when it ends; the light steps before it are not
+    reported."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
@@ -48,7 +48,7 @@ class Budget:
         self._is_new = False
 
     def something_new(self, over: int) -> None:
-        """Watch the next step, unless we just watched one. `over` steps are finished."""
+        """Watch the next step, unless we just watched one. `over`: how many steps are finished."""
         if over + 2 - self._last >= self.every // 2:
             self._is_new, self.until = True, min(self.until, over + 1)
 

@@ -1,6 +1,6 @@
-"""Collectives and process groups. The numbers of collectives come from the group itself, so they
-include the collectives that DDP runs in C++. Those belong to the forward, backward, or wrap event
-whose `seq` spans them."""
+"""Collectives and process groups. The group itself numbers its collectives, so the numbers include
+those that DDP runs in C++. These belong to the forward, backward, or wrap event whose `seq` spans
+them."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
 from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, POINT_TO_POINT
 
-# Collectives inside these operations belong to them.
+# A collective inside one of these operations belongs to it.
 WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
 NAMES = "tensor object_list obj input_tensor input output tensor_list input_list".split()
 

@@ -13,8 +13,8 @@ import torch
 
 FIRST = 4
 EVERY = 64
-DEPTH = 4  # of nested dicts and lists in a batch
-ROWS = 64  # per batch, each with a checksum
+DEPTH = 4  # levels of nested dicts and lists in a batch
+ROWS = 64  # per batch, with a checksum of each
 VALUES = 128  # values per row, spread over the row, because images have black borders
 
 
@@ -42,7 +42,7 @@ def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | Non
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    if hasattr(tensor, "to_local"):  # a DTensor: this rank's part
+    if hasattr(tensor, "to_local"):  # of a DTensor, use this rank's part
         tensor = tensor.to_local()
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()

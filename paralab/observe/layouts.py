@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-MOST = 20  # gradients to report
+MOST = 20  # number of gradients to report
 
 
 def strides_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the strides of each parameter without gaps or overlaps. Other parameters' buckets have
-    different strides."""
+    """Return the strides of each parameter, skipping those with gaps or overlaps: their buckets
+    have different strides."""
     return {name: p.stride() for name, p in module.named_parameters() if _is_dense(p)}
 
 

@@ -24,7 +24,7 @@ TIMES = 5
 def main() -> None:
     question = json.loads(sys.argv[1])
     if hasattr(signal, "alarm"):
-        signal.alarm(int(question["seconds"]) + 1)  # works even inside a collective
+        signal.alarm(int(question["seconds"]) + 1)  # it ends this process even inside a collective
     _say(torch=_describe_torch())
     _say(link=_all_reduce(**question))
 
@@ -54,7 +54,7 @@ def _describe_torch() -> dict[str, Any]:
 def _all_reduce(
     rank: int, store: str, backend: str, device: int | None, bytes: int, seconds: float
 ) -> dict[str, Any]:
-    """Time an all-reduce between two ranks, and a copy of as many bytes within each."""
+    """Time an all-reduce between two ranks, and a copy of the same number of bytes within each."""
     where = torch.device("cpu") if device is None else torch.device("cuda", device)
     if device is not None:
         torch.cuda.set_device(where)

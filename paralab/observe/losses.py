@@ -15,7 +15,7 @@ AVERAGING = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-MOST_COUNTED = 1_000_000  # largest number of CPU targets to count in every step
+MOST_COUNTED = 1_000_000  # count CPU targets in every step only up to this many
 
 
 def install(rank: Rank) -> None:

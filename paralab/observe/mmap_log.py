@@ -1,5 +1,5 @@
-"""A log file that is mapped into memory. Writing does not need a system call and never waits, and
-no lines are lost if the process is killed.
+"""A log file that is mapped into memory. Writing needs no system call and never waits, and a
+killed process loses no lines.
 
 The file grows in large pieces. Until it is closed, its unused end contains zeros.
 """

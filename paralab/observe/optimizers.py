@@ -29,14 +29,14 @@ class Optimizers:
         self.numbers: dict[int, int] = {}
         self.made: dict[int, int] = {}  # steps of each optimizer that still exists
         self.count = 0  # number of optimizers
-        self.before = 0  # steps of deleted optimizers: one model may follow another
+        self.before = 0  # steps of deleted optimizers; a script may train several models in turn
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, Fields] = {}
 
     def install(self) -> None:
         wrap(self.rank, Optimizer, "__init__", "made", self._making)
         self.models.optimized = self._parameters
-        is_trial = self.rank.trial_steps is not None  # if so, a step may have to wait
+        is_trial = self.rank.trial_steps is not None  # in a trial, a step may have to wait
         register_optimizer_step_pre_hook(Guarded(self.rank, self._before, in_light_steps=is_trial))
         register_optimizer_step_post_hook(Guarded(self.rank, self._after, in_light_steps=True))
         number = lambda optimizer, *a, **k: {"optimizer": self.number(optimizer)}  # noqa: E731

@@ -110,7 +110,7 @@ class Rank:
             self.emit("cost", share=round(self.budget.share, 5), every=self.budget.every, site=None)
 
     def pass_is_made(self) -> None:
-        """Count a backward pass in a light step. If no step follows for a long time (the scaler may
+        """Count a backward pass in a light step. If no step follows for many passes (a scaler may
         skip them all), record everything again."""
         self.passes += 1
         if self.passes > max(EVERY, 2 * self.usual):

@@ -11,7 +11,7 @@ import sysconfig
 from types import CodeType
 from typing import Any
 
-DEPTH = 4  # frames kept: enough to tell two callers of one helper function apart
+DEPTH = 4  # number of frames to keep: enough to tell two callers of one helper function apart
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STANDARD = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")

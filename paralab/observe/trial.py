@@ -1,5 +1,5 @@
-"""A trial: after the given number of optimizer steps, every rank waits until all of them are done.
-A trial does not overwrite existing files."""
+"""A trial run stops after the given number of optimizer steps: every rank waits there for the
+others. It does not overwrite existing files."""
 
 import functools
 import os
@@ -15,8 +15,8 @@ WAIT_SECONDS = 0.1
 
 
 def hold(rank: Rank, made: int) -> None:
-    """Wait before a step beyond the limit. When all ranks wait or have ended, the watcher lets them
-    exit with code 0."""
+    """Wait before the first step beyond the limit. When all ranks wait or have ended, the watcher
+    lets them exit with code 0."""
     if rank.trial_steps is None or made < rank.trial_steps:
         return
     rank.open("held", {})

@@ -137,8 +137,8 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """Forget these ids when `thing` is freed (Python may reuse them). This does not keep `thing`
-    alive."""
+    """Forget these ids when `thing` is freed, because Python may reuse them. This does not keep
+    `thing` alive."""
 
     def forget() -> None:
         for one in ids:

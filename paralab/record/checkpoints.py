@@ -46,7 +46,7 @@ class Checkpoint:
     step: int
     manifest: dict[str, Any]
     problem: str | None
-    half_written: bool = False  # whether the manifest is missing
+    half_written: bool = False  # True if the manifest is missing
 
     @property
     def num_bytes(self) -> int:

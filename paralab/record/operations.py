@@ -77,7 +77,7 @@ class RingLog:
         return number
 
     def end(self, number: int, seconds: float) -> None:
-        if self._begun - number < ROWS:  # otherwise a newer row has overwritten it
+        if self._begun - number < ROWS:  # unless a newer row has overwritten it
             END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 

@@ -1,4 +1,4 @@
-"""Dump each thread's stack and the last collectives of this process, when the launcher asks."""
+"""Dump each thread's stack and this process's last collectives when the launcher requests it."""
 
 import json
 import linecache

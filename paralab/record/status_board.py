@@ -64,7 +64,7 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """Do the launcher's part of stopping all ranks together, at each poll until all have
+        """Do the launcher's part of a common stop. Call this at each poll until all ranks have
         ended."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
@@ -74,8 +74,8 @@ class StatusBoard:
         HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
-        """Do a rank's part of stopping all ranks together. Return whether to stop before this step.
-        This may wait until all ranks have reached the same step."""
+        """Do a rank's part of a common stop. Return whether to stop before this step. This may
+        wait until all ranks have reached the same step."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if stop_at == NEVER or step < stop_at:
             return False
@@ -96,8 +96,8 @@ def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
     first request              7 running   8 running       -> stop before 9
     one waits, one is behind   9 waiting   8 running       -> still 9
     one was too fast           9 waiting   9 running       -> stop before 10
-    one passed it unseen       9 waiting  10 waiting       -> stop before 11
-    all have arrived          10 waiting  10 waiting       -> agreed
+    one passed it too early 9 waiting 10 waiting -> stop before 11 all have arrived 10 waiting 10
+    waiting -> agreed
     """
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True

@@ -14,7 +14,7 @@ from paralab.errors import UsageError
 from paralab.record.folder import SCHEMA_VERSION
 
 T = TypeVar("T")
-JsonObject = dict[str, Any]  # parsed JSON without a type
+JsonObject = dict[str, Any]  # parsed JSON, not yet converted to a type
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

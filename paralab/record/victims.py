@@ -4,13 +4,13 @@ list, so none of them blames a victim."""
 
 import re
 
-# Another rank has ended.
+# Messages after another rank ended.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
     r"|Rank \d+ (?:died|left the group) while rank \d+ was in"  # paralab.collectives
 )
-# Another rank did not arrive in time.
+# Messages if another rank did not arrive in time.
 WAITED = re.compile(
     r"Timed out waiting|Watchdog caught collective|wait timeout|Socket Timeout|monitoredBarrier"
     r"|ollective operation timeout|clients joined|client socket has timed out"

@@ -31,8 +31,8 @@ from paralab.serve.streams import Parts, stream
 from paralab.show.open_folder import document_of, document_of_runs
 from paralab.show.page import render as render_report
 
-LIST_SECONDS = 1.0  # between two reads of the folder
-MOST_OPEN = 32  # of the runs, listings, and classes that stay in memory
+LIST_SECONDS = 1.0  # time between two reads of the folder
+MOST_OPEN = 32  # how many runs, listings, and classes stay in memory
 # The report is a complete page with its own script. It runs without access to the other pages.
 REPORT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -61,7 +61,7 @@ class Site:
         """List the runs below a folder, or the runs of one experiment."""
         return self._listing(find_folder(self.root, name) if name else None).read()
 
-    # --- what a stream reads: the parts, and whether they are final ---
+    # --- what a stream sends: the parts, and whether they are final ---
 
     def list_state(self, name: str) -> tuple[Parts, bool]:
         rows = self.rows(name)

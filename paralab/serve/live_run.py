@@ -17,7 +17,7 @@ from paralab.serve.status import IS_OVER, Status, is_running, status_of
 from paralab.show.follow import Follower
 
 POLL_SECONDS = 0.2
-# The doctor reads all events, so its share of the time is limited.
+# The doctor reads all events, so we limit its share of the time.
 DOCTOR_SECONDS, DOCTOR_SHARE = 5.0, 0.05
 MOST_BYTES = 200 << 20  # bytes of events; the doctor does not read more than this
 
@@ -34,7 +34,7 @@ class LiveRun:
         self._seen: tuple[object, ...] = ()
         self._snapshot: Snapshot | None = None
         self._findings: tuple[Finding, ...] = ()
-        self._doctor_note = "The doctor reads the events after the first steps."
+        self._doctor_note = "The doctor starts after the first steps."
         self._doctor_due = 0.0  # time.monotonic()
         self._examined: tuple[int, Status] = (0, "starting")
 
@@ -51,7 +51,7 @@ class LiveRun:
     def _read(self) -> None:
         if not (self.folder.path / "manifest.json").exists():
             raise NotServed(f"{self.folder.path} was deleted.")
-        require_inside(self.root, self.folder.path)  # a link may be new
+        require_inside(self.root, self.folder.path)  # someone may have added a link
         self.follower.poll()
         ranks = self.follower.ranks
         running = {each.plan.rank: is_running(each.started) for each in ranks if each.started}
@@ -69,7 +69,7 @@ class LiveRun:
             self._snapshot = snapshot if snapshot != self._snapshot else self._snapshot
 
     def _examine(self, status: Status) -> None:
-        """Run the doctor if it is due, and once more when the run is over."""
+        """Run the doctor if enough time has passed, and once more when the run is over."""
         examined = (self.follower.done, status)
         if examined == self._examined or (not self.follower.done and status not in IS_OVER):
             return

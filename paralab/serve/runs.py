@@ -29,7 +29,7 @@ from paralab.serve.status import IS_OVER, SILENT_SECONDS, Status, is_running, st
 from paralab.units import plural
 
 MOST_LEVELS = 4  # a class has runs at class/student/run
-MOST_FOLDERS = 5000  # the limit on visited folders, so that `paralab serve /` ends
+MOST_FOLDERS = 5000  # visit at most this many folders, so that `paralab serve /` ends
 # Read this much of an event file, for its start event and its last steps.
 FIRST_BYTES, LAST_BYTES = 4096, 65536
 Stamp = tuple[tuple[str, int], ...]
@@ -48,7 +48,7 @@ class Row(Record, frozen=True, kw_only=True):
     loss: float | None = None
     step: int | None = None
     num_steps: int | None = None
-    silent_seconds: float | None = None  # if the run is not over: since its last event
+    silent_seconds: float | None = None  # how long ago the last event was, if the run is not over
     reason: str = ""  # why the folder cannot be read
 
 
@@ -239,7 +239,7 @@ def _other(folder: Path, manifest: JsonObject, row: Row) -> Row:
     starts = [] if newest == folder else _read_ends(newest, len(ranks))[0]
     running = [is_running(start) for start in starts]
     status = status_of(running, [], len(starts) + 1, silent, has_result=False)
-    if status == "killed" and silent < SILENT_SECONDS:  # between two runs
+    if status == "killed" and silent < SILENT_SECONDS:  # an experiment pauses between two runs
         status = "running"
     return replace(row, status=status, silent_seconds=silent)
 

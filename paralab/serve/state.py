@@ -16,7 +16,7 @@ from paralab.serve.status import IS_OVER, Status
 from paralab.show.follow import RECENT_STEPS, Follower, Held, RankProgress, Share
 from paralab.units import age
 
-WORTH_SAYING_SECONDS = 10.0  # a shorter silence is usual
+WORTH_SAYING_SECONDS = 10.0  # a shorter silence is normal
 RankStatus = Literal["not started", "running", "gone", "ended", "failed", "not visible"]
 
 

@@ -15,7 +15,7 @@ from paralab.record.events import End, Start
 from paralab.record.reader import RunStatus, read_status
 
 # `starting` and `not started`: no rank has started, in the first minute and later. `silent`: the
-# ranks are on another machine, and nothing was written for a while.
+# ranks are on another machine, and have written nothing for a while.
 Status = Literal["starting", "not started", "running", "silent", "damaged"] | RunStatus
 IS_OVER: tuple[Status, ...] = ("completed", "stopped", "failed", "interrupted")
 

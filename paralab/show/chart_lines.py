@@ -16,7 +16,7 @@ from paralab.show.svg import Axis
 from paralab.units import measure, plural
 
 TOP, BOTTOM, RIGHT = 26, 44, 14  # px around the plot
-# The dashes keep eight overlapping curves visible.
+# With different dashes, eight overlapping curves stay visible.
 DASHES = (None, "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2")
 MOST_DOTS = 24  # draw dots only on curves with at most this many points
 MOST_POINTS = 400  # thin out curves with more points than this

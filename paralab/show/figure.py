@@ -22,7 +22,7 @@ from paralab.show.visible import visible
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 MARGIN, TITLE, LEGEND_ROW = 16, 28, 22  # px
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-SECONDS = 60  # that Chromium may take
+SECONDS = 60  # how long Chromium may take
 
 ElementTree.register_namespace("", SVG.strip("{}"))
 

@@ -68,7 +68,7 @@ class RankProgress:
     _recent: deque[tuple[Step, list[Span]]] = field(
         default_factory=lambda: deque(maxlen=RECENT_STEPS)
     )
-    _details: list[Span] = field(default_factory=list)  # details of the unfinished step
+    _details: list[Span] = field(default_factory=list)  # spans and times of the unfinished step
 
     @property
     def devices(self) -> list[str]:

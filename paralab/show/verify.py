@@ -93,7 +93,7 @@ def _reasons(result: VerifyResult) -> list[str]:
     steps = plural(result.steps, "step")
     for workload, names in result.state.items():
         found.append(
-            f"stateful forward: {workload} changes {', '.join(names)} in each call, and may "
+            f"stateful forward: {workload} changes {', '.join(names)} in each call, so it may "
             f"behave differently after the {steps} checked here (--steps N checks more)"
         )
     return list(dict.fromkeys(found))

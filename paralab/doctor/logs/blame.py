@@ -62,7 +62,7 @@ class Event:
 
     @property
     def in_backward(self) -> bool:
-        """Return whether it waited for gradients, so the missing rank is at fault."""
+        """Return whether this rank waited for gradients, so that the missing rank is at fault."""
         return any("torch/autograd" in f.file or f.function == "backward" for f in self.frames)
 
     @property
@@ -71,8 +71,8 @@ class Event:
 
     @property
     def alone(self) -> bool | None:
-        """Return whether it called the collective under a rank condition, and so is the culprit.
-        Return None if the file is not here or has changed."""
+        """Return whether this rank called the collective under a rank condition, which makes it
+        the culprit. Return None if the file is missing or has changed."""
         own = [frame for frame in self.frames if frame.own]
         if self.in_backward or not own:
             return False if self.in_backward else None
@@ -129,7 +129,7 @@ class Blame:
 
     @property
     def crash(self) -> Event | None:
-        """Return the first root if a signal ended it."""
+        """Return the first root if a signal ended its rank."""
         return self.roots[0] if self.roots and self.roots[0].signal else None
 
 
@@ -146,7 +146,7 @@ def blame(logs: Logs) -> Blame:
     events.sort(key=lambda event: _when(event, logs))
 
     failed = {event.rank for event in events if event.role != "unknown"}
-    failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # truncated
+    failed |= {trace.rank for trace in logs.tracebacks if not trace.errors}  # the log is truncated
     ended = {x.rank for x in logs.exits if x.rank is not None and (x.asked or x.code == -15)}
     silent = logs.heard - failed - {exit_.rank for exit_ in logs.exits}
     absent = tuple(sorted(silent | (ended - failed)))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from paralab.errors import UsageError
 
-LARGEST = 256 << 20  # bytes
+LARGEST = 256 << 20  # bytes; ignore larger dumps
 WRITTEN_BY_RECORDERS = (b'"entries"', b'"comm_lib_version"', b'"nccl_version"')
 
 

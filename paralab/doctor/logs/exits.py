@@ -58,7 +58,7 @@ class Exits:
 
     exits: list[Exit] = field(default_factory=list)
     closed: set[int] = field(default_factory=set)  # processes that the launcher signaled
-    forced: set[int] = field(default_factory=set)  # and those that it killed
+    forced: set[int] = field(default_factory=set)  # processes that the launcher killed
     _root: bool = False
     _entry: Exit | None = None
 

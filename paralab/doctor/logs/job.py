@@ -14,11 +14,11 @@ HALF_A_YEAR = 183 * 86400
 @dataclass(eq=False)
 class Logs:
     sources: dict[str, int | None] = field(default_factory=dict)  # file -> the rank in its name
-    lines: list[Line] = field(default_factory=list)  # those with a keyword
+    lines: list[Line] = field(default_factory=list)  # the lines with a keyword
     tracebacks: list[Traceback] = field(default_factory=list)
     reports: list[Exits] = field(default_factory=list)
     last: dict[int, Line] = field(default_factory=dict)  # the last line of each rank
-    lengths: dict[str, int] = field(default_factory=dict)  # lines of each file
+    lengths: dict[str, int] = field(default_factory=dict)  # number of lines in each file
     notes: list[str] = field(default_factory=list)
     worlds: set[int] = field(default_factory=set)  # world sizes that the job mentions
     dumps: dict[int, list[CollectiveCall]] = field(default_factory=dict)

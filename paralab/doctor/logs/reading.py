@@ -33,15 +33,15 @@ WORDS = (
     *(b"imbalance", b"autograd kernel", b"process group", b"cancelled", b"dataloader", b"detected"),
     b"expected",
 )
-PASTED = 300  # lines: keep every line of a shorter text
+PASTED = 300  # keep every line of a text with fewer lines
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
 SAME = 200  # the maximum number of lines to keep that differ only in their numbers
 TAIL = 40  # lines at the end of a block that are always read
 BEFORE = 3  # lines before one with a keyword: they show the time, and whether a logger printed it
-FULLY = 20_000  # lines: shorter files are read line by line
+FULLY = 20_000  # read files with fewer lines line by line
 CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b\b\f"})
-EVERY = re.compile(  # every rank prints its own
+EVERY = re.compile(  # every rank prints its own message
     rb"atchdog|enqueued|exitcode|closing signal|Unable to shutdown|srun: |^  (?:time|host|rank) "
 )
 LAUNCHER = re.compile(r"torch/distributed/(?:run|elastic|launcher|agent)")
@@ -149,7 +149,7 @@ class _File:
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
         self.clock: float | None = None  # the last timestamp, also for lines without one
-        self.same: Counter[bytes] = Counter()  # lines without their numbers
+        self.same: Counter[bytes] = Counter()  # lines with their numbers removed
 
     def read(self, file: IO[bytes]) -> None:
         rest = b""
@@ -159,7 +159,7 @@ class _File:
             if not cut and len(block) < BLOCK:
                 rest = block
                 continue
-            if not cut:  # an endless progress bar, or not text
+            if not cut:  # this is an endless progress bar, or not text
                 cut = block.rfind(b"\r") + 1 or len(block)
             rest = block[cut:]
             self._block(block[:cut])
@@ -189,7 +189,7 @@ class _File:
         if not lines[-1]:
             lines.pop()
         start, self.number = end - len(lines), end
-        done = 0  # lines before this one are processed
+        done = 0  # all lines before this one are processed
         for index, raw in enumerate(lines):
             near_an_end = start + index < FULLY or index >= len(lines) - TAIL
             keep = start + index < PASTED or any(word in raw.lower() for word in present)

@@ -31,8 +31,8 @@ TORCH_OR_PYTHON = re.compile(
 # The innermost frame of a launcher that reports the exception of another process.
 REPORTING = ("torch/multiprocessing/spawn.py", "torch/distributed/launcher/api.py")
 LONGEST = 200  # lines
-LONGEST_BARE = 3  # lines of a message without a traceback
-LONGEST_MESSAGE = 8  # lines, if nothing separates the message from later output
+LONGEST_BARE = 3  # most lines in a message without a traceback
+LONGEST_MESSAGE = 8  # most lines, if nothing separates the message from later output
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Traceback:
     frames: list[Frame] = field(default_factory=list)
     errors: list[Line] = field(default_factory=list)  # in a chain, the last one ended the process
     reported: bool = False  # quoted in torchrun's report, after the process printed it
-    logged: bool = False  # written by a logger, so the program caught it
+    logged: bool = False  # a logger wrote it, so the program caught the exception
     followed: int = 0  # lines that its stream printed after it
     caused: int = 0  # frames of the exception that caused the next one
     rank: int | None = None
@@ -134,10 +134,10 @@ class Assembler:
         self.done: list[Traceback] = []
         self.open: Traceback | None = None
         self._previous: Line | None = None
-        self._message = False  # inside the exception's message
+        self._message = False  # True inside the exception's message
         self._blank = False
-        self._current = False  # inside the thread that the fault handler marks as current
-        self._prefix: re.Pattern[str] | None = None  # what someone put before each line
+        self._current = False  # True inside the thread that the fault handler marks as current
+        self._prefix: re.Pattern[str] | None = None  # a prefix that someone added to each line
 
     def feed(self, line: Line) -> bool:
         """Process a line. Return False if it does not belong to a traceback."""
@@ -267,7 +267,7 @@ class Assembler:
         if text.startswith(("====", "----", "Failures:")):
             return True
         if BARE.match(text) and not line.hooked:
-            return True  # another process's
+            return True  # it belongs to another process
         if line.hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
             return False
         num_lines = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])

@@ -1,5 +1,5 @@
-"""A failure in the catalog: in the terminal (`doctor --explain`), and as a page for docs/doctor/ and
-SARIF."""
+"""Show a failure in the catalog: in the terminal (`doctor --explain`), and as a page for
+docs/doctor/ and SARIF."""
 
 from typing import get_args
 

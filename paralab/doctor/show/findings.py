@@ -1,5 +1,5 @@
-"""A diagnosis in the terminal: every failure once, with its line, reason, fix, patch, and the other
-places where it occurs; then a summary."""
+"""Show a diagnosis in the terminal: each failure once, with its line, reason, fix, patch, and the
+other places where it occurs; then a summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from paralab.units import plural
 STYLES = {"error": "bold red", "warning": "bold yellow", "suspect": "bold cyan"}
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 AROUND = 2  # lines of context before and after
-MOST_PLACES = 20  # places shown for one failure; --format concise lists all of them
+MOST_PLACES = 20  # show this many places for one failure; --format concise lists all of them
 
 
 def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:

@@ -1,6 +1,5 @@
-"""One line per finding: `--format concise` for people and editors, `--format github` for Actions.
-
-It needs only the standard library, because the pre-commit hook uses it.
+"""Print one line per finding: `--format concise` for people and editors, `--format github` for
+Actions. This needs only the standard library, because the pre-commit hook uses it.
 """
 
 from collections.abc import Callable, Sequence

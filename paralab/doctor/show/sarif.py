@@ -1,4 +1,4 @@
-"""A diagnosis as SARIF 2.1.0, which code hosts show beside the lines of a change."""
+"""Write a diagnosis as SARIF 2.1.0, which code hosts show beside the lines of a change."""
 
 import hashlib
 from collections import Counter

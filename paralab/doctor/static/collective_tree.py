@@ -47,7 +47,7 @@ class Meet:
 
 @dataclass(eq=False)
 class Leave:
-    how: str  # return, break, continue, exit, raise
+    how: str  # one of return, break, continue, exit, raise
     node: ast.AST
     scope: Scope
     guard: Guard | None
@@ -81,7 +81,7 @@ class Inline:
 
 Node = Meet | Leave | Fork | Repeat | Inline
 Nodes = list[Node]
-Ended = tuple[Nodes, str]  # the nodes, and how the block always ends early ("" if it does not)
+Ended = tuple[Nodes, str]  # the nodes, and how the block ends early ("" unless it always does)
 
 
 def all_meets(nodes: Nodes) -> Iterator[Meet]:
@@ -102,7 +102,7 @@ class Walk:
         self.script, self.relevant, self.rank = script, relevant, rank
         self.guards: list[Guard] = []
         self.stack: list[Scope] = []
-        self.envs: tuple[Env, Env] = ({}, {})  # the values of parameters on both ranks
+        self.envs: tuple[Env, Env] = ({}, {})  # parameter -> its value on each rank
         self.budget = MOST_NODES
 
     @property
@@ -165,7 +165,7 @@ class Walk:
         if apart:
             self.guards.pop()
             if leaves(left) and not ended:
-                self.guards.append(guard)  # the rest of the block runs only on this rank
+                self.guards.append(guard)  # only this rank runs the rest of the block
         return [*nodes, *more], ended, False
 
     def _is_plain(self, node: ast.If) -> bool:

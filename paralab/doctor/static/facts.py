@@ -29,7 +29,7 @@ from paralab.doctor.static.project import (
 if TYPE_CHECKING:
     from paralab.doctor.static.script import Script
 
-DEEPEST = 40  # limit on nested lookups; longer chains become unknown
+DEEPEST = 40  # most nested lookups; the result of a longer chain is unknown
 # Methods that return the object they are called on.
 SAME_VALUE = frozenset(
     (
@@ -69,7 +69,8 @@ def once_per_node(in_cycle: T, too_deep: T | None = None) -> Callable[[Find[T]],
 
 @dataclass(eq=False, repr=False)
 class Call:
-    """One call in the source. `target` is a library's canonical name, `function` a project scope."""
+    """One call in the source. `target`: the canonical name in a library. `function`: the project
+    function."""
 
     node: ast.Call
     scope: Scope
@@ -226,7 +227,7 @@ class Facts:
     def callers(self, function: Scope) -> list[Call]:
         """Return the calls that run a project function."""
         if function not in self._callers:
-            self._callers[function] = []  # a cycle adds nothing
+            self._callers[function] = []  # a cycle adds no calls
             owner = function.owner
             name = owner.name if owner and function.name == "__init__" else function.name
             named = [*self.methods(name), *(self.methods("__init__") if owner else [])]

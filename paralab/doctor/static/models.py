@@ -1,4 +1,4 @@
-"""The layers and buffers of a model, as far as the script shows them."""
+"""The layers and buffers of a model, if the script shows them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | No
     unknown."""
     known = True
     if len({id(call.made or call.target) for call in script.makers(model, scope)}) > 1:
-        return None  # a factory: the model is unknown
+        return None  # a factory makes the model, so it is unknown
     for call in layers(script, model, scope):
         if call is None:
             known = False

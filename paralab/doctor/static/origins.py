@@ -199,7 +199,7 @@ class Origins(Facts):
         if found is not None:
             where, definitions = found
             reached = self._reach(definitions, node if where is scope else None, where, rank)
-            if isinstance(scope.node, ast.Lambda) and where is scope.parent:  # runs now or later
+            if isinstance(scope.node, ast.Lambda) and where is scope.parent:  # runs now, or later
                 here = self._reach(definitions, scope.node, where, rank)
                 reached += [one for one in here if one not in reached]
             return reached
@@ -231,7 +231,7 @@ class Origins(Facts):
             around = self._around(definition)
             if node is not None and _begins(definition) > position(node):
                 if share_loop(around, use):
-                    found.append(definition)  # the value from the previous iteration
+                    found.append(definition)  # a definition from the previous iteration
                 continue
             ways = [
                 self.decide(one, definition.scope, rank)

@@ -51,7 +51,7 @@ def found(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
-    if script.is_exhausted or _in_test(where):  # a project's tests cause failures on purpose
+    if script.is_exhausted or _in_test(where):  # tests cause failures on purpose
         severity = "suspect"
     if severity == "error" and not _is_reached(script, where):
         severity = "suspect"

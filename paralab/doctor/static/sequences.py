@@ -35,7 +35,7 @@ class Difference:
     more: Meet | Leave
     other: Meet | None  # what the other rank does instead
     sure: bool
-    swapped: bool = False  # same operation, other tensor
+    swapped: bool = False  # both ranks run the same operation on different tensors
 
 
 @once_per_script
@@ -115,7 +115,7 @@ def _relevant_names(script: Script) -> set[str]:
             inside[call.last_name].add(scope.name)
             if scope.owner is not None and scope.name in ("__init__", "__call__"):
                 inside[call.last_name].add(scope.owner.name)
-        if sounds_like(call.method) == "module" or call.method == "module":  # a forward pass
+        if sounds_like(call.method) == "module" or call.method == "module":  # it runs forward
             waiting.append(call.scope.name)
     waiting += [one for name in names for one in inside[name]]
     while waiting:

@@ -22,7 +22,7 @@ MOST_EVALUATIONS = 20_000
 
 class Special(Enum):
     UNKNOWN = "unknown"
-    OBJECT = "object"  # something that is true and is not None
+    OBJECT = "object"  # stands for an unknown object, which is true and not None
 
 
 UNKNOWN, OBJECT = Special.UNKNOWN, Special.OBJECT
@@ -62,7 +62,7 @@ _COMPARE: dict[type[ast.cmpop], Any] = {
     ast.IsNot: operator.is_not,
 }
 Env = dict[str, Any]  # values of parameters by name, in one call
-At = tuple[Scope, int, Env]  # where to evaluate: scope, rank, parameters
+At = tuple[Scope, int, Env]  # the context of an evaluation: scope, rank, parameters
 
 
 class Values(Origins):
@@ -83,8 +83,8 @@ class Values(Origins):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether evaluation was cut short. Then a value may be known on only one of two ranks, and
-        nothing is certain any more."""
+        """Whether evaluation was cut short. If so, a value may be known on only one of two ranks,
+        so nothing is certain."""
         return self._budget <= 0
 
     # --- truth

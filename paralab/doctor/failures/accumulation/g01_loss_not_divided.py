@@ -19,7 +19,7 @@ from paralab.doctor.windows import accumulated, is_close
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The gradient is N times too large for N accumulated passes.",
+    symptom="No error. With N accumulated passes, the gradient is N times too large.",
     cause="Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.",
     fix="Divide the loss by N before `backward`.",
     example="""\
@@ -61,7 +61,7 @@ def undivided_loss(script: Script) -> Findings:
         also, edits = (window.step.call,), _division(script, window, loss)
         yield found(script, "G01", "error", call, why, fix, doubt=doubt, also=also, edits=edits)
     for call, step in () if divides_by_accumulation(script) else accumulations(script):
-        is_fabric = call.target.endswith("Fabric.backward")  # it divides nothing
+        is_fabric = call.target.endswith("Fabric.backward")  # it never divides the loss
         if call not in judged and (is_fabric or not script.imports("accelerate", "deepspeed")):
             why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after several backward passes, and nothing divides the loss."
             yield found(script, "G01", "suspect", call, why, doubt=is_mean, also=(step,))
@@ -122,7 +122,7 @@ def _follow(
     waiting: list[tuple[ast.expr, Scope]],
     factors: list[tuple[ast.expr, Scope]],
 ) -> set[str]:
-    """Trace a loss through a call."""
+    """Follow a loss into the call that computes it."""
     makers = script.makers(call.node.func, call.scope) if not call.target else []
     is_loss = any(kind_of_made(one.target) == "loss function" for one in makers)
     if is_loss or kind_of_made(call.target) == "loss":
@@ -198,8 +198,8 @@ def undivided(rank: WatchedRank) -> Finding | None:
     passes = plain[0].micro_steps
     count = len(passes)
     why = (
-        f"One optimizer step adds up {count} backward passes, each from a mean loss that nothing divides "
-        f"by {count}. The gradient is {count} times too large."
+        f"One optimizer step adds up the gradients of {count} backward passes, and nothing "
+        f"divides their mean losses by {count}. The gradient is {count} times too large."
     )
     losses = "; ".join(f"{p.loss_value:.4g} -> {p.backward.loss:.4g}" for p in passes[:4])
     evidence = f"rank {rank.rank}, {len(plain)} of {len(every)} steps: loss -> backward: {losses}"

@@ -15,7 +15,7 @@ from paralab.units import plural, seconds
 
 ENTRY = describe(
     __doc__,
-    symptom="The results are correct, but steps are slow: N all-reduces of all gradients instead of one.",
+    symptom="The results are correct, but each step all-reduces all gradients N times instead of once.",
     cause="DDP synchronizes in every backward pass unless the pass runs under `no_sync()`.",
     fix="Run the forward and backward of every pass except the last under `with model.no_sync():`.",
     example="""\

@@ -22,8 +22,8 @@ from paralab.doctor.static.timeline import Event, occurrences
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The ranks' parameters drift apart and stay different.",
-    cause="The last pass before the step also runs under `no_sync()`, or the data ends in the middle of a window.",
+    symptom="No error. The ranks' parameters drift apart and stay different.",
+    cause="The last pass before the step also runs under `no_sync()`, or the epoch ends in the middle of an accumulation window.",
     fix="Run the last micro-batch before every step outside `no_sync`, including the last one of an epoch.",
     example="""\
 - with model.no_sync():
@@ -40,7 +40,7 @@ ONE_TEST = "Use one condition for both: use `no_sync` exactly when no step follo
 
 @check("G04", "G05", source="script")
 def never_synchronized(script: Script) -> Findings:
-    """Report DDP models that only run forward under `no_sync` (G05: backward is outside)."""
+    """Report DDP models whose every forward runs under `no_sync` (G05 if backward does not)."""
     passes = [
         (event, forwards, next((one for one in events[place:] if one.role == "step"), None))
         for events, place, event in occurrences(timelines(script), "backward")
@@ -62,9 +62,9 @@ def never_synchronized(script: Script) -> Findings:
         yield found(script, "G04", "error", step.call, why, doubt=doubt, also=(call,))
     else:
         why = (
-            f"The forward pass `{code(forward.node.func)}(…)` ({line_of(forward, call)}) runs under `no_sync`, and DDP "
-            "decides there. So this backward pass does not synchronize gradients, and the ranks "
-            "drift apart."
+            f"The forward pass `{code(forward.node.func)}(…)` ({line_of(forward, call)}) runs "
+            "under `no_sync`, and DDP decides there whether to synchronize. This backward pass "
+            "therefore does not average gradients, and the ranks drift apart."
         )
         yield found(script, "G05", "error", call, why, doubt=doubt, also=(forward,))
 

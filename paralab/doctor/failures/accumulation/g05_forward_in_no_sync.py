@@ -4,7 +4,7 @@ from paralab.doctor.registry import describe
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The backward pass does not average gradients, although it runs outside the block.",
+    symptom="No error. The backward pass does not average gradients, although it runs outside the block.",
     cause="DDP decides in forward whether backward synchronizes, and forward ran under `no_sync()`.",
     fix="Put both inside the block, or both outside for the last micro-batch before a step.",
     example="""\

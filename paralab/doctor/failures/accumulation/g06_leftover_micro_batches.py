@@ -18,9 +18,9 @@ from paralab.doctor.windows import accumulated
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. With 10 batches and N = 4, the gradients of the last two batches go into the next epoch.",
+    symptom="No error. With 10 batches and N = 4, the gradients of the last two batches leak into the next epoch.",
     cause="The step runs after every N batches, and the number of batches is not a multiple of N.",
-    fix="Step after the last batch too, and divide the loss by the size of that window.",
+    fix="Also step after the last batch, and divide its losses by the number of leftover batches.",
     example="""\
 - if (i + 1) % N == 0:
 + if (i + 1) % N == 0 or i + 1 == len(loader):
@@ -139,7 +139,7 @@ def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str 
 
 
 def _observed_fate(rank: WatchedRank, place: int, pending: int, usual: int) -> str | None:
-    """Return `leak`, `dropped`, or None: unknown, or the passes filled a usual window."""
+    """Return `leak` or `dropped`; None if unknown, or if the passes filled a whole window."""
     more = 0
     for event in rank.events[place:]:
         if isinstance(event, Backward):

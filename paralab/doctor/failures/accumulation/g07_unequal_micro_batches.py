@@ -8,9 +8,10 @@ from paralab.doctor.windows import accumulated, are_weighted_by
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).",
-    cause="The mean of the micro-batches' means gives more weight to samples in small micro-batches.",
-    fix="Weight each loss by its micro-batch, `loss * len(x) / samples`, or use drop_last=True.",
+    symptom="No error. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).",
+    cause="Averaging the means of the micro-batches gives more weight to samples in small ones.",
+    fix="Weight each loss by the size of its micro-batch, `loss * len(x) / samples`, or use "
+    "drop_last=True.",
     example="""\
 + samples = sum(len(x) for x, _ in micro_batches)
   for x, y in micro_batches:

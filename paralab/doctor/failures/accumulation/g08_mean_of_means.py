@@ -10,7 +10,7 @@ from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The gradient differs from that of the whole batch, and may even point in another direction.",
+    symptom="No error. The gradient differs from that of the whole batch, and may even point in another direction.",
     cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.",
     fix="Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.",
     example="""\
@@ -28,7 +28,7 @@ ENTRY = describe(
 )
 
 
-SPREAD = 1.5  # report if the ratio of most to fewest tokens is at least this
+SPREAD = 1.5  # report if the largest token count is at least this many times the smallest
 
 
 @check("G08", source="ranks")
@@ -50,9 +50,10 @@ def unequal_tokens(seen: Observation) -> Findings:
         if are_weighted_by(passes, counts):
             continue
         why = (
-            f"Step {number} averages {len(ones)} mean losses with equal weights, although they cover "
-            f"{fewest} to {most} targets (without ignore_index). A target in the smallest micro-batch "
-            f"counts {most / fewest:.0f} times as much as one in the largest."
+            f"Step {number} averages {len(ones)} mean losses with equal weights, although each "
+            f"covers between {fewest} and {most} targets (not counting ignore_index). A target "
+            f"in the smallest micro-batch counts {most / fewest:.0f} times as much as one in the "
+            "largest."
         )
         yield make_finding("G08", "warning", why, passes[0].backward)
         return

@@ -13,7 +13,7 @@ from paralab.doctor.windows import accumulated
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The learning rate falls N times too fast.",
+    symptom="No error. The learning rate falls N times too fast.",
     cause="`scheduler.step()` is outside the branch in which the optimizer steps.",
     fix="Step the scheduler right after the optimizer.",
     example="""\

@@ -33,7 +33,8 @@ _ENDS = ("forward", "backward", "step")
 
 
 def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[MicroStep]]]:
-    """Yield steps that synchronize repeatedly, with passes that have `no_sync` only in backward."""
+    """Yield steps that synchronize more than once, and their passes with `no_sync` around
+    backward only."""
     for rank in seen.ranks if seen.world > 1 else []:
         every = list(accumulated(rank)) if ddp_wraps(rank) else []
         many = [window for window in every if sum(map(reduces, window.micro_steps)) > 1]

@@ -72,8 +72,8 @@ def _sends_parameters(script: Script, call: Call) -> bool:
 
 
 def averaged_by(script: Script, step: Event) -> str | None:
-    """Describe what else may average gradients besides DDP: "" if it is certain, None if nothing
-    does."""
+    """Describe what may average gradients besides DDP: "" if something certainly does, None if
+    nothing does."""
     packages = ("torch.distributed.algorithms.model_averaging", "torch.distributed.optim")
     if script.imports(*packages):
         return ""
@@ -149,7 +149,7 @@ class Window:
 
     @property
     def is_optional(self) -> bool:
-        """Whether the size is a command-line option that is 1 by default."""
+        """Whether the size is a command-line option whose default is 1."""
         name = getattr(self.size[0], "attr", "") if self.size is not None else ""
         option = self.script.flags.get(name)
         defaults = [one.value for one in option.keywords if one.arg == "default"] if option else []

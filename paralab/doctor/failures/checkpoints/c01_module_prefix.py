@@ -54,7 +54,7 @@ IF_PLAIN = "if a model without DDP loads the file, because its names do not matc
 
 @check("C01", source="script")
 def wrapper_is_saved(script: Script) -> Findings:
-    """Report a saved wrapper; it is an error if a plain model loads that file."""
+    """Report a saved wrapper, as an error if a plain model loads the file."""
     saves, loads = wrapper_saves(script), loads_of_files(script)
     if strips_prefix(script) or script.methods_on("ddp", "load_state_dict"):
         return
@@ -111,7 +111,8 @@ def _wrapped_names(script: Script) -> Iterator[ast.expr]:
 
 
 def _name(node: ast.expr) -> str:
-    """Return the end of a name: `model` of `self.model`, `generator` of `model["generator"]`."""
+    """Return the last part of a name: `model` in `self.model`, `generator` in
+    `model["generator"]`."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
     return (dotted_key(node) or "").rpartition(".")[2]

@@ -21,9 +21,9 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Training continues from random weights.",
+    symptom="No error. Training continues from random weights.",
     cause="No name matches, because they differ by 'module.'. strict=False ignores that, and nothing checks the result.",
-    fix="Save `model.module.state_dict()` or remove the prefix, and load strictly or check what load_state_dict returns.",
+    fix="Save `model.module.state_dict()` or remove the prefix. Load strictly, or check what load_state_dict returns.",
     example="""\
   state = torch.load("net.pt", map_location="cpu")
 - net.load_state_dict(state, strict=False)
@@ -36,7 +36,8 @@ ENTRY = describe(
 
 @check("C02", source="script")
 def mismatch_ignored(script: Script) -> Findings:
-    """Report a lenient load whose result is ignored; error if the file has a wrapper's state."""
+    """Report a lenient load whose result is ignored, as an error if the file holds a wrapper's
+    state."""
     if not script.calls_of(DDP) or strips_prefix(script):
         return
     saves = wrapper_saves(script)

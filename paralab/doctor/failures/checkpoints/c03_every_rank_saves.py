@@ -34,8 +34,8 @@ ENTRY = describe(
     messages=(
         Message(
             r"PytorchStreamReader failed (?:reading|locating|finding)",
-            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once, its writer was killed, "
-            "or a download was incomplete. This is certain if torch.save runs on every rank.",
+            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once (certain if "
+            "torch.save runs on every rank), its writer was killed, or a download was incomplete.",
             severity="suspect",
         ),
     ),
@@ -166,7 +166,8 @@ def _on_every_machine(script: Script, saves: list[Call]) -> Findings:
 
 
 def _has_one_rank_per_machine(script: Script) -> bool:
-    """Return whether the rank is really a machine's number: `rank=hosts.index(current_host)`."""
+    """Return whether the "rank" is really the number of a machine:
+    `rank=hosts.index(current_host)`."""
     ranks = [(call.argument(99, "rank"), call.scope) for call in script.calls_of(INIT)]
     return any(
         _MACHINE.search(dotted_key(part) or "")

@@ -16,7 +16,7 @@ _OWN_NAME = re.compile(r"(^|_)(l?rank\w*|pid|proc\w*|worker\w*|shard\w*|buffer|b
 
 
 def is_own_path(script: Script, path: ast.expr, scope: Scope) -> bool:
-    """Return whether each rank writes to its own path (with its rank, or temporary) or folder, or
+    """Return whether each rank writes to a different path (named after the rank, or temporary), or
     to no file."""
     changes = script.calls_of("os.chdir", "contextlib.chdir")
     folders = [(one, call.scope) for call in changes for one in call.node.args]
@@ -62,7 +62,7 @@ def loads_of_files(script: Script) -> list[tuple[Call, Call]]:
 
 
 def same_file(save: Call, load: Call) -> bool:
-    """Return whether a save and a load spell the same path the same way."""
+    """Return whether a save and a load use the same expression for the path."""
     return code(save.argument(1, "f"), 200) == code(load.argument(0, "f"), 200)
 
 

@@ -1,4 +1,4 @@
-"""Find which loader feeds which training loop, as far as the script shows it."""
+"""Find which loader feeds which training loop, if the script shows it."""
 
 import ast
 import re

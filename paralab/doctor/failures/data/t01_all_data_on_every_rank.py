@@ -24,7 +24,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. An epoch takes as long as on one device, and every rank uses every sample.",
+    symptom="No error. An epoch takes as long as on one device, and every rank uses every sample.",
     cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
     fix="Pass `sampler=DistributedSampler(data)` instead of `shuffle=True`, and call `set_epoch` in every epoch.",
     example="""\

@@ -25,7 +25,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Every epoch has the same batches in the same order.",
+    symptom="No error. Every epoch has the same batches in the same order.",
     cause="DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.",
     fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
     example="""\

@@ -16,8 +16,8 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Every rank, and every loader worker, yields each sample.",
-    cause="No sampler can divide an IterableDataset. Its __iter__ must divide the samples, but this one ignores rank and worker.",
+    symptom="No error. Every rank and every loader worker yields all samples.",
+    cause="No sampler can divide an IterableDataset; its __iter__ must do it. This one ignores the rank and the worker.",
     fix="In __iter__, yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker.",
     example="""\
   class Stream(IterableDataset):

@@ -18,7 +18,7 @@ ENTRY = describe(
     __doc__,
     symptom="The accuracy depends on the number of ranks.",
     cause="DistributedSampler repeats samples until all ranks have the same number.",
-    fix="Split the evaluation data without padding, and all-reduce sums and counts.",
+    fix="Split the evaluation data without padding, then all-reduce the sums and the counts.",
     example="""\
 - test_sampler = DistributedSampler(test_data, shuffle=False)
 + test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())

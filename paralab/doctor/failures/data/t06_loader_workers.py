@@ -14,7 +14,7 @@ ENTRY = describe(
     __doc__,
     symptom="Steps wait for data, or all cores are busy and everything is slow.",
     cause="num_workers is per rank, and ranks × workers compete for the same cores.",
-    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure.",
+    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure other numbers.",
     example="""\
 - loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
 + cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
@@ -24,7 +24,7 @@ ENTRY = describe(
 )
 
 
-ENOUGH_BATCHES = 20  # needed before this check judges waiting times
+ENOUGH_BATCHES = 20  # measured before this check judges waiting times
 LONG_WAIT = 0.3  # share of the time between two batches
 DATA_SHARE = 0.10  # share of a recorded run's time
 JITTER_SECONDS = 0.002  # a delay that the operating system may cause
@@ -44,8 +44,8 @@ def workers_and_cores(seen: Observation) -> Findings:
             continue
         loader = max(ranks[0].of(Loader), key=lambda loader: loader.workers)
         why = (
-            f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} loading "
-            f"processes on the {cores} cores of {host}, where they compete with training."
+            f"{plural(len(ranks), 'rank')} with {workers[0]} workers each start {sum(workers)} "
+            f"loader processes, which compete with training for the {cores} cores of {host}."
         )
         fix = f"Use num_workers={max(0, cores // len(ranks) - 1)}: cores per rank, minus one."
         yield make_finding("T06", "warning", why, loader.made_at or loader, fix=fix)
@@ -81,8 +81,8 @@ def few_cores(facts: Facts) -> Findings:
     if not facts.gpus or not ranks or facts.cores >= 2 * ranks:
         return
     why = (
-        f"{plural(facts.cores, 'core')} (of {facts.machine_cores} in this machine) for {ranks} ranks with a GPU leave "
-        "none for loader workers."
+        f"This job has {plural(facts.cores, 'core')} (of {facts.machine_cores} in the machine) "
+        f"for {ranks} GPU ranks, so no core is left for loader workers."
     )
     fix = "Ask for more cores (srun --cpus-per-task=8, docker run --cpus=…), then set num_workers to cores per rank - 1."
     doubt, cores = "if a run waits for data", facts.evidence("cores")

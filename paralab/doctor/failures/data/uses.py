@@ -1,4 +1,4 @@
-"""Find how each rank used each pass over a loader."""
+"""Find what each rank did with each pass over a loader."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""D03: A batch has fewer pieces than there are GPUs."""
+"""D03: A batch splits into fewer chunks than there are GPUs."""
 
 import math
 
@@ -18,7 +18,7 @@ from paralab.doctor.static.sizes import drops_last
 ENTRY = describe(
     __doc__,
     symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
-    cause="DataParallel rounds the pieces up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.",
+    cause="DataParallel rounds the chunk size up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.",
     fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
     example="""\
   model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
@@ -56,8 +56,9 @@ def idle_gpus(script: Script) -> Findings:
             continue
         which = f"A batch of {batch}" if batch == size else f"The last batch, {batch} samples,"
         why = (
-            f"{which} makes only {pieces(batch, gpus)} pieces of {math.ceil(batch / gpus)} for {gpus} GPUs "
-            f"({line_of(wraps[0], loader)}). The other GPUs are idle, or fail with a missing argument."
+            f"{which} splits into only {pieces(batch, gpus)} chunks of {math.ceil(batch / gpus)} "
+            f"for {gpus} GPUs ({line_of(wraps[0], loader)}). The other GPUs idle, or fail with a "
+            "missing argument."
         )
         edits = add_keyword(script, loader, "drop_last=True") if batch != size else ()
         yield found(script, "D03", "warning", loader, why, also=(wraps[0],), edits=edits)
@@ -81,9 +82,9 @@ def idle_devices(rank: WatchedRank) -> Finding | None:
             size = short[0].size or 0
             count = pieces(size, devices)
             why = (
-                f"A batch of {size} over {devices} GPUs makes {count} pieces of "
-                f"{math.ceil(size / devices)}, so {devices - count} GPUs get nothing in {len(short)} "
-                "passes. A forward with only keyword arguments fails on them."
+                f"A batch of {size} on {devices} GPUs splits into {count} chunks of "
+                f"{math.ceil(size / devices)}, so {devices - count} GPUs get nothing in "
+                f"{len(short)} passes. A forward that takes only keyword arguments fails on them."
             )
             return make_finding("D03", "warning", why, short[0])
     return None

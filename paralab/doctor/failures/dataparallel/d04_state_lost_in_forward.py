@@ -11,7 +11,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Counters and statistics that forward stores on self never change.",
+    symptom="No error. Counters and statistics that forward stores on self never change.",
     cause="forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.",
     fix="Use DistributedDataParallel, or return the value and update it outside of forward.",
     example="""\
@@ -50,8 +50,8 @@ def state_in_forward(script: Script) -> Findings:
                         where = at(one.node, method)
                         why = (
                             f"forward updates `{key}`, but DataParallel ({line_of(wrap, where)}) "
-                            "runs forward on replicas, and discards each replica with its update "
-                            "after the pass."
+                            "runs forward on replicas, which it discards after the pass together "
+                            "with the update."
                         )
                         yield found(script, "D04", "error", where, why, also=(wrap,))
 

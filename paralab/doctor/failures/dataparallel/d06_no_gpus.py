@@ -8,7 +8,7 @@ from paralab.doctor.registry import describe
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The model runs as if it were not wrapped.",
+    symptom="No error. The model runs as if it were not wrapped.",
     cause="Without CUDA the list of devices is empty, and forward calls the model directly.",
     fix="Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.",
     example="""\

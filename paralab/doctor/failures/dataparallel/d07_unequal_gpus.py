@@ -42,7 +42,7 @@ def unequal_gpus(facts: Facts) -> Findings:
     number = facts.gpus.index(small)
     why = (
         f"GPU {number} ({small.name}, {size(small.memory_bytes)}) is weaker than {large.name} "
-        f"({size(large.memory_bytes)}): the others wait for it."
+        f"({size(large.memory_bytes)}), so the others wait for it."
     )
     fix = f"Leave it out (CUDA_VISIBLE_DEVICES without {number}), or give it smaller batches, weighted by size."
     yield Finding("D07", "warning", why, fix, evidence=facts.evidence("GPUs (torch)"))

@@ -11,7 +11,7 @@ from paralab.doctor.static.script import Script
 
 
 def pieces(batch: int, devices: int) -> int:
-    """Return the number of pieces that scatter makes: 9 samples over 4 GPUs are 3 + 3 + 3."""
+    """Return the number of chunks that scatter makes: 9 samples on 4 GPUs become 3 + 3 + 3."""
     return math.ceil(batch / math.ceil(batch / devices)) if batch else 0
 
 

@@ -13,7 +13,7 @@ CRASHES: dict[str, tuple[str, Severity, str]] = {
         "error",
         "It accessed invalid memory: a bug in compiled code, or mixed library versions.",
     ),
-    "SIGABRT": ("H11", "error", "A check in compiled code failed; the lines above it show which."),
+    "SIGABRT": ("H11", "error", "A check in compiled code failed; the preceding lines show which."),
     "SIGFPE": ("H11", "error", "Compiled code divided an integer by zero."),
     "SIGILL": (
         "L10",
@@ -36,12 +36,14 @@ def died_of_a_signal(logs: Logs) -> Findings:
         why = f"DDP's constructor crashed{root.where}"
         if everywhere:
             why = f"All {len(crashed)} ranks died with SIGSEGV and without a traceback"
-        why += ", as happens on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. This is certain if the job sets that variable."
+        why += ", as on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL. That is the cause if the job sets this variable."
         yield root.finding("H19", "suspect", why)
     if _is_in_ddp_constructor(root):
         return
 
-    id, severity, meaning = CRASHES.get(root.signal, ("H11", "error", "Read its last lines."))
+    id, severity, meaning = CRASHES.get(
+        root.signal, ("H11", "error", "Read the last lines it printed.")
+    )
     who = root.who if len(crashed) == 1 else named(crashed)
     why = f"{who} died of {root.signal}{root.where}. {meaning}"
     rank = root.rank if len(crashed) == 1 and len(logs.ranks) > 1 else None

@@ -36,7 +36,7 @@ class Side:
 
 def made_different_calls(seen: Observation) -> Finding | None:
     if not seen.settled and _one_may_have_left(seen):
-        return None  # this is the cause; it is certain once the other ranks have moved on
+        return None  # this may be the cause; wait until the other ranks have moved on
     for mismatch in mismatches(seen):
         if mismatch.kind == "behind":
             continue
@@ -103,7 +103,7 @@ def is_for_some_ranks(operation: Numbered) -> bool:
 
 
 def _evaluates(operation: Numbered) -> bool:
-    """Return whether it is a forward without a backward, which one rank may run on purpose."""
+    """Return whether this is a forward without a backward, which one rank may run on purpose."""
     return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 

@@ -51,7 +51,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     evidence = tuple(line for line in (at, hang.waiting) if line)
     where = str(run.folder)
     if hang.kind == "network":
-        why = f"{problem} This is certain if it runs with NCCL_P2P_DISABLE=1."
+        why = f"{problem} This is certain if the job works with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, where, evidence=evidence)
     waits = hang.kind == "behind" and StackDump.read(dumps, hang.rank).waits_in
     id = "H04" if hang.mismatch or waits else "W07"  # H04: the rank is in a different collective

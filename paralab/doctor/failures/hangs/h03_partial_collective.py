@@ -24,7 +24,7 @@ from paralab.doctor.static.sequences import Difference, differences_of
 ENTRY = describe(
     __doc__,
     symptom="Rank 0 waits in a collective until the timeout. The other ranks wait in their next collective, or have exited.",
-    cause="The collective is in a branch that only one rank enters (`if rank == 0:`), but it needs every rank.",
+    cause="The collective is in a branch that only one rank enters (`if rank == 0:`), but every rank must call it.",
     fix="Call the collective on all ranks, and keep only the local work (printing, saving) in the branch.",
     example="""\
 + dist.all_reduce(loss)
@@ -79,8 +79,8 @@ def _extra(script: Script, found_: Difference, meet: Meet, guard: Guard) -> Find
     name = "The all-reduce in `backward()`" if meet.op == "backward" else name
     test = line_of(at(guard.node, guard.scope), meet.call)
     why = (
-        f"{name} needs all ranks, but only rank {found_.rank} gets here: `{code(guard.test)}` ({test}) "
-        "keeps the others out, so it waits forever."
+        f"{name} needs all ranks, but only rank {found_.rank} gets here: `{code(guard.test)}` "
+        f"({test}) keeps the others out. Rank {found_.rank} waits forever."
     )
     return found(script, "H03", "error", meet.call, why, doubt="" if found_.sure else IF_REACHED)
 

@@ -14,7 +14,7 @@ Calls = dict[int, Collective]
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
+    symptom="No error. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
     cause="Some ranks make two calls with the same operation and shape in a different order, so nothing fails.",
     fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
     example="""\

@@ -51,7 +51,8 @@ def collective_timed_out(logs: Logs) -> Findings:
 
 
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
-    """Report a timeout in a group other than the default group, which dumped its state."""
+    """Report a timeout outside the default group, whose ranks only say that they dump their
+    state."""
     pending = [item for item in everybody if item.enqueued != item.completed]
     why = "A collective timed out, and these ranks only report that they are dumping their state. "
     if not pending:
@@ -61,7 +62,7 @@ def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
         why += f"{named(item.rank for item in pending)} did not finish collective {first}. "
         rest = {line.rank for line in logs.lines} - {item.rank for item in pending} - {None}
         report = "reports" if len(rest) == 1 else "report"
-        why += f"{named(rest)} {report} none: check there first. " if rest else ""
+        why += f"{named(rest)} {report} no pending collective: check there first. " if rest else ""
     why += "The logs of all ranks would confirm this."
     return Finding("H10", "suspect", why, RECORD, evidence=_evidence(everybody))
 
@@ -86,7 +87,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     for item in group:
         if item.call and item not in same:
             why += f"{named([item.rank])} waited in {item}. "
-    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by their own watchdogs
+    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by their watchdogs
     silent = set(logs.ranks) - {item.rank for item in group} - aborted
     if mismatch and mismatch.kind == "behind" and mismatch.odd is not None and not silent:
         enqueued = next(item.enqueued for item in group if item.rank == mismatch.odd)
@@ -98,8 +99,8 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         why += f"Rank {rank} reports no timeout: it never arrived. "
         return _h10(first, why, rank, bool(logs.exits), evidence)
     if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
-        why += "Every rank in this log has enqueued it, so no rank is missing, and the connection does not work. "
-        why += "This is certain if the job runs with NCCL_P2P_DISABLE=1."
+        why += "Every rank in this log has enqueued it. No rank is missing, so the connection does not work. "
+        why += "This is certain if the job works with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
         # Only one rank waits, and the launcher recorded the exits of the others.
@@ -113,9 +114,9 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     why += "The log does not show which rank is missing. "
     unheard = silent - logs.heard
     if len(unheard) > 3:
-        why += "Most ranks printed nothing here: their logs are needed. "
+        why += "Most ranks printed nothing here. Pass their logs too. "
     elif unheard:
-        why += f"It has no line from {named(unheard).lower()}: check there first. "
+        why += f"The log has no line from {named(unheard).lower()}: check there first. "
     return _h10(first, why, None, False, evidence)
 
 

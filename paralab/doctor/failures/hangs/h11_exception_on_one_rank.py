@@ -14,8 +14,8 @@ from paralab.record.victims import WAITED, is_victim
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."
 FIRST_CUDA_ERROR = "Run with NCCL_DEBUG=INFO and look for this rank's first CUDA error."
 NO_MEMORY = (
-    "{who} could not get any GPU memory{at}. Other processes may use the same GPU: a leftover job, "
-    "or ranks that all use GPU 0.",
+    "{who} could not allocate any GPU memory{at}. Other processes may use the same GPU: a "
+    "leftover job, or ranks that all use GPU 0.",
     f"nvidia-smi shows which processes use the memory. {LESS_MEMORY}",
 )
 ENTRY = describe(
@@ -131,7 +131,7 @@ ENTRY = describe(
 
 LOST = "lost its connection to another rank"
 OTHER_LOGS = "Pass the logs of all ranks: torchrun --log-dir=logs --redirects=3, then paralab doctor job.log logs."
-LAST = 8  # lines
+LAST = 8  # number of lines to show
 
 
 @check("H11", source="log")
@@ -172,7 +172,11 @@ def unexplained(logs: Logs) -> Findings:
         # The other ranks' messages are in this log, so this rank's message would be here too.
         own = len(logs.sources) == 1 and bool(found.victims) and (first.exit.code or 0) > 1
         why = f"{named([first.rank])} exited with {code} and printed no exception"
-        why += "; the other ranks lost it." if own else " here. It may be the cause or a victim."
+        why += (
+            "; the other ranks lost their connection to it."
+            if own
+            else " here. It may be the cause or a victim."
+        )
         fix = "Look for sys.exit and os._exit in this rank's code." if own else OTHER_LOGS
         severity: Severity = "error" if own else "suspect"
         yield first.finding("H11", severity, why, fix, first.rank if own else None)
@@ -186,7 +190,7 @@ def unexplained(logs: Logs) -> Findings:
         if known or logs.exits or explains(logs, victim):
             return  # waiting.py explains it
     what = "waited for another rank until its timeout" if victim.waited else LOST
-    why = f"{named([victim.rank])} {what}{victim.where}. It is a victim: the cause is elsewhere."
+    why = f"{named([victim.rank])} {what}{victim.where}. It is a victim of another rank."
     yield victim.finding("H11", "suspect", why, OTHER_LOGS)
 
 

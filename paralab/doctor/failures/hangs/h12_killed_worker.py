@@ -93,12 +93,15 @@ def _killed(logs: Logs) -> Findings:
     who = killed[0].who if len(killed) == 1 else "A rank" if rank is None else f"Rank {rank}"
     said = "The kernel reports that memory ran out." if memory else "It could not print an error."
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
-    why = f"Another process killed {who} with SIGKILL. {said} The others only lost the connection."
+    why = (
+        f"Another process killed {who} with SIGKILL. {said} The other ranks only lost their "
+        "connection."
+    )
     fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether memory ran out."
     yield Finding("H12", "error", why, fix, rank=rank, evidence=tuple(evidence))
 
 
-RANK_BYTES = 2**30  # host memory per rank: torch alone takes a third, with CUDA more than half
+RANK_BYTES = 2**30  # host memory of a rank; torch alone takes a third, or with CUDA more than half
 
 
 @check("H12", source="machine")

@@ -86,8 +86,8 @@ ENTRY = describe(
         ),
         Message(
             r"(?P<error>Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error)",
-            "The launchers of the nodes did not find each other ({error}). One launcher was not "
-            "started, or uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
+            "The launchers on the nodes did not find each other ({error}). One was not started, "
+            "or uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
             blames=False,
         ),
     ),

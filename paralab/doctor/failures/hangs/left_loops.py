@@ -93,8 +93,8 @@ def leaving(
     how += "; several statements could have caused it" if ways and not way else ""
     what = "is true on some ranks only" if by_rank else "uses a value that differs between ranks"
     why = (
-        f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition {what}, so "
-        "the other ranks wait forever."
+        f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition "
+        f"{what}. The other ranks wait forever."
     )
     fix = (
         "Make the decision together: stop = torch.tensor(float(condition)); "

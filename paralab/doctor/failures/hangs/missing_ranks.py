@@ -50,8 +50,9 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
         return None
     operation = waiting[0].operation
     why = (
-        f"All {len(waiting)} ranks have been in {named(operation)} for {seen.stalled_seconds:.0f} s. No "
-        "rank is missing, so the network between them does not respond or is very slow."
+        f"All {len(waiting)} ranks have been in {named(operation)} for "
+        f"{seen.stalled_seconds:.0f} s. No rank is missing, so the network between them is "
+        "broken or very slow."
     )
     fix = "Check the network between the ranks: `paralab doctor` without arguments times an all-reduce."
     evidence = [describe_end(where.rank) for where in waiting]
@@ -61,7 +62,7 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
 
 def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | None:
     if seen.ended_by_us or rank.is_blind:
-        return None  # then it proves nothing which rank is still alive
+        return None  # then the rank that is still alive proves nothing
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:

@@ -55,11 +55,14 @@ def _why(mismatch: Mismatch) -> str:
         who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Several ranks"
         before = mismatch.last[mismatch.behind[0]]
         last = f" after {_named(before)}" if before else ""
-        return f"{why}{who} never arrived{last}. The line where that rank was would confirm this."
+        return f"{why}{who} never arrived{last}. A stack of that rank would confirm this."
     if mismatch.kind == "stuck":
-        return f"{why}All ranks arrived, but it does not end: the network or P2P access is broken."
+        return (
+            f"{why}All ranks arrived, but the collective does not finish: the network or P2P access "
+            "is broken."
+        )
     if mismatch.kind == "site":
-        why += "The operation and size agree, so nothing fails, but the sums mix two values."
+        why += "The operation and size match, so nothing fails, but the sums mix two values."
         certain = " This is certain if the two lines reduce different values."
         return why if mismatch.swapped else why + certain
-    return f"{why}Collectives are matched by their order, not by name."
+    return f"{why}Ranks match collectives by their order, not by name."

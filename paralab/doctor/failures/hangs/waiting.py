@@ -134,7 +134,7 @@ def _two_places(first: Event, other: Event) -> Finding:
         why += f" {named([behind.rank])} has left the training loop: it had fewer batches, or it "
         why += "stopped early (H08). Compare len(loader) on all ranks."
         return _suspect("H01", training, why, behind.rank, more)
-    why += " They are in different collectives, so both wait forever."
+    why += " The two calls are different collectives, so both wait forever."
     return _suspect("H04", first, why, None, more)
 
 

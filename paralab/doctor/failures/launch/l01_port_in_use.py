@@ -22,7 +22,7 @@ ENTRY = describe(
   dist.init_process_group("gloo", rank=rank, world_size=2)
 """,
     sources="pytorch/pytorch#126510 #85604 meta-pytorch/torchtune#392 #1025 vllm-project/vllm#39015",
-    limits="A script does not show which ports are free, only whether ranks compete for one.",
+    limits="A script does not show which ports are free, only whether its ranks compete for one.",
     messages=(
         printed(
             r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?"

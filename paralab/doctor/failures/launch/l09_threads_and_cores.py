@@ -41,7 +41,7 @@ ENTRY = describe(
 )
 
 
-MANY_CORES = 4  # cores per rank: with one thread, three of them are idle
+MANY_CORES = 4  # cores per rank: with one thread, the other three idle
 
 
 @check("L09", source="ranks")

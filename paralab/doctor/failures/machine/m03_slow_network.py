@@ -24,7 +24,7 @@ SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
 
 @check("M03", source="machine")
 def slow_link(facts: Facts) -> Findings:
-    """Judge an all-reduce between two ranks here and between GPUs, and the network's speed."""
+    """Judge the network, and an all-reduce between two ranks on this machine and between GPUs."""
     yield from _between_ranks(facts)
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
@@ -58,8 +58,8 @@ def _between_ranks(facts: Facts) -> Findings:
     elif link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:
         why = (
             f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes "
-            f"{seconds(link.seconds)}, {link.seconds / link.copy_seconds:.0f} times as long as a copy in "
-            f"memory ({seconds(link.copy_seconds)}); 5 to 15 times is usual."
+            f"{seconds(link.seconds)}, {link.seconds / link.copy_seconds:.0f} times as long as a "
+            f"copy in memory ({seconds(link.copy_seconds)}). Usual is 5 to 15 times."
         )
         fix = "Check what else is running (top), and use more cores per rank."
         doubt = "on an idle machine"

@@ -4,7 +4,7 @@ from paralab.doctor.registry import Message, describe
 
 ENTRY = describe(
     __doc__,
-    symptom="There is a warning about target sizes, and 7 rows give 8 outputs. Then the first stage fails in backward.",
+    symptom="torch warns about target sizes, and 7 rows give 8 outputs. Then the first stage fails in backward.",
     cause="The last micro-batch has one row, but the receive buffer has two, and the loss broadcasts the single row.",
     fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
     example="""\

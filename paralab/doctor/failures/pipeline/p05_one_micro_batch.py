@@ -14,7 +14,7 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
+    symptom="No error. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
     cause="A single micro-batch cannot overlap with anything.",
     fix="Use at least four micro-batches per stage.",
     example="""\
@@ -48,8 +48,8 @@ def judge_bubble(
         return None
     passes = plural(micro_batches, "micro-batch")
     why = (
-        f"{plural(stages, 'stage')} and {passes}: the stages idle {measured:.0%} of the time. With so few "
-        f"micro-batches, {schedule} idles at least {ideal:.0%}."
+        f"With {plural(stages, 'stage')} and {passes}, the stages idle {measured:.0%} of the "
+        f"time. With so few micro-batches, {schedule} idles at least {ideal:.0%}."
     )
     fix = f"Use n_microbatches={enough} (paralab: --micro-batches {enough}), which idles {better:.0%} at best."
     return Finding("P05", "warning", why, fix, gain=max(0.0, measured - better))

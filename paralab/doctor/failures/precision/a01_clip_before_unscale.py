@@ -21,7 +21,7 @@ from paralab.doctor.static.timeline import Event, excludes
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Almost every step is clipped, and the model barely learns.",
+    symptom="No error. Almost every step is clipped, and the model barely learns.",
     cause=(
         "`clip_grad_norm_` runs before `unscale_`, so it clips gradients that are still multiplied "
         "by the loss scale (65536 at first)."
@@ -107,7 +107,7 @@ def clipped_while_scaled(rank: WatchedRank) -> Finding | None:
             norm = f"norm {event.norm:.4g}, " if event.norm is not None else ""
             why = (
                 f"The gradients clipped here are {factor} ({norm}limit {event.most:g}). After "
-                "unscaling, almost nothing is left of the step."
+                "unscaling, the step is close to zero."
             )
             return make_finding("A01", "error", why, event)
     return None

@@ -22,7 +22,8 @@ from paralab.doctor.static.timeline import (
 ENTRY = describe(
     __doc__,
     symptom="'unscale_() has already been called on this optimizer since the last update()'.",
-    cause="`unscale_` runs for every micro-batch, or a skipped step also skips `update()`.",
+    cause="`unscale_` runs for every micro-batch, or a branch that skips the step also skips "
+    "`update()`.",
     fix="Unscale once per step, right before the step, and call `update()` after every `unscale_`.",
     example="""\
   for x, y in micro_batches:

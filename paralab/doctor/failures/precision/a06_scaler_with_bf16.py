@@ -13,7 +13,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
+    symptom="No error on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
     cause="bf16 has the range of fp32, so nothing needs scaling. The scaler only adds work and may skip steps.",
     fix="Remove the scaler, or enable it for fp16 only.",
     example="""\
@@ -45,8 +45,8 @@ def scaler_for_bfloat16(script: Script) -> Findings:
     for scaler in {one for call in scales for one in script.makers(call.receiver, call.scope)}:
         if scaler.target == SCALER and enabled(script, scaler) and not scaler.inside(If):
             why = (
-                f"`autocast` ({line_of(casts[0], scaler)}) computes in bf16, so this scaler has no "
-                "benefit, and costs a pass over all gradients in every step."
+                f"`autocast` ({line_of(casts[0], scaler)}) computes in bf16, so this scaler does "
+                "not help, and it costs a pass over all gradients in every step."
             )
             yield found(script, "A06", "warning", scaler, why, also=(casts[0],))
 

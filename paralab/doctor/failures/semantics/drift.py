@@ -144,9 +144,9 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     sent = [e for e in most.of(Collective) if e.op in RECEIVE and e.shape not in (None, [], [1])]
     less = f"only {made[fewer[0]]}" if made[fewer[0]] else "none"
     why = (
-        f"In {fewest} backward passes, rank {most.rank} takes {made[most.rank]} optimizer steps here, and "
-        f"rank {listed([str(rank) for rank in fewer])} takes {less}. A rank that skips a step keeps its "
-        "old parameters."
+        f"In {fewest} backward passes, rank {most.rank} takes {made[most.rank]} optimizer steps "
+        f"here, but rank {listed([str(rank) for rank in fewer])} takes {less}. A rank that skips "
+        "a step keeps its old parameters."
     )
     sends = len(sent) >= gap
     doubt = "unless the script sends the result to the other ranks" if sends else ""

@@ -61,7 +61,7 @@ def explain_gradients(apart: Apart) -> Finding | None:
         f"Before step {apart.number}, the gradients of {listed(inside)} differ between ranks, although "
         "the model went through DDP. Nothing we observed explains this."
     )
-    fix = "Check what changes gradients on each rank between backward and this step: hooks, clipping by a local norm, noise."
+    fix = "Look for code that changes gradients on one rank between backward and this step: hooks, clipping by a local norm, noise."
     return make_finding("S08", "error", why, apart.steps[0], apart.norms("gradients"), fix=fix)
 
 
@@ -79,7 +79,7 @@ def _averages_by_hand(rank: WatchedRank) -> bool:
 def _outside(apart: Apart) -> Finding:
     why = (
         f"The optimizer also updates {listed(apart.names)}, which do not belong to a DDP model. "
-        "Their gradients differ between ranks, so each rank trains its own."
+        "Their gradients differ between ranks, so each rank trains its own copy."
     )
     fix = "Put them in the module that DDP wraps, or all-reduce their gradients before the step."
     evidence, doubt = apart.norms("gradients"), "if they should be equal"

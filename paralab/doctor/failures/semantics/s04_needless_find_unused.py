@@ -10,7 +10,7 @@ from paralab.doctor.registry import Findings, check, describe, printed
 ENTRY = describe(
     __doc__,
     symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
-    cause="In every step DDP walks the autograd graph to search for unused parameters, and there are none.",
+    cause="In every step, DDP searches the autograd graph for unused parameters, although there are none.",
     fix="Remove find_unused_parameters, unless some later batch skips part of the model.",
     example="""\
 - model = DistributedDataParallel(model, find_unused_parameters=True)

@@ -14,7 +14,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Every rank trains a different model, and only rank 0's is saved.",
+    symptom="No error. Every rank trains a different model, and only rank 0's is saved.",
     cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
     fix="Call the wrapper: `model(x)`. To run another method, let forward call it.",
     example="""\

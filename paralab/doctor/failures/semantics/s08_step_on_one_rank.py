@@ -1,4 +1,4 @@
-"""S08: Only rank 0 takes the optimizer step. Or the replicas drift for another reason."""
+"""S08: Only rank 0 takes the optimizer step, or the replicas drift for another reason."""
 
 import ast
 
@@ -13,7 +13,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Rank 0 learns; the other ranks keep their initial weights and send gradients that do not match.",
+    symptom="No error. Rank 0 learns; the other ranks keep their initial weights and send gradients that do not match.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank, and keep only printing and saving in the branch.",
     example="""\

@@ -40,7 +40,7 @@ ENTRY = describe(
         ),
     ),
 )
-SMALL_BATCH = 16  # samples per rank; with fewer, BatchNorm's statistics are mostly noise
+SMALL_BATCH = 16  # samples per rank; with fewer, BatchNorm statistics are mostly noise
 
 
 @check("S09", source="script")

@@ -18,7 +18,7 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. Dropout masks and augmentations are the same on all ranks, so a step has less variety.",
+    symptom="No error. Dropout masks and augmentations are the same on all ranks, so each step sees less variety.",
     cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
     fix="After building the model, seed with the rank: `torch.manual_seed(seed + rank)`.",
     example="""\
@@ -101,8 +101,8 @@ def _same_seed(script: Script) -> Findings:
     trains = any(is_in_training(script, scope) for scope in scopes)
     sure = same and draws and trains and _runs(script, seed)
     why = (
-        f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on every "
-        "rank, and a step has less variety than intended."
+        f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on "
+        "every rank. Each step sees less variety than intended."
     )
     doubt = "" if sure else "if this line runs with the same number on every rank"
     yield found(script, "S10", "warning", seed, why, doubt=doubt)

@@ -11,7 +11,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. The ranks start with different weights and never become equal, although every gradient is synchronized.",
+    symptom="No error. The ranks start with different weights and never become equal, although every gradient is synchronized.",
     cause="DDP copies rank 0's weights when it wraps a model. Code that reduces gradients itself must also copy rank 0's weights.",
     fix="Broadcast every parameter and buffer from rank 0 before the first step.",
     example="""\

@@ -13,7 +13,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No message. From then on, DDP does not synchronize gradients.",
+    symptom="No error. From then on, DDP does not synchronize gradients.",
     cause="The move replaces the parameters that DDP has hooks on.",
     fix="Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.",
     example="""\

@@ -29,7 +29,7 @@ ENTRY = describe(
         printed(
             r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
             "backward() goes through a collective ({call}) because the reduced tensor is still "
-            "part of the graph. Its gradient there is wrong.",
+            "part of the graph. The gradient of the collective is wrong.",
         ),
     ),
 )

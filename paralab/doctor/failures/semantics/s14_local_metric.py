@@ -132,7 +132,7 @@ def _uses_after(script: Script, given: ast.Name, reduce: Call) -> list[ast.Name]
 
 
 def _is_shown(script: Script, use: ast.Name, scope: Scope) -> bool:
-    """Return whether a use is printed or logged unchanged; undecided for `return x.item()`."""
+    """Return whether a value is printed or logged unchanged; undecided for `return x.item()`."""
     parents = scope.module.parents
     node: ast.AST = use
     while node in parents:

@@ -42,7 +42,7 @@ def gradient_layout(seen: Observation) -> Findings:
 def _finding(rank: WatchedRank, wrap: Wrap, rows: list[list[Any]]) -> Finding:
     costly = [row for row in rows if not in_same_order(*row[1:])]
     name, shape, gradient, bucket = (costly or rows)[0]
-    cost = "DDP rearranges it in every step, but the result is correct."
+    cost = "DDP rearranges the gradient in every step, but the result is correct."
     cost = cost if costly else "Only dimensions of size 1 differ, which costs nothing."
     why = (
         f"The gradient of {listed([row[0] for row in costly or rows])} has different strides from "
@@ -67,7 +67,7 @@ def layout_in_log(logs: Logs) -> Findings:
         )
         yield Finding("S17", "suspect", why, ENTRY.fix, evidence=evidence)
         return
-    why = f"{which} has a different memory layout than DDP's bucket, so DDP copies it in every step. The result is right."
+    why = f"{which} has a different memory layout from DDP's bucket, so DDP rearranges it in every step. The result is correct."
     yield Finding("S17", "warning", why, ENTRY.fix, evidence=evidence)
 
 

@@ -21,10 +21,11 @@ from paralab.units import plural, seconds, size
 ENTRY = describe(
     __doc__,
     symptom="Adding ranks hardly makes training faster.",
-    cause="There is too little computation between two synchronizations for the bytes they send.",
+    cause="A synchronization sends many bytes compared with the computation between two of them.",
     fix=(
-        "Compute more per synchronization: a larger batch per rank, or accumulation with no_sync() (paralab: "
-        "--accumulate). Or send less: bf16_compress_hook. Or overlap more: smaller buckets (paralab: --bucket-mb)."
+        "Compute more per synchronization, with a larger batch per rank or accumulation under "
+        "no_sync() (paralab: --accumulate). Or send less, with bf16_compress_hook. Or overlap "
+        "more, with smaller buckets (paralab: --bucket-mb)."
     ),
     example="""\
 - loader = DataLoader(data, batch_size=8, sampler=sampler)
@@ -39,7 +40,7 @@ SMALL = 0.02  # a smaller share of the step is not worth reporting
 def judge_communication(
     communication: float, exposed: float, step: float, how: str
 ) -> Finding | None:
-    """Report too much communication. `how` describes it; overlapped communication costs nothing."""
+    """Report too much communication, described by `how`. Overlapped communication costs nothing."""
     if not step or communication < RULE * step or exposed < SMALL * step:
         return None
     why = (

@@ -20,7 +20,7 @@ ENTRY = describe(
 """,
 )
 WORTH = 0.05  # share of the step that a change should save
-ONE_LARGE = 0.80  # if one bucket has this share of the bytes, the others can hide little
+ONE_LARGE = 0.80  # if one bucket has this share of the bytes, overlapping the others saves little
 SPLITTABLE_BYTES = 2**20  # smaller transfers are mostly latency, so two are slower than one
 PARTS = 4  # buckets to aim for: enough to hide three quarters
 

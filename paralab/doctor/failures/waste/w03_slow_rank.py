@@ -15,7 +15,7 @@ from paralab.units import seconds
 
 ENTRY = describe(
     __doc__,
-    symptom="All ranks are as slow as the slowest; the other devices idle in every step.",
+    symptom="Every rank waits for the slowest one, so the other devices idle in each step.",
     cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
     fix="Find out what extra work this rank does. Give every rank the same work, and log and save outside the step.",
     example="""\

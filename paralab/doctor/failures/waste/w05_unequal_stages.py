@@ -17,7 +17,7 @@ ENTRY = describe(
 + stages = [layers[:8], layers[8:]]
 """,
 )
-UNEVEN = 0.10  # share of the stages' time, beyond the cost of the schedule
+UNEVEN = 0.10  # share of the stages' time, in addition to the idle time of the schedule
 
 
 def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:

@@ -13,7 +13,7 @@ ENTRY = describe(
     __doc__,
     symptom="The loss becomes NaN or infinite at some step and stays that way.",
     cause="One step with non-finite gradients ruins every weight. The model cannot learn anything after that.",
-    fix="Stop there. Resume from the last checkpoint with a lower learning rate, clipping, or without the bad sample.",
+    fix="Stop at once. Resume from the last checkpoint with a lower learning rate, with clipping, or without the bad sample.",
     example="""\
 + if not torch.isfinite(loss):
 +     raise ValueError(f"the loss is {loss.item()} in step {step}")
@@ -23,9 +23,9 @@ ENTRY = describe(
 )
 FALLS = 3  # falling scales in a row; with fewer, GradScaler is only searching for its scale
 FIX = (
-    "Find the first module with a non-finite output: torch.autograd.set_detect_anomaly(True) for the "
-    "backward pass, a forward hook with torch.isfinite for the forward pass. Then lower the learning "
-    "rate, clip, or use fp32 for that module."
+    "Find the first module with a non-finite output: use torch.autograd.set_detect_anomaly(True) "
+    "for the backward pass, and a forward hook with torch.isfinite for the forward pass. Then "
+    "lower the learning rate, clip, or use fp32 for that module."
 )
 
 
