@@ -105,7 +105,7 @@ def system() -> None:
 
 MYPY = (PYTHON, "-m", "mypy")
 PYTEST = (PYTHON, "-m", "pytest", "-q", "--durations=10")
-FEW = 5  # failures that get a second run without other tests, for a machine that was busy
+FEW = 5  # run at most this many failed tests again, alone: the machine may have been busy
 
 
 def lint() -> None:

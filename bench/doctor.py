@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 WIDTHS = (256, 512, 1024, 2048)
-SECONDS = 120  # measuring time per width
+SECONDS = 120  # measure each width for this long
 BATCH = 64
 
 

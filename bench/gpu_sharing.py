@@ -31,7 +31,7 @@ from paralab.workload.load import load_workload
 ROOT = Path(__file__).parent.parent
 RANKS = (2, 4)
 BATCH = 16  # samples per step over all ranks
-STEPS = 10  # per measurement
+STEPS = 10  # steps per measurement
 WHOLE_MB = 2000  # one bucket
 BUCKETS_MB = (25, WHOLE_MB)
 

@@ -31,7 +31,7 @@ BLOCK = re.compile(
     r"\$ (?P<command>[^\n]+)\n(?P<old>.*?)```",
     re.DOTALL,
 )
-COLUMNS = 124  # paralab fills 120 without a terminal
+COLUMNS = 124  # without a terminal, paralab uses 120 columns
 SECONDS = 400
 
 

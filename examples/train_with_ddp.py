@@ -117,7 +117,7 @@ def train_with_ddp(config: Config) -> float:
         loss = validation_loss(network, validation_data, share, device)
         log(f"before training | validation loss {loss:.6f}")
         for epoch in range(config.epochs):
-            sampler.set_epoch(epoch)  # otherwise each epoch has the same order
+            sampler.set_epoch(epoch)  # without this, each epoch has the same order
             for batch in loader:
                 output = model(batch["input"].to(device))
                 train_loss = nn.functional.mse_loss(output, batch["target"].to(device))

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 class StandIn:
-    """Anything from a package that is not installed."""
+    """Stands for anything in a package that is not installed."""
 
-    __struct_fields__ = ()  # of a msgspec.Struct
+    __struct_fields__ = ()  # arguments of a msgspec.Struct
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 

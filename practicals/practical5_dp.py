@@ -42,7 +42,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 
 
 class Net(nn.Sequential):
-    show_input = False  # on for the first step only: printing takes time
+    show_input = False  # True in the first step only, because printing takes time
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if Net.show_input:

@@ -40,7 +40,7 @@ def get_batch(batch_size: int, dim: int, device: torch.device) -> tuple[torch.Te
 class Net(nn.Sequential):
     """Three linear layers with about 24 * DIM * DIM parameters."""
 
-    show_input = False  # on for the first step only: printing takes time
+    show_input = False  # True in the first step only, because printing takes time
 
     def __init__(self, dim: int) -> None:
         wide = 4 * dim
@@ -54,7 +54,7 @@ class Net(nn.Sequential):
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the GPU has finished its queued work, so the clock does not stop too early."""
+    """Wait until the GPU has finished its queued work, so that the measured time includes it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

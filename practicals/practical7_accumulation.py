@@ -116,7 +116,7 @@ def main() -> None:
     final_loss = loss_fn(model.module(x), y).detach() / world_size
     dist.all_reduce(final_loss)
     if rank == 0:
-        timed = cycle_seconds[len(cycle_seconds) // 5 :]  # the first fifth is warm-up
+        timed = cycle_seconds[len(cycle_seconds) // 5 :]  # skip the first fifth, which is warm-up
         median_ms = statistics.median(timed) * 1e3
         used_or_not, buckets = "used" if NO_SYNC else "REMOVED", len(reduced_bytes)
         print(f"no_sync() {used_or_not}: {synchronized} of {step + 1} steps synchronized")

@@ -46,7 +46,7 @@ def usable_dtype(device: torch.device) -> torch.dtype:
         env = os.environ | ({"ONEDNN_MAX_CPU_ISA": isa} if isa else {})
         probe = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
         if probe.returncode == 0:
-            os.environ.update(env)  # oneDNN reads it later, at its first product
+            os.environ.update(env)  # oneDNN reads this at its first product
             return getattr(torch, DTYPE)
     print(
         f"Remark: {DTYPE} products fail on this CPU: the 'mixed' rows below are float32", flush=True

@@ -214,7 +214,7 @@ def _try_slurm(undisturbed: Workspace) -> None:
 
 
 def _like(undisturbed: Workspace, number: int, workspace: Workspace) -> Workspace:
-    """Reuse the undisturbed run's weights for comparison, and number trials from `number`."""
+    """Compare with the weights of the same undisturbed run, and number trials from `number`."""
     workspace.weights, workspace.seconds = undisturbed.weights, undisturbed.seconds
     workspace.number = number
     return workspace

@@ -26,7 +26,7 @@ from paralab.errors import ParalabError, unknown
 from paralab.launch.processes import can_fork
 from paralab.record.folder import RunFolder, write_new
 
-TRIALS = 5  # per fault, over all ranks and phases
+TRIALS = 5  # trials per fault, over all ranks and phases
 RANDOM_KILLS = 20
 TITLES = {
     "kill": "SIGKILL",

@@ -28,7 +28,7 @@ from paralab.record.reader import read_events, read_failures
 STEPS = 24
 AT_STEP = 12
 EVERY = 4  # steps between checkpoints
-DEADLINE_SECONDS = 2  # for a 0.04 s step
+DEADLINE_SECONDS = 2  # a step takes 0.04 s
 PATIENCE_SECONDS = 120
 NUM_RANKS = 2
 LAST = NUM_RANKS - 1

@@ -102,7 +102,7 @@ def filled(batch: Any, samples: int) -> Any:
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
     """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
-    lists: dict[int, bool] = {}  # by id, because a list in memory may have a million entries
+    lists: dict[int, bool] = {}  # compare by id, because a list may have a million entries
 
     def is_leaf(item: Any) -> bool:
         if not isinstance(item, list | tuple):

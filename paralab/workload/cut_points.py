@@ -55,12 +55,12 @@ class _Trace:
     """One forward pass: the submodule calls in order, and the resulting graph."""
 
     device: torch.device
-    names: list[str] = field(default_factory=list)  # by call number
+    names: list[str] = field(default_factory=list)  # the submodule of each call
     callers: list[int] = field(default_factory=list)  # the enclosing call; -1 for the model
     marked: list[bool] = field(default_factory=list)
     output: Any = None
     loss: Any = None
-    times: list[float] = field(default_factory=list)  # of the start, each cut, and the end
+    times: list[float] = field(default_factory=list)  # times of the start, each cut, and the end
     returned: dict[int, float] = field(default_factory=dict)  # by call number, in backward
 
     def now(self) -> float:
@@ -268,7 +268,7 @@ def _assign_modules(
         if not parameters and not buffers:
             continue
         if name not in trace.names and not buffers and not used & set(map(id, parameters)):
-            parts[0].append(name)  # it is not used, so it can be in any part
+            parts[0].append(name)  # no call uses it, so it can be in any part
             continue
 
         call = trace.first_call(name)

@@ -21,7 +21,7 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.shard_units import ParameterUse
 from paralab.workload.tensor_group import LinearLayer
 
-MOST_CALLS = 4  # of a submodule that is called repeatedly
+MOST_CALLS = 4  # record at most this many calls of one submodule
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def their_lines(error: BaseException, folder: Path) -> str:
     """Trim the traceback to frames from the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
-    if isinstance(error, SyntaxError) and not own:  # its traceback has no frame in the faulty file
+    if isinstance(error, SyntaxError) and not own:  # a SyntaxError has no frame in the faulty file
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_list(own))
 

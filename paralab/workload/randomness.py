@@ -48,7 +48,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
     def attend(*args: Any, **named: Any) -> Any:
         four, dropout_p, more = args[:4], args[4:5], args[5:]
-        named.pop("dropout_p", None)  # the default is 0
+        named.pop("dropout_p", None)  # 0 is the default
         return attention(*four, *(0.0 for _ in dropout_p), *more, **named)
 
     names = ["dropout", "dropout1d", "dropout2d", "dropout3d"]

@@ -89,7 +89,7 @@ def is_expensive(operator: Any) -> bool:
 
 class _Together:
     """Several contexts as one. It can be entered again, because a zero-bubble schedule computes a
-    block twice: for its input's gradient and for its weights' gradients."""
+    block twice: for the gradients of its input and of its weights."""
 
     def __init__(self, contexts: list[MakeContext]) -> None:
         self.contexts = contexts

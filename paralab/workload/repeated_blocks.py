@@ -107,7 +107,7 @@ def blocks_that_recompute(
         try:
             same = _same(expected, train())
         except Exception:
-            return False  # the block fails if it is called again
+            return False  # this block fails when it is called again
         finally:
             for each in undo:
                 each()

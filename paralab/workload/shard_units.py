@@ -37,9 +37,7 @@ class ParameterUse(TorchFunctionMode):
         self.used_outside: set[str] = set()
         self._inside: list[str] = []
         self._owners: dict[int, set[str]] = {}  # by parameter: all submodules that contain it
-        places: dict[
-            int, list[set[str]]
-        ] = {}  # the same for each occurrence: tied weights have two
+        places: dict[int, list[set[str]]] = {}  # tied weights occur twice, under two names
         for place, parameter in model.named_parameters(remove_duplicate=False):
             names = accumulate(place.split(".")[:-1], "{}.{}".format)
             places.setdefault(id(parameter), []).append(set(names))
@@ -49,7 +47,7 @@ class ParameterUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if next(tensors(result), None) is not None:  # reading a size or dtype does not count
+        if next(tensors(result), None) is not None:  # reading a size or dtype is not a use
             for tensor in tensors((args, kwargs or {})):
                 self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
         return result

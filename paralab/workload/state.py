@@ -25,7 +25,7 @@ MOST_ITEMS = 1000  # a larger container is not a counter, and copying it is slow
 
 def state_of(model: nn.Module) -> State:
     """Copy all model state that a forward pass may change, except parameters."""
-    copies: dict[int, Any] = {}  # by id, so that a tensor with two names is copied once
+    copies: dict[int, Any] = {}  # id of a tensor -> its copy, because a tensor may have two names
     state: State = {}
     for name, module in model.named_modules():
         attributes = {key: value for key, value in vars(module).items() if key not in OWN}

@@ -47,7 +47,7 @@ def try_step(
     more: Callable[[], Any],
     has_values: bool = True,
 ) -> Trial:
-    """Run forward and backward on two samples to find mistakes before a run starts, then call the
+    """Run forward and backward on two samples, to find mistakes before a run starts. Then call the
     model a few more times.
 
     `more` returns a larger batch, which may contain samples that take another branch. The model's

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paralab.errors import UsageError
 
-if TYPE_CHECKING:  # commands that only read runs import this module without torch
+if TYPE_CHECKING:  # commands that only read runs import this module, without torch
     import torch
     from torch import nn
     from torch.utils.data import Dataset

@@ -1,4 +1,5 @@
-"""S08: Only rank 0 takes the optimizer step, or the replicas drift for another reason."""
+"""S08: Only rank 0 takes the optimizer step. Replicas that drift for other reasons also get this
+id."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""S15: More ranks, but the same learning rate, or a rate that is scaled twice."""
+"""S15: More ranks, same learning rate. A rate that is scaled twice also gets this id."""
 
 import ast
 
