@@ -11,9 +11,10 @@ from paralab.doctor.source_context import is_outside
 class Pass:
     """One pass over a loader.
 
-    batches how many batches the rank read reached the last batch in which the rank was in a
-    collective exhausted the loader ended over the rank left the loop, because the loader ended or
-    earlier
+    batches     how many batches the rank read
+    reached     the last batch in which the rank was in a collective
+    exhausted   the loader ended
+    over        the rank left the loop, because the loader ended or earlier
     """
 
     loader: Loader

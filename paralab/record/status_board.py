@@ -96,8 +96,8 @@ def next_stop(stop_at: int, ranks: list[tuple[int, bool]]) -> tuple[int, bool]:
     first request              7 running   8 running       -> stop before 9
     one waits, one is behind   9 waiting   8 running       -> still 9
     one was too fast           9 waiting   9 running       -> stop before 10
-    one passed it too early 9 waiting 10 waiting -> stop before 11 all have arrived 10 waiting 10
-    waiting -> agreed
+    one passed it too early    9 waiting  10 waiting       -> stop before 11
+    all have arrived          10 waiting  10 waiting       -> agreed
     """
     if all(waiting and step == stop_at for step, waiting in ranks):
         return stop_at, True

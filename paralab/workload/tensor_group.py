@@ -41,8 +41,8 @@ class TensorGroup:
     summed      parameters that are not split, but whose gradients must be summed over the shards
     own_style   whether `MatrixParallel` splits all layers, and not torch's styles: for a Conv1D, or
                 if the outputs are changed in place
-    kept whether the proof passed on all ranks error the largest difference between the sharded and
-    the plain block, relative to the
+    kept        whether the proof passed on all ranks
+    error       the largest difference between the sharded and the plain block, relative to the
                 largest value; None if one of them failed
     reason      why it is not kept
     """
