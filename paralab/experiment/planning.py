@@ -17,8 +17,16 @@ from paralab.machine.nccl import probe_nccl_sharing
 from paralab.machine.precision import Probe, probe_cpu
 from paralab.plan.check import check
 from paralab.plan.grid import Place
+from paralab.plan.layout import count_launched
 from paralab.plan.plan import Plan
-from paralab.plan.request import SHARDED, SPLIT, STAGED, Request, uses_blocks
+from paralab.plan.request import (
+    SHARDED,
+    STAGED,
+    Request,
+    count_shards,
+    splits_layers,
+    uses_blocks,
+)
 from paralab.plan.resolve import resolve
 from paralab.record.folder import RunFolder
 from paralab.units import count, plural, size
@@ -85,7 +93,7 @@ def make_plan(
         parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
         samples = max(1, request.batch_size // parts)
     replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
-    cores = max(1, usable_cores() // (replicas * (request.stages or 2)))
+    cores = max(1, usable_cores() // (replicas * (request.stages or 2) * (request.shards or 1)))
     threads = request.threads_per_device or threads_asked() or cores  # of one device
     inspected = inspect_workload(
         inspection_for(request, [request.strategy], samples=samples, threads=threads, large=large)
@@ -99,11 +107,11 @@ def resolve_here(
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
-    """Resolve a configuration in this process's environment. For tp, first prove on CPU ranks which
-    layers can be split."""
-    if request.strategy in SPLIT:
+    """Resolve a configuration in this process's environment. If it splits layers, first prove on
+    CPU ranks which ones can be split."""
+    if splits_layers(request):
         check(request)
-        shards = request.shards or len(places) or 2
+        shards = count_shards(count_launched(request, places))
         plan = _prove(check_reference(request.workload), shards)
         summary = replace(inspected.summary, tensor_plan=plan)
         inspected = inspected._replace(summary=summary)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paralab.errors import Paused, UsageError
 from paralab.plan.option import to_words
-from paralab.plan.request import Request
+from paralab.plan.request import Request, cells_per_replica, has_process_per_cell, with_schedule
 from paralab.units import plural
 
 Options = Mapping[str, str | None]  # sbatch's long options without their dashes; None for a flag
@@ -103,15 +103,16 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
     if nodes < 1:
         raise UsageError(f"--nodes {nodes} is not a positive number.", fix="--nodes 1 or more")
 
+    request = with_schedule(request)
     alone = request.strategy in ONE_PROCESS and not request.schedule
-    per_replica = (request.stages or 2) if request.schedule else 1
     if alone:
         wanted = 1
     elif request.strategy == "pipeline":
-        wanted = per_replica
+        wanted = cells_per_replica(request)
     else:
-        replicas = request.shards or (request.replicas and request.replicas * per_replica)
-        wanted = replicas or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
+        replicas = request.replicas and request.replicas * cells_per_replica(request)
+        ranks = request.shards if request.strategy == "tp" else replicas
+        wanted = ranks or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if alone and nodes > 1:
         problem = f"{request.strategy} runs in one process and cannot use {nodes} nodes."
         raise UsageError(problem, fix="--nodes 1, or ddp")
@@ -133,7 +134,7 @@ def _ranks_per_node(request: Request, nodes: int, options: Options) -> int:
     gpus = gpus_per_node(options, nodes)
     if gpus is None:
         return 1 if nodes > 1 else 2
-    each_has_stages = request.strategy == "hybrid" and not request.schedule
+    each_has_stages = request.strategy == "hybrid" and not has_process_per_cell(request)
     return max(1, gpus // (request.stages or 2)) if each_has_stages else gpus
 
 

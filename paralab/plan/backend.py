@@ -18,7 +18,7 @@ from paralab.machine.precision import Probe
 from paralab.plan.grid import PROCESS_PER_REPLICA
 from paralab.plan.layout import Layout
 from paralab.plan.plan import Reasons
-from paralab.plan.request import BUCKETED, SPLIT, Request
+from paralab.plan.request import BUCKETED, SPLIT, Request, has_process_per_cell
 from paralab.units import size
 from paralab.workload.summary import Summary
 
@@ -93,7 +93,7 @@ def _refuse(
         "local": f"the ranks are on {nodes} nodes, which do not share memory" * (nodes > 1)
         or "it needs Linux" * ("local" not in machine.backends),
         "gloo": "its sharded collectives crash on CUDA tensors"
-        * (on_gpus and request.strategy == "fsdp" and request.zero != 1),
+        * (on_gpus and (request.zero or (3 if request.strategy == "fsdp" else 1)) != 1),
     }
 
 
@@ -139,10 +139,11 @@ def choose_bucket(
     reasons: Reasons,
 ) -> float | None:
     """Choose the size of DDP's buckets in MB. Return None for torch's default."""
-    if request.strategy not in BUCKETED and request.zero != 1:
+    in_buckets = request.strategy in BUCKETED and not request.zero
+    if not in_buckets and request.zero != 1:
         return request.bucket_mb
     default, because = None, "the default in PyTorch's DDP"
-    text = "25 MB" if request.schedule else "25 MB, 1 MB for the first"
+    text = "25 MB" if has_process_per_cell(request) else "25 MB, 1 MB for the first"
     if backend == "local" and share_gpus(layout) and not mps:
         default = math.ceil(summary.parameter_bytes / 2**20) + 1.0
         text, because = (

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from paralab.errors import UsageError
 from paralab.plan.batches import pieces, shares
 from paralab.plan.plan import RankPlan, Reasons
-from paralab.plan.request import PIPELINED, REPLICATED, SPLIT, STAGED, Request
+from paralab.plan.request import (
+    PIPELINED,
+    REPLICATED,
+    STAGED,
+    Request,
+    count_shards,
+    has_process_per_cell,
+    splits_layers,
+)
 from paralab.plan.schedules import misfit
 from paralab.units import plural
 from paralab.workload.summary import Summary
@@ -33,10 +41,10 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
     if strategy in STAGED:
         because = "the smallest number of devices that share a model"
         stages = reasons.choose("stages", request.stages, 2, because)
-    shards = 1
-    if strategy in SPLIT:
+    shards = count_shards(request)
+    if splits_layers(request):
         because = "the smallest number of devices that share each layer"
-        shards = reasons.choose("shards", request.shards, 2, because)
+        reasons.choose("shards", request.shards, shards, because)
     because = f"the default for workload {summary.name}"
     batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)
 
@@ -57,7 +65,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
             f"or --batch-size {accumulate * replicas} or more",
         )
     micro_batches = 1
-    if strategy in PIPELINED:
+    if strategy in PIPELINED and (request.schedule or not has_process_per_cell(request)):
         micro_batches = _choose_micro_batches(request, stages, per_rank // accumulate, reasons)
     batch = BatchPlan(replicas, stages, batch_size, accumulate, micro_batches, shards)
     _require_samples(batch, per_rank // accumulate)

@@ -9,7 +9,16 @@ import shutil
 from paralab.errors import UsageError, unknown
 from paralab.machine.host import Machine
 from paralab.plan.option import options_of
-from paralab.plan.request import SPLIT, STRATEGIES, Request, prefix_words
+from paralab.plan.request import (
+    STRATEGIES,
+    Request,
+    count_shards,
+    count_stages,
+    has_process_per_cell,
+    prefix_words,
+    splits_layers,
+    with_schedule,
+)
 from paralab.workload.summary import Summary
 
 FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
@@ -94,16 +103,48 @@ def _check_combinations(request: Request) -> None:
             "and of its weights, but --recompute selective keeps its tensors only once.",
             fix="--recompute full, or another schedule",
         )
-    if request.schedule and request.placement == "same":
+    flag = f"--schedule {request.schedule}" if request.schedule else f"--shards {request.shards}"
+    if has_process_per_cell(request) and request.placement == "same":
         raise UsageError(
-            f"--schedule {request.schedule} gives each stage its own process and device, "
+            f"{flag} gives each stage its own process and device, "
             "but --placement same puts all stages on one device.",
             fix="leave out one of the two",
         )
-    if request.schedule and request.bucket_view:
+    if has_process_per_cell(request) and request.bucket_view:
         raise UsageError(
-            f"--bucket-view is a DDP option, but --schedule {request.schedule} does not use DDP.",
+            f"--bucket-view is a DDP option, but {flag} does not use DDP.",
             fix="leave out one of the two",
+        )
+    if request.strategy == "hybrid":
+        _check_grid(request)
+
+
+def _check_grid(request: Request) -> None:
+    """Refuse combinations of axes that hybrid does not have."""
+    stages, shards = count_stages(request), count_shards(request)
+    if splits_layers(request) and stages == 1 and not request.schedule and request.micro_batches:
+        raise UsageError(
+            f"--micro-batches {request.micro_batches} fill a pipeline, but --stages 1 has none.",
+            fix=f"--accumulate {request.micro_batches}, or --stages 2",
+        )
+    if request.zero is None:
+        return
+    if request.zero == 1:
+        raise UsageError(
+            "--zero 1 shards the optimizer state of replicas that are one process each, but each "
+            "replica of hybrid has several.",
+            fix="--zero 2 or --zero 3, or fsdp --zero 1",
+        )
+    if stages > 1:
+        raise UsageError(
+            f"--zero {request.zero} does not combine with {stages} stages: FSDP gathers the "
+            "parameters of a stage for each micro-batch.",
+            fix="--stages 1, or leave out --zero",
+        )
+    if shards == 1:
+        raise UsageError(
+            f"hybrid --zero {request.zero} with one stage and one shard is fsdp.",
+            fix=f"fsdp --zero {request.zero}, or --shards 2",
         )
 
 
@@ -120,7 +161,7 @@ def _check_prefix(prefix: str) -> None:
 
 def check_model(request: Request, machine: Machine, summary: Summary) -> None:
     """Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
-    strategy = request.strategy
+    strategy, request = request.strategy, with_schedule(request)
     if summary.sparse and strategy not in ("single", "ddp"):
         raise UsageError(
             f"{strategy} cannot train with sparse gradients, "
@@ -133,12 +174,12 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             "DataParallel would return one scalar per replica.",
             fix="return one value per sample and compute the loss in `loss`, or use ddp",
         )
-    zero = (request.zero or 3) if strategy == "fsdp" else None
+    zero = request.zero or (3 if strategy == "fsdp" else None)
     if summary.whole_tensors and zero in (2, 3):
         raise UsageError(
-            f"fsdp gives each rank a shard of every parameter, but {summary.optimizer} needs "
+            f"{strategy} gives each rank a shard of every parameter, but {summary.optimizer} needs "
             "full parameters.",
-            fix="--zero 1, an elementwise optimizer such as AdamW or SGD, or use ddp",
+            fix="--zero 1 with fsdp, an elementwise optimizer such as AdamW or SGD, or use ddp",
         )
     if summary.whole_model and zero == 1:
         raise UsageError(
@@ -152,7 +193,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="leave out --schedule, so that one optimizer has all parameters",
         )
-    if zero in (2, 3) or strategy in SPLIT:
+    if zero in (2, 3) or splits_layers(request):
         _require_torch(strategy, machine)
     if zero in (2, 3):
         _check_sharding(summary)

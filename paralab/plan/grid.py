@@ -11,6 +11,19 @@ With --schedule, each stage has its own process, and rank = replica × stages + 
                  stage 0             stage 1
     replica 0    rank 0, cuda:0  →   rank 1, cuda:1
     replica 1    rank 2, cuda:2  →   rank 3, cuda:3
+
+With --shards, each shard of a stage has its own process too: rank = (replica × stages + stage) ×
+shards + shard. The shards of a stage are neighbors, because they exchange the most:
+
+                            stage 0      stage 1
+    replica 0    shard 0    rank 0   →   rank 2
+                 shard 1    rank 1   →   rank 3
+    replica 1    shard 0    rank 4   →   rank 6
+                 shard 1    rank 5   →   rank 7
+
+    along the shards     0 1    2 3    4 5    6 7
+    along the stages     0 2    1 3    4 6    5 7
+    along the replicas   0 4    1 5    2 6    3 7
 """
 
 from __future__ import annotations
@@ -18,8 +31,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid")
+Axis = Literal["replicas", "stages", "shards"]
+AXES: tuple[Axis, ...] = ("replicas", "stages", "shards")
+Cell = tuple[int, int, int]  # a rank's replica, stage, and shard
 
 
 @dataclass(frozen=True)
@@ -56,14 +74,24 @@ class Place:
     cores: float
 
 
+def ranks_along(axis: Axis, cells: Sequence[Cell]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of ranks that differ only along this axis of the grid."""
+    number = AXES.index(axis)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, cell in enumerate(cells):
+        groups.setdefault(cell[:number] + cell[number + 1 :], []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
 def grid(
     strategy: str,
     replicas: int,
     stages: int,
     placement: str,
     gpus: int,
-    process_per_stage: bool = False,
+    process_per_cell: bool = False,
     places: Sequence[Place] = (),
+    shards: int = 1,
 ) -> list[list[Device]]:
     """Return each rank's devices. If `gpus` is 0, use CPU devices.
 
@@ -73,7 +101,8 @@ def grid(
     """
     names = _name_gpus(places)
     rows: list[list[tuple[str, str, str]]] = []  # each device's name, torch device, and role
-    for rank, numbered in enumerate(_indices(strategy, replicas, stages, process_per_stage)):
+    shape = strategy, replicas, stages, process_per_cell, shards
+    for rank, numbered in enumerate(_indices(*shape)):
         rows.append([])
         for number, (index, role) in enumerate(numbered):
             if placement == "same":  # all stages on the rank's first device: no model parallelism
@@ -100,19 +129,26 @@ def grid(
 
 
 def _indices(
-    strategy: str, replicas: int, stages: int, process_per_stage: bool
+    strategy: str, replicas: int, stages: int, process_per_cell: bool, shards: int
 ) -> list[list[tuple[int, str]]]:
     """Return the numbers and roles of each rank's devices."""
-    if process_per_stage:
-        return [[(rank, f"stage {rank % stages}")] for rank in range(replicas * stages)]
+    if process_per_cell:
+        cells = product(range(replicas), range(stages), range(shards))
+        held = (_role(stage, stages, shard, shards) for _, stage, shard in cells)
+        return [[numbered] for numbered in enumerate(held)]
     if strategy == "dp":
         return [[(replica, f"replica {replica}") for replica in range(replicas)]]
-    roles = {"single": "whole model", "ddp": "replica", "fsdp": "shard", "tp": "shard"}
+    roles = {"single": "whole model", "ddp": "replica", "fsdp": "shard"}
     role = roles.get(strategy, "stage {}")
     return [
         [(rank + stage * replicas, role.format(stage)) for stage in range(stages)]
         for rank in range(replicas)
     ]
+
+
+def _role(stage: int, stages: int, shard: int, shards: int) -> str:
+    words = [f"stage {stage}"] * (stages > 1) + [f"shard {shard}"] * (shards > 1)
+    return ", ".join(words) or "whole model"
 
 
 def _name_gpus(places: Sequence[Place]) -> dict[str, str]:

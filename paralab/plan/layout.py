@@ -12,7 +12,7 @@ from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.batches import chunk_sizes, pieces, shares
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
-from paralab.plan.request import SPLIT, Request
+from paralab.plan.request import Request, cells_per_replica, has_process_per_cell, splits_layers
 from paralab.units import plural
 
 
@@ -54,12 +54,11 @@ def count_launched(request: Request, places: Sequence[Place]) -> Request:
         return request
     if request.schedule and request.strategy == "pipeline":
         return replace(request, stages=request.stages or len(places))
-    if request.strategy in SPLIT:
+    if request.strategy == "tp":
         return replace(request, shards=request.shards or len(places))
     if request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
         return request
-    per_replica = (request.stages or 2) if request.schedule else 1
-    return replace(request, replicas=max(1, len(places) // per_replica))
+    return replace(request, replicas=max(1, len(places) // cells_per_replica(request)))
 
 
 def lay_out(
@@ -67,12 +66,12 @@ def lay_out(
 ) -> Layout:
     gpus = len(machine.gpus) if device == "cuda" else 0
     strategy = "ddp" if request.zero == 1 else request.strategy  # each rank has a replica
-    copies = batch.replicas * batch.shards
-    shape = strategy, copies, batch.stages, request.placement or "spread", gpus
+    placement, process_per_cell = request.placement or "spread", has_process_per_cell(request)
+    shape = strategy, batch.replicas, batch.stages, placement, gpus, process_per_cell
     if places:
-        ranks = len(grid(*shape, bool(request.schedule)))
+        ranks = len(grid(*shape, shards=batch.shards))
         _require_launched(request, ranks, places, device)
-    return Layout(device, grid(*shape, bool(request.schedule), places), places)
+    return Layout(device, grid(*shape, places, batch.shards), places)
 
 
 def _require_launched(request: Request, needed: int, places: Sequence[Place], device: str) -> None:
@@ -86,7 +85,7 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
         fix = f"launch {plural(needed, 'rank')} ({commands})"
         if request.strategy in PROCESS_PER_REPLICA:
             fix = f"leave out --replicas, or {fix}"
-        elif request.strategy in SPLIT:
+        elif request.strategy == "tp":
             fix = f"leave out --shards, or {fix}"
         elif needed == 1:
             fix = f"paralab run {request.strategy} without torchrun or srun, or use ddp"
@@ -108,7 +107,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
     processes = batch.replicas if request.strategy in PROCESS_PER_REPLICA else 1
     per_replica = shares(batch.batch_size, processes)
     stages: list[int | None] = list(range(batch.stages)) if request.schedule else [None]
-    is_split = request.strategy in SPLIT
+    is_split = splits_layers(request)
     shards: list[int | None] = list(range(batch.shards)) if is_split else [None]
     owners = [*product(range(len(per_replica)), stages, shards)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,8 @@ class Option:
     heading     the heading in `--help` under which the option appears
     default     the field's default
     strategies  the strategies that accept the option; empty if all do
-    usual       the plan's value if the option is not given; None if that value varies
+    usual       the plan's value if the option is not given, or a value per strategy; None if that
+                value varies
     shown       the text for `[default: …]`, if it is neither the default nor the usual value
     label       converts a value to text for a label; None if labels do not mention the option
     always      whether the label also mentions the usual value
@@ -60,6 +61,9 @@ class Option:
 
     def applies_to(self, strategy: str) -> bool:
         return not self.strategies or strategy in self.strategies
+
+    def usual_for(self, strategy: str) -> Any:
+        return self.usual.get(strategy) if isinstance(self.usual, Mapping) else self.usual
 
     def describe_default(self) -> str | None:
         """Return the text for `[default: …]`, if any."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from paralab.plan.grid import Device
+from paralab.plan.axes import Axis
+from paralab.plan.grid import Cell, Device
 from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
@@ -61,6 +62,11 @@ class RankPlan:
         """Return whether this rank reports the loss. With one process per stage, only the last stage
         does. All shards compute the same loss, so only the first one reports it."""
         return self.stage in (None, stages - 1) and not self.shard
+
+    @property
+    def cell(self) -> Cell:
+        """Its place in the grid of ranks."""
+        return self.replica, self.stage or 0, self.shard or 0
 
     @property
     def random_stream(self) -> int:
@@ -130,7 +136,8 @@ class Plan:
     compile: bool = False
     compiled: tuple[str, ...] = ()  # blocks
     shards: int = 1
-    tensor_plan: TensorPlan | None = None  # the layers that tp splits
+    tensor_plan: TensorPlan | None = None  # the layers that are split over the shards
+    axes: tuple[Axis, ...] = ()  # of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # only for a single run
 
@@ -191,6 +198,7 @@ class Plan:
         if split := given.get("tensor_plan"):
             groups = tuple(TensorGroup(**group) for group in split["groups"])
             given["tensor_plan"] = TensorPlan(**{**split, "groups": groups})
+        given["axes"] = tuple(Axis(**axis) for axis in given.get("axes", ()))
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
         if memory := given.get("memory"):
             given["memory"] = MemoryEstimate.from_json(memory)
@@ -216,10 +224,10 @@ def label(configuration: Request | Plan) -> str:
         if each.label is None or not each.applies_to(configuration.strategy):
             continue
 
-        given = getattr(configuration, each.name)
-        value = each.usual if given is None else given
-        if value in (None, False) or (value == each.usual and not each.always):
+        given, usual = getattr(configuration, each.name), each.usual_for(configuration.strategy)
+        value = usual if given is None else given
+        if value in (None, False) or (value == usual and not each.always):
             continue
 
         words.append(each.label(value))
-    return " · ".join(words).replace(" · ×", " ×")
+    return " · ".join(word for word in words if word).replace(" · ×", " ×")

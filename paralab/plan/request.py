@@ -29,14 +29,14 @@ STRATEGIES: Mapping[str, str] = {
     "mp": "model parallelism: one process with its layers on several devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
-    "hybrid": "ddp with a pipeline over several devices in each replica",
+    "hybrid": "a grid of replicas × stages × shards: ddp or fsdp, a pipeline, and tensor parallelism",
 }
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
 STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
-SHARDED = ("fsdp",)  # this shards the parameters of each unit
-SPLIT = ("tp",)  # this splits layers, and all devices see the same samples
+SHARDED = ("fsdp", "hybrid")  # these can shard the parameters of each unit over the replicas
+SPLIT = ("tp", "hybrid")  # these can split layers: all shards see the same samples
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 BETWEEN_RANKS = ("ddp", "fsdp", "tp", "pipeline", "hybrid")  # these can use several processes
@@ -88,17 +88,18 @@ class Request:
         always=True,
     )
     zero: int | None = option(
-        "What fsdp shards: 1 is optimizer state (with DDP), 2 also gradients, 3 also parameters.",
+        "What replicas shard: 1 is optimizer state (with DDP), 2 also gradients, 3 also parameters.",
         PARALLELISM,
         choices=(1, 2, 3),
         strategies=SHARDED,
-        usual=3,
+        usual={"fsdp": 3},
+        shown="3 for fsdp, nothing for hybrid",
         label="ZeRO-{}".format,
     )
     shard_groups: int | None = option(
         "Groups of replicas that each hold all shards (HSDP); groups all-reduce gradients.",
         PARALLELISM,
-        strategies=SHARDED,
+        strategies=("fsdp",),
         usual=1,
         label=lambda number: plural(number, "shard group"),
     )
@@ -106,8 +107,9 @@ class Request:
         "Devices that share each layer; every device processes the entire batch.",
         PARALLELISM,
         strategies=SPLIT,
-        usual=2,
-        label=lambda number: plural(number, "shard"),
+        usual={"tp": 2, "hybrid": 1},
+        shown="2 for tp, 1 for hybrid",
+        label=lambda number: plural(number, "shard") if number > 1 else "",
         always=True,
     )
     schedule: str | None = option(
@@ -115,7 +117,7 @@ class Request:
         PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
-        shown="one process for all of a replica's stages",
+        shown="one process for all of a replica's stages; 1f1b if --shards splits them",
         label=str,
     )
     micro_batches: int | None = option(
@@ -247,6 +249,37 @@ def on_one_device(request: Request, batch_size: int) -> Request:
     plain PyTorch."""
     single = replace(request, strategy="single", accumulate=None, batch_size=batch_size)
     return only_applicable(replace(single, recompute=None, compile=None))
+
+
+def count_shards(request: Request) -> int:
+    """Return the number of shards of each split layer."""
+    return request.shards or (2 if request.strategy == "tp" else 1)
+
+
+def splits_layers(request: Request) -> bool:
+    return request.strategy == "tp" or count_shards(request) > 1
+
+
+def count_stages(request: Request) -> int:
+    return (request.stages or 2) if request.strategy in STAGED else 1
+
+
+def has_process_per_cell(request: Request) -> bool:
+    """Whether each stage and shard of a replica has its own process."""
+    return bool(request.schedule) or splits_layers(request)
+
+
+def cells_per_replica(request: Request) -> int:
+    """Return how many processes each replica has: stages × shards, or one for all of them."""
+    cells = count_stages(request) * count_shards(request)
+    return cells if has_process_per_cell(request) else 1
+
+
+def with_schedule(request: Request) -> Request:
+    """Choose a schedule if none is given, but each shard of a stage needs its own process."""
+    if request.schedule or not splits_layers(request) or count_stages(request) == 1:
+        return request
+    return replace(request, schedule="1f1b")
 
 
 def uses_blocks(request: Request) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
+from paralab.plan.axes import describe_axes
 from paralab.plan.backend import choose_backend, choose_bucket, choose_mps, nccl_environment
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
@@ -25,9 +26,16 @@ from paralab.plan.plan import Plan, Reasons
 from paralab.plan.precision import choose_precision
 from paralab.plan.recompute import choose_recomputed
 from paralab.plan.remarks import differences_of, remarks_on
-from paralab.plan.request import BUCKETED, Request
+from paralab.plan.request import (
+    BUCKETED,
+    Request,
+    has_process_per_cell,
+    splits_layers,
+    with_schedule,
+)
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
 from paralab.plan.sharding import choose_zero, count_shard_groups, shard_units
+from paralab.plan.stage_groups import keep_together
 from paralab.plan.stages import cut_into_stages
 from paralab.plan.tensor_plan import remark_on, require_groups
 from paralab.units import plural
@@ -53,7 +61,8 @@ def resolve(
     check(request)
     check_model(request, machine, summary)
 
-    request, reasons = count_launched(request, places), Reasons()
+    given_schedule = request.schedule
+    request, reasons = with_schedule(count_launched(request, places)), Reasons()
     device = choose_device(request, machine, reasons)
     batch = plan_batch(request, summary, reasons)
     precision = choose_precision(request, machine, device, probe, reasons)
@@ -65,10 +74,12 @@ def resolve(
     mps = choose_mps(request, layout, probe, reasons)
     bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
     find_unused = _choose_find_unused(request, summary, reasons)
-    chunks = _count_chunks(request, batch, reasons)
+    chunks = _count_chunks(request, batch, given_schedule, reasons)
     zero = choose_zero(request, reasons)
+    layers = keep_together(summary.layers, summary.tensor_plan, batch.stages * chunks)
+    summary = replace(summary, layers=layers) if splits_layers(request) else summary
     stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
-    split = require_groups(request.strategy, batch.shards, summary, reasons)
+    split = require_groups(request, batch.shards, stage_parts, summary, reasons)
 
     return Plan(
         strategy=request.strategy,
@@ -100,6 +111,7 @@ def resolve(
         zero=zero,
         shard_groups=count_shard_groups(request, batch.replicas, reasons),
         tensor_plan=split,
+        axes=describe_axes([rank.cell for rank in ranks], zero),
         shard_units=shard_units(zero, summary, reasons),
         stage_parts=stage_parts,
         compile=bool(request.compile),
@@ -140,13 +152,14 @@ def _choose_length(
     return samples, reasons.choose("steps", request.steps, DEFAULT_STEPS, because)
 
 
-def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
+def _count_chunks(request: Request, batch: BatchPlan, given: str | None, reasons: Reasons) -> int:
     """Return how many model parts each stage has with this schedule."""
     if request.schedule is None:
         return 1
     chunks = PARTS_PER_RANK[request.schedule]
     idle = ideal_bubble(batch.stages, batch.micro_batches, request.schedule)
-    because = f"requested; the ideal bubble is {idle:.1%} of the time"
+    because = "requested" if given else "each shard of a stage has its own process"
+    because += f"; the ideal bubble is {idle:.1%} of the time"
     because += f"; {chunks} model parts per stage" if chunks > 1 else ""
     reasons.add("schedule", request.schedule, because)
     return chunks
@@ -155,7 +168,7 @@ def _count_chunks(request: Request, batch: BatchPlan, reasons: Reasons) -> int:
 def _choose_find_unused(request: Request, summary: Summary, reasons: Reasons) -> bool:
     """Return whether DDP must look for parameters without a gradient."""
     uses_ddp = request.strategy in BUCKETED or request.zero == 1
-    if not uses_ddp or request.schedule:
+    if not uses_ddp or has_process_per_cell(request):
         return False
     if not (request.find_unused or summary.unused):
         return False

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons
-from paralab.plan.request import SHARDED, Request
+from paralab.plan.request import Request
 from paralab.units import plural, size
 from paralab.workload.summary import Summary
 
@@ -30,9 +30,9 @@ BRANCHES = "the ranks take different branches"
 
 def choose_zero(request: Request, reasons: Reasons) -> int | None:
     """Choose what is sharded: 1, 2, or 3, as in the ZeRO paper."""
-    if request.strategy not in SHARDED:
+    zero = request.zero or (3 if request.strategy == "fsdp" else None)
+    if zero is None:
         return None
-    zero = request.zero or 3
     because = KEEPS[zero] + ("" if request.zero else "; the least memory")
     reasons.add("ZeRO stage", zero, because)
     return zero

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from paralab.errors import UsageError
-from paralab.plan.plan import Reasons
-from paralab.plan.request import SPLIT
+from paralab.plan.plan import Reasons, Stage
+from paralab.plan.request import Request, splits_layers
+from paralab.plan.stage_groups import leave_cut_groups, leave_fused_groups
 from paralab.units import count, plural
 from paralab.workload.summary import Summary
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
@@ -19,7 +22,7 @@ def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
         return ()
     groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"
     rest = "each shard has all of the rest"
-    return (f"tp splits {plan.share:.0%} of the parameters ({groups}); {rest}",)
+    return (f"the shards split {plan.share:.0%} of the parameters ({groups}); {rest}",)
 
 
 # Where the names in `parallelize_code` come from.
@@ -36,17 +39,24 @@ SOURCES = {
 
 
 def require_groups(
-    strategy: str, shards: int, summary: Summary, reasons: Reasons
+    request: Request, shards: int, parts: Sequence[Stage], summary: Summary, reasons: Reasons
 ) -> TensorPlan | None:
-    """Return the proved groups, or raise an error if there are none."""
-    if strategy not in SPLIT:
+    """Return the proved groups, or raise an error if there are none. A group stays whole if the
+    stages cut through it, or if it cannot be sharded again over the replicas."""
+    if not splits_layers(request):
         return None
     plan = summary.tensor_plan
     assert plan is not None
     assert plan.shards == shards
+    if not plan.problem:
+        plan = leave_cut_groups(plan, parts)
+        plan = leave_fused_groups(plan) if request.zero else plan
+    if not plan.problem and not plan.kept:
+        plan = replace(plan, problem=next(group.reason for group in plan.groups))
     if plan.problem:
         raise UsageError(
-            f"tp cannot split {summary.name} over {plural(shards, 'shard')}: {plan.problem}.",
+            f"{request.strategy} cannot split {summary.name} over {plural(shards, 'shard')}: "
+            f"{plan.problem}.",
             fix="another number of --shards, or ddp or fsdp",
         )
     split = sum(group.weights for group in plan.kept)

@@ -34,7 +34,7 @@ class Span(Event, frozen=True, kw_only=True):
     replica: int | None = None
     bucket: int | None = None
     bytes: int | None = None
-    # What is communicated: the submodule that fsdp gathers or reduces, or what tp sums
+    # What is communicated: the submodule that fsdp gathers or reduces, or what shards sum
     unit: str | None = None
     blocking: bool | None = None  # whether the collective blocks the compute thread
     weights: bool | None = None  # whether this is the half of backward with only weight gradients
@@ -54,8 +54,9 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Collective(Span, frozen=True, kw_only=True):
-    bucket: int  # or the number of the shard unit, or of tp's all-reduce in this step
+    bucket: int  # or the number of the shard unit, or of a split layer's all-reduce in this step
     bytes: int
+    ranks: tuple[int, ...] | None = None  # that run it together, if not all ranks do
 
 
 class Step(Span, frozen=True, kw_only=True):

@@ -9,20 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paralab.plan.grid import AXES, Axis, ranks_along
 from paralab.plan.plan import Plan
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 
-# What each group is for. A group's number is a stage, or a replica for `pipeline`.
-#   all         all ranks, one group per stage: collectives in a group must run in the same order on
-#               all ranks, but stages finish in any order
-#   pipeline    the stages of one replica, with one process per stage
-#   replicas    the replicas of one stage, with one process per stage
-#   shards      one of fsdp's shard groups, whose ranks have all shards together
-#   copies      the ranks that have the same shard, one in each shard group
+# What each group is for.
+#   all         all ranks, one group per stage (its number): collectives in a group must run in the
+#               same order on all ranks, but stages finish in any order
+#   replicas, stages, shards   the ranks that differ only along this axis of the grid
+#   parts       one of fsdp's shard groups, whose ranks have all parts of a parameter together
+#   copies      the ranks that have the same part, one in each shard group
 #   order       where fsdp ranks compare their next collectives before they run them
 #   checkpoint  for writing checkpoints while training uses the other groups
-Purpose = Literal["all", "pipeline", "replicas", "shards", "copies", "order", "checkpoint"]
+Purpose = Literal["all", "replicas", "stages", "shards", "parts", "copies", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
 
 _groups: dict[Key, dist.ProcessGroup] = {}
@@ -32,13 +32,12 @@ def make_groups(plan: Plan, saves: bool) -> None:
     """Create this plan's groups. All ranks in a launch must create all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
     if plan.shards_parameters:
-        keys = [_key(plan, "all"), _key(plan, "order")]
-        if plan.shard_groups > 1:
-            keys += [_key(plan, "shards", group) for group in range(plan.shard_groups)]
-            keys += [_key(plan, "copies", shard) for shard in range(plan.shards_per_parameter)]
-    elif plan.schedule:
-        keys += [_key(plan, "pipeline", replica) for replica in range(plan.rank_replicas)]
-        keys += [_key(plan, "replicas", stage) for stage in range(plan.stages)]
+        keys.append(_key(plan, "order"))
+    if plan.shard_groups > 1:
+        keys += [_key(plan, "parts", group) for group in range(plan.shard_groups)]
+        keys += [_key(plan, "copies", shard) for shard in range(plan.shards_per_parameter)]
+    if plan.schedule or plan.tensor_plan:
+        keys += [_axis_key(plan, axis, ranks) for axis in AXES for ranks in _along(plan, axis)]
     if plan.backend == "local":
         import paralab.collectives  # noqa: F401  registers the backend
     for key in keys if plan.backend else []:
@@ -54,9 +53,7 @@ def _key(plan: Plan, purpose: Purpose, number: int = 0) -> Key:
     ranks = [
         rank.rank
         for rank in plan.ranks
-        if not (purpose == "pipeline" and rank.replica != number)
-        and not (purpose == "replicas" and rank.stage != number)
-        and not (purpose == "shards" and rank.rank // plan.shards_per_parameter != number)
+        if not (purpose == "parts" and rank.rank // plan.shards_per_parameter != number)
         and not (purpose == "copies" and rank.rank % plan.shards_per_parameter != number)
     ]
     backend = "gloo" if purpose in ("order", "checkpoint") else plan.backend or ""
@@ -67,11 +64,29 @@ def group_of(plan: Plan, purpose: Purpose = "all", number: int = 0) -> dist.Proc
     return _groups[_key(plan, purpose, number)]
 
 
-def shard_group(plan: Plan, rank: int) -> dist.ProcessGroup:
-    """Return the group whose ranks have all shards together."""
-    if plan.shard_groups == 1:
-        return group_of(plan)
-    return group_of(plan, "shards", rank // plan.shards_per_parameter)
+def _along(plan: Plan, axis: Axis) -> list[tuple[int, ...]]:
+    return list(ranks_along(axis, [rank.cell for rank in plan.ranks]))
+
+
+def _axis_key(plan: Plan, axis: Axis, ranks: tuple[int, ...]) -> Key:
+    return ranks, plan.backend or "", axis, 0
+
+
+def ranks_with(plan: Plan, axis: Axis, rank: int) -> tuple[int, ...]:
+    """Return the ranks that differ from this one only along an axis of the grid."""
+    return next(ranks for ranks in _along(plan, axis) if rank in ranks)
+
+
+def group_along(plan: Plan, axis: Axis, rank: int) -> dist.ProcessGroup:
+    """Return the group of the ranks that differ from this one only along an axis of the grid."""
+    return _groups[_axis_key(plan, axis, ranks_with(plan, axis, rank))]
+
+
+def whole_model_group(plan: Plan, rank: int) -> dist.ProcessGroup:
+    """Return the group whose ranks have all parts of this rank's parameters together."""
+    if plan.shard_groups > 1:
+        return group_of(plan, "parts", rank // plan.shards_per_parameter)
+    return group_of(plan) if plan.shards_parameters else group_along(plan, "shards", rank)
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:

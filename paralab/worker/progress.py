@@ -88,7 +88,7 @@ class TrainingProgress:
     ) -> None:
         context, plan = self.context, self.context.plan
         uses_ddp = plan.strategy in BUCKETED or plan.zero == 1
-        if uses_ddp and not plan.schedule:
+        if uses_ddp and not plan.schedule and not plan.tensor_plan:
             # DDP rebuilds its buckets after the first backward pass. With three or more ranks, the
             # buckets determine the order in which numbers are added. For bit-identical results, run
             # one backward pass and discard its gradients, so that DDP uses the rebuilt buckets.

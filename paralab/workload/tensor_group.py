@@ -64,6 +64,11 @@ class TensorGroup:
         return self.columns == (self.row,)
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether each shard of a column layer consists of several pieces of it."""
+        return self.is_attention or self.parts > 1
+
+    @property
     def layers(self) -> tuple[str, ...]:
         return self.columns if self.is_attention else (*self.columns, self.row)
 

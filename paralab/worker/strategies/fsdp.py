@@ -18,7 +18,7 @@ import it where they use it, and other strategies start faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,14 @@ from torch import nn
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.worker.collective_order import CollectiveOrder
-from paralab.worker.groups import broadcast_model, group_of, shard_group
+from paralab.worker.groups import broadcast_model, group_along, group_of, whole_model_group
 from paralab.worker.memory import addresses
 from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
+from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import is_sharded
+from paralab.worker.split_layers import split_layers, timing_sums
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,7 +57,11 @@ class Fsdp(Strategy):
         broadcast_model(model, group_of(plan))
 
         full = addresses(model.parameters())
-        sharded = _shard(context, model)
+        mesh = _mesh(plan, context.rank.rank)
+        if plan.tensor_plan:
+            split_layers(context, model, plan.tensor_plan.kept, mesh["shards"])
+            mesh = mesh["replicas"]
+        sharded = _shard(context, model, mesh)
         self.units = [Unit(name, unit, *_unit_bytes(context, unit)) for name, unit in sharded]
         context.meter.ignored -= full  # the full parameters are freed
 
@@ -108,9 +114,10 @@ class Fsdp(Strategy):
         unsynchronized = nullcontext if plan.sync_every_pass else self._unsynchronized
         self.order.begin(self.context.probe.step)
         try:
-            loss = self.accumulate(self.model, steps, unsynchronized)
+            with timing_sums(self.context):
+                loss = self.accumulate(self.model, steps, unsynchronized)
             self.order.end()
-            return loss
+            return torch.zeros_like(loss) if self.context.rank.shard else loss
         except RuntimeError as error:
             mixes_types = "dtype" in str(error) or "scalar type" in str(error)
             if plan.precision not in LOW or not mixes_types:
@@ -128,6 +135,9 @@ class Fsdp(Strategy):
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return mixing_tensors() if self.context.plan.tensor_plan else nullcontext()
 
     def transient_bytes(self) -> dict[str, int]:
         """Count the bytes of unsharded tensors that exist at the same time in a backward pass.
@@ -160,12 +170,11 @@ class Unit:
     gradient_bytes: int
 
 
-def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _shard(context: RankContext, model: nn.Module, mesh: DeviceMesh) -> Iterator[tuple[str, Any]]:
     """Shard the plan's units, nested units first, and then the rest. Yield their names too."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     plan = context.plan
-    mesh = _mesh(plan, context.rank.rank)
     low = LOW.get(plan.precision)
     policy = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
     # The loss is computed in fp32, as under autocast.
@@ -187,18 +196,21 @@ def _shard(context: RankContext, model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _mesh(plan: Plan, rank: int) -> DeviceMesh:
-    """Return the ranks as a grid: shard groups × shards. Without groups, it has one dim."""
+    """Return the ranks as a grid: replicas × shards of hybrid, or shard groups × parts. Without
+    either, it has one dim."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    shards = shard_group(plan, rank)
-    if plan.shard_groups == 1:
-        return DeviceMesh.from_group(shards, plan.device)
-    return DeviceMesh.from_group(
-        [group_of(plan, "copies", rank % plan.shards_per_parameter), shards],
-        plan.device,
-        mesh=torch.arange(plan.world_size).view(plan.shard_groups, plan.shards_per_parameter),
-        mesh_dim_names=("copies", "shards"),
-    )
+    if plan.tensor_plan:
+        groups = [group_along(plan, axis, rank) for axis in ("replicas", "shards")]
+        shape, names = (plan.replicas, plan.shards), ("replicas", "shards")
+    elif plan.shard_groups > 1:
+        parts = plan.shards_per_parameter
+        groups = [group_of(plan, "copies", rank % parts), whole_model_group(plan, rank)]
+        shape, names = (plan.shard_groups, parts), ("copies", "parts")
+    else:
+        return DeviceMesh.from_group(group_of(plan), plan.device)
+    numbered = torch.arange(plan.world_size).view(shape)
+    return DeviceMesh.from_group(groups, plan.device, mesh=numbered, mesh_dim_names=names)
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:

@@ -5,6 +5,10 @@ These schedules need micro-batches with equal shapes. So we pad each micro-batch
 last sample, up to the largest micro-batch size in a full batch. The loss uses only the real
 samples. Gradients accumulate over micro-batches and accumulation steps. At the end of an optimizer
 step, they are summed over all replicas of the stage, in buckets.
+
+With --shards, each stage has a process per shard, and the layers of the stage are split over them.
+Each shard is part of a pipeline of its own, because all shards have the same activations between
+the stages.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -31,9 +36,14 @@ from torch.utils.checkpoint import CheckpointError
 from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
-from paralab.worker.groups import group_of
+from paralab.plan.stage_groups import part_of
+from paralab.worker.groups import broadcast_model, group_along, group_of
 from paralab.worker.memory import addresses
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
+from paralab.worker.replica_sum import sum_over_replicas
+from paralab.worker.sharded_layers import mixing_tensors
+from paralab.worker.shards import local, whole
+from paralab.worker.split_layers import split_layers, timing_sums
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.worker.stage_shapes import shapes_of
 from paralab.workload.batch import filled, map_tensors, num_samples
@@ -44,7 +54,6 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
-BUCKET_MB = 25.0  # DDP's default
 MOST_SCHEDULES = 4  # cached with their buffers, one per set of input shapes
 
 
@@ -56,12 +65,13 @@ class PipelineProcesses(Strategy):
         self.device = torch.device(rank.devices[0].torch)
         # gloo can send only from host memory.
         self.wire = torch.device("cpu") if plan.backend == "gloo" else self.device
-        # Micro-batches move along one group, and gradients are summed over the other.
-        self.pipeline = group_of(plan, "pipeline", rank.replica)
-        self.replicas = group_of(plan, "replicas", rank.stage)
+        self.pipeline = group_along(plan, "stages", rank.rank)
 
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
+        if plan.tensor_plan:
+            broadcast_model(model, group_of(plan))
         free_other_stages(model, plan.stage_parts, set(owned))
+        self._split_layers(owned)
         places = self.device, self.wire, self._finish
         self.modules = [StageModule(model, each, plan.stage_parts, *places) for each in owned]
         for module in self.modules:
@@ -70,13 +80,22 @@ class PipelineProcesses(Strategy):
             module.splits_backward = plan.schedule == "zero-bubble"
 
         # The other stages' parameters are freed, so activations may use their addresses.
-        context.meter.ignored = addresses(self.device_parameters())
+        context.meter.ignored = addresses(map(local, self.device_parameters()))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by input shapes
         self.micros: list[MicroBatch] = []
         self.losses: list[torch.Tensor] = []
         if plan.scaler:
             context.precision.agreed_over = group_of(plan)
+
+    def _split_layers(self, owned: range) -> None:
+        """Split the groups of layers in this rank's parts of the model."""
+        context, plan = self.context, self.context.plan
+        if plan.tensor_plan is None:
+            return
+        groups = [g for g in plan.tensor_plan.kept if part_of(g, plan.stage_parts) in owned]
+        shards = group_along(plan, "shards", context.rank.rank)
+        split_layers(context, self.model, groups, DeviceMesh.from_group(shards, plan.device))
 
     def device_parameters(self, device: str = "") -> list[nn.Parameter]:
         """Return all parameters on this rank, which has one device."""
@@ -94,20 +113,27 @@ class PipelineProcesses(Strategy):
             schedule, stages = self._schedule_for(inputs[0])
             for module, stage in zip(self.modules, stages, strict=True):
                 module.inputs, stage.accumulation = inputs, number
-            with _explain_checkpointing():
+            with _explain_checkpointing(), timing_sums(self.context):
                 schedule.step(target=torch.arange(num_micros), return_outputs=False)
             self.context.meter.backward_done()
 
-        self._sum_over_replicas()
+        sum_over_replicas(self.context, self.device_parameters())
         none = torch.zeros((), device=self.device)
-        return torch.stack(self.losses).sum() if self.losses else none
+        counts = self.losses and not self.context.rank.shard
+        return torch.stack(self.losses).sum() if counts else none
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return mixing_tensors() if self.context.plan.tensor_plan else nullcontext()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Gather the model's state from the first replica's stages. Only rank 0 returns it."""
         context = self.context
         if context.rank.replica:
             return None
-        own = {n: value.cpu() for n, value in self.model.state_dict().items() if not value.is_meta}
+        values = ((name, value) for name, value in self.model.state_dict().items())
+        own = {name: whole(value).cpu() for name, value in values if not value.is_meta}
+        if context.rank.shard:
+            return None
         gathered: list[Any] = [None] * context.plan.stages
         first = context.rank.rank == 0
         dist.gather_object(own, gathered if first else None, 0, self.pipeline)
@@ -150,32 +176,6 @@ class PipelineProcesses(Strategy):
         if live:
             self.losses.append(loss.detach())
         return self.context.precision.scaler.scale(loss).to(self.wire)
-
-    @torch.no_grad()
-    def _sum_over_replicas(self) -> None:
-        """Sum the gradients over all replicas of this stage, in flat buckets."""
-        plan = self.context.plan
-        if plan.rank_replicas < 2:
-            return
-        group, limit = self.replicas, (plan.bucket_mb or BUCKET_MB) * 2**20
-        for number, parameters in enumerate(buckets(self.device_parameters(), limit)):
-            # A parameter may have a gradient on only some replicas, but all replicas must send the
-            # same number of bytes. So append one flag per parameter. A parameter that no replica
-            # uses gets no gradient, because weight decay would change it.
-            flags = [parameter.grad is not None for parameter in parameters]
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor(flags)])
-
-            where = {"bucket": number, "stage": self.context.rank.stage}
-            note = self.context.probe.begin_collective("all_reduce", flat, group, **where)
-            dist.all_reduce(flat, group=group)
-            note()
-
-            *sums, used = flat.split([*(g.numel() for g in gradients), len(gradients)])
-            for parameter, gradient, total, is_used in zip(
-                parameters, gradients, sums, used.tolist(), strict=True
-            ):
-                parameter.grad = gradient.copy_(total.view_as(gradient)) if is_used else None
 
 
 class _TimedStage(PipelineStage):
@@ -264,18 +264,3 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
         )
 
     return map_tensors(cut, output)
-
-
-def buckets(parameters: list[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group parameters by dtype into buckets. A parameter over the limit gets its own."""
-    groups: list[list[nn.Parameter]] = []
-    room, dtype = 0.0, None
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        if parameter.nbytes > room or parameter.dtype != dtype:
-            groups.append([])
-            room, dtype = limit_bytes, parameter.dtype
-        groups[-1].append(parameter)
-        room -= parameter.nbytes
-    return groups

@@ -31,8 +31,9 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
 def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
     """Create the plan's strategy. With --schedule, each stage has its own process. With --zero 1,
     only the optimizer is sharded (`ShardedOptimizer`)."""
-    if context.plan.schedule:
+    plan = context.plan
+    if plan.schedule:
         return PipelineProcesses(context, model)
-    if context.plan.zero == 1:
-        return Ddp(context, model)
-    return STRATEGIES[context.plan.strategy](context, model)
+    if plan.zero:
+        return Fsdp(context, model) if plan.shards_parameters else Ddp(context, model)
+    return (Tp if plan.tensor_plan else STRATEGIES[plan.strategy])(context, model)

@@ -1,32 +1,29 @@
-"""`tp`: one process per shard. torch's DTensor splits the proved groups of layers, and the rest of
-the model is replicated.
+"""`tp`, and `hybrid` with one stage: one process per shard. torch's DTensor splits the proved groups
+of layers, and the rest of the model is replicated.
 
     forward    [ columns ][ heads of this shard ][ rows ][all-reduce][ replicated layers ] …
     backward   [ replicated layers ][ rows ][ heads of this shard ][ columns ][all-reduce] …
 
 All shards process the same samples, compute the same loss, and get the same gradients for
-everything that is not split. Only the first shard reports the loss.
+everything that is not split. Only the first shard reports the loss. With several replicas, each
+shard then sums its gradients over the replicas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from paralab.worker.groups import broadcast_model, group_of
+from paralab.worker.groups import broadcast_model, group_along, group_of
 from paralab.worker.memory import addresses
-from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
-from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import mixing_tensors, shard_group, watch_regions
+from paralab.worker.replica_sum import sum_over_replicas
+from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import local
-from paralab.workload.hooks import patched
+from paralab.worker.split_layers import split_layers, timing_sums
 
 
 class Tp(Strategy):
@@ -34,48 +31,23 @@ class Tp(Strategy):
         plan, rank = context.plan, context.rank
         device, split = rank.devices[0], plan.tensor_plan
         assert split is not None
-        assert rank.shard is not None
         self.context, self.model = context, model.to(device.torch)
-        self.group = group_of(plan)
-        broadcast_model(model, self.group)
+        broadcast_model(model, group_of(plan))
 
         full = addresses(model.parameters())
-        mesh = DeviceMesh.from_group(self.group, plan.device)
-        for group in split.kept:
-            shard_group(model, group, mesh)
+        mesh = DeviceMesh.from_group(group_along(plan, "shards", rank.rank), plan.device)
+        split_layers(context, model, split.kept, mesh)
         context.meter.ignored -= full
         context.meter.ignored |= addresses(map(local, model.parameters()))
-        if plan.draws:
-            streams = ShardStreams(rank.shard, torch.device(device.torch))
-            watch_regions(model, split.kept, streams.enter, streams.leave)
         if plan.scaler:
-            context.precision.agreed_over = self.group
+            context.precision.agreed_over = group_of(plan)
         context.note_split.watch(self.model, device.name)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        with patched(functional, all_reduce=self._timed(functional.all_reduce)):
+        with timing_sums(self.context):
             loss = self.accumulate(self.model, accumulation_steps)
+        sum_over_replicas(self.context, list(self.model.parameters()))
         return torch.zeros_like(loss) if self.context.rank.shard else loss
-
-    def _timed(self, all_reduce: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """DTensor calls this function to sum over the shards. It uses the result immediately, so
-        waiting for it here changes nothing."""
-
-        def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            probe = self.context.probe
-            number = probe.collectives["all_reduce"]  # in this step
-            where: dict[str, Any] = {
-                "bucket": number,
-                "blocking": not runs_on_stream(tensor, self.group),
-            }
-            # A backward pass records no graph, unless it repeats a part of the forward pass.
-            where["unit"] = "activations" if torch.is_grad_enabled() else "gradients"
-            note = probe.begin_collective("all_reduce", tensor, self.group, **where)
-            result: torch.Tensor = functional.wait_tensor(all_reduce(tensor, *args, **kwargs))
-            note()
-            return result
-
-        return timed
 
     def stepping(self) -> AbstractContextManager[None]:
         return mixing_tensors()

@@ -1,0 +1,52 @@
+"""The axes of a grid of ranks: which ranks are together along each, and what they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paralab.plan.grid import AXES, Cell, ranks_along
+
+# What the ranks along an axis exchange, and when.
+GRADIENTS = ("all_reduce",), "the gradients, once per optimizer step"
+SHARDED: Mapping[int, tuple[tuple[str, ...], str]] = {
+    1: (
+        ("all_reduce", "broadcast"),
+        "the gradients, and then the updated parameters, in each step",
+    ),
+    2: (("all_gather", "reduce_scatter"), "the parameters before, the gradients after each unit"),
+    3: (("all_gather", "reduce_scatter"), "the parameters before, the gradients after each unit"),
+}
+PASSED = ("send", "receive"), "activations and their gradients, for each micro-batch"
+SPLIT = ("all_reduce",), "the activations and their gradients, in each split layer"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the grid of ranks.
+
+    name         replicas, stages, or shards
+    groups       the ranks that differ only along this axis
+    collectives  what they run
+    exchanged    what they exchange, and when
+    """
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+    collectives: tuple[str, ...]
+    exchanged: str
+
+    @property
+    def size(self) -> int:
+        return len(self.groups[0])
+
+
+def describe_axes(cells: Sequence[Cell], zero: int | None) -> tuple[Axis, ...]:
+    """Return the axes along which there is more than one rank."""
+    exchanges = {
+        "replicas": SHARDED[zero] if zero else GRADIENTS,
+        "stages": PASSED,
+        "shards": SPLIT,
+    }
+    axes = (Axis(name, ranks_along(name, cells), *exchanges[name]) for name in AXES)
+    return tuple(axis for axis in axes if axis.size > 1)
