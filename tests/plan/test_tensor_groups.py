@@ -6,6 +6,7 @@ import pytest
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons
+from paralab.plan.request import Request
 from paralab.plan.tensor_groups import attempts, enclosing, propose, uneven
 from paralab.plan.tensor_plan import parallelize_code, remark_on, require_groups, table_of
 from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
@@ -172,7 +173,7 @@ def test_the_code_has_only_kept_groups():
 def test_the_share_of_split_parameters():
     assert tensor_plan().share == 0.6
     reasons = Reasons()
-    require_groups("tp", 2, summary(tensor_plan=tensor_plan()), reasons)
+    require_groups(Request("tp"), 2, (), summary(tensor_plan=tensor_plan()), reasons)
     [reason] = reasons
     [remark] = remark_on(tensor_plan())
     assert "60%" in remark
@@ -183,5 +184,5 @@ def test_the_share_of_split_parameters():
 def test_a_plan_with_a_problem_is_refused():
     broken = summary(tensor_plan=tensor_plan(problem="no group"))
     with pytest.raises(UsageError, match="no group"):
-        require_groups("tp", 2, broken, Reasons())
-    assert require_groups("ddp", 2, broken, Reasons()) is None
+        require_groups(Request("tp"), 2, (), broken, Reasons())
+    assert require_groups(Request("ddp"), 2, (), broken, Reasons()) is None
