@@ -123,7 +123,8 @@ def schedule(recording: Recording) -> Schedule | None:
         what = (event.micro or 0, event.event == "backward")
         measured.append(Slot(stage, *what, start, end, part, bool(event.weights)))
     if plan.schedule:
-        who, first = "replica 0", [rank for rank in plan.ranks if not rank.replica]
+        first = [rank for rank in plan.ranks if not rank.replica and not rank.shard]
+        who = "replica 0"
         devices = [f"rank {rank.rank} · {rank.devices[0].name}" for rank in first]
     else:
         who, devices = "rank 0", [device.name for device in plan.ranks[0].devices]
@@ -240,8 +241,8 @@ def _lines(title: str, curves: Mapping[str, Points], x: str, y: str, unit: str) 
 def split(batch: Batch, ranks: Sequence[Rank]) -> Split:
     """Draw the batch split over devices, divided into passes and micro-batches."""
     parts = []
-    # All stages in a replica process the same samples.
-    for rank in (rank for rank in ranks if not rank.stage):
+    # All stages and shards in a replica process the same samples.
+    for rank in (rank for rank in ranks if not rank.stage and not rank.shard):
         if rank.roles[0].startswith("replica "):  # DataParallel: one process, one share per replica
             for device, samples in zip(rank.devices, rank.split, strict=True):
                 parts.append(Part(device, even_sizes(samples, batch.accumulate)))

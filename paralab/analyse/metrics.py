@@ -42,8 +42,9 @@ RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the 
 LATE_SHARE = 0.10  # a rank is a straggler if the others wait a tenth of a step for it,
 LATE_STEPS = 0.70  # in at least this share of the steps
 
-# The collective, stage, bucket (or FSDP unit), and how often it already occurred in the step.
-BucketKey = tuple[str, int, int, int]
+# The collective, its ranks, stage, bucket (or FSDP unit), and how often it already occurred in the
+# step.
+BucketKey = tuple[str, tuple[int, ...], int, int, int]
 PARTS = tuple(Parts.__struct_fields__)
 
 
@@ -197,10 +198,10 @@ def last_ready(ranks: Sequence[Sequence[Span]]) -> dict[BucketKey, float]:
 
 def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
     """Index collectives, in order of their start, by a key that is the same on all ranks."""
-    times: Counter[tuple[str, int, int]] = Counter()
+    times: Counter[tuple[str, tuple[int, ...], int, int]] = Counter()
     keyed = {}
     for span in sorted(collectives(spans), key=lambda span: span.start):
-        which = (span.event, span.stage or 0, span.bucket)
+        which = (span.event, span.ranks or (), span.stage or 0, span.bucket)
         keyed[(*which, times[which])] = span
         times[which] += 1
     return keyed
@@ -293,7 +294,8 @@ def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
         return [recording.spans(rank, step) for rank in range(recording.world_size)]
     replicas: dict[int, list[Span]] = {}
     for rank in recording.plan.ranks:
-        spans = recording.spans(rank.rank, step)
+        # The shards of a stage work at the same time, so the first one stands for all.
+        spans = recording.spans(rank.rank, step) if not rank.shard else []
         passes = [span for span in spans if span.event in ("forward", "backward")]
         replicas.setdefault(rank.replica, []).extend(passes)
     return list(replicas.values())

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from paralab.analyse import blocks, explore, figures
 from paralab.analyse.blocks import Bar, Bars, Cell, Distribution, Document, Group, Section, Table
 from paralab.analyse.compare import Comparison, Row
+from paralab.analyse.grid_tables import grid_tables
 from paralab.analyse.phrases import machine_words
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import PeakMemory
@@ -165,7 +166,11 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
         "After training in fp64, all parameters are compared with those of a single device. The "
         "losses come from the timed runs."
     )
+    grids = [
+        replace(t, title=f"{n}: {t.title}") for n, r in last.items() for t in grid_tables(r.plan)
+    ]
     sections = [
+        Section("The grid of ranks", tuple(grids)),
         Section("Timelines", all_of(lambda row: figures.timeline(last[row.name])), CLOCK),
         Section(
             "Pipeline schedules",

@@ -10,6 +10,7 @@ from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
 from paralab.analyse.recording import Recording, mean, median, quantiles, seconds_between
 from paralab.errors import UsageError
+from paralab.plan.axes import Axis
 from paralab.plan.plan import Plan
 from paralab.record.events import Compile, Memory, Save, SplitShape, Start
 from paralab.record.reader import Failure, read_failures
@@ -20,7 +21,9 @@ from paralab.units import plural
 class Grid(Record, frozen=True, kw_only=True):
     replicas: int
     stages: int
+    shards: int
     devices: list[str]
+    axes: tuple[Axis, ...]  # along which several ranks work together
 
 
 class Rank(Record, frozen=True, kw_only=True):
@@ -36,6 +39,7 @@ class Rank(Record, frozen=True, kw_only=True):
     split: list[int]
     replica: int
     stage: int | None
+    shard: int | None
 
 
 class Batch(Record, frozen=True, kw_only=True):

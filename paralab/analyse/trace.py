@@ -17,10 +17,20 @@ from typing import Any
 
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import lanes
-from paralab.record.events import COLLECTIVES, Error, Event, Load, Memory, Span, SplitShape
+from paralab.record.events import (
+    COLLECTIVES,
+    Collective,
+    Error,
+    Event,
+    Load,
+    Memory,
+    Span,
+    SplitShape,
+)
 
 # An event in Chrome's trace format. Its keys depend on its phase `ph`.
 TraceEvent = dict[str, Any]
+Pipelines = dict[int, tuple[int, int]]  # a rank's replica and shard, whose stages are a pipeline
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
 LANES = {"step": STEPS, "data": LOADING, **dict.fromkeys(COLLECTIVES, COMMUNICATION)}
@@ -61,7 +71,8 @@ def trace_of(folder: Path) -> TraceEvent:
         events += _counters(rank.rank, own)
     events += [_complete(slice_) for slice_ in slices]
     events += _loss(recording)
-    events += _flows(slices, {rank.rank: rank.replica for rank in plan.ranks})
+    pipeline_of = {rank.rank: (rank.replica, rank.shard or 0) for rank in plan.ranks}
+    events += _flows(slices, pipeline_of)
     # Names come first, then events by time. At equal times, the longer slice comes first because it
     # contains the other, and arrows follow their slices.
     events.sort(key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
@@ -179,11 +190,11 @@ def _loss(recording: Recording) -> Iterator[TraceEvent]:
             yield _counter(0, "loss", max(event.end for event in step), "of the batch", loss)
 
 
-def _flows(slices: list[Slice], replica_of: dict[int, int]) -> list[TraceEvent]:
+def _flows(slices: list[Slice], pipeline_of: Pipelines) -> list[TraceEvent]:
     """Return all arrows. Their ids must be unique."""
     chains = [
         *((chain[0].event.event.replace("_", "-"), chain) for chain in _collectives(slices)),
-        *(("micro-batch", chain) for chain in _stage_to_stage(slices, replica_of)),
+        *(("micro-batch", chain) for chain in _stage_to_stage(slices, pipeline_of)),
         *(("replica", chain) for chain in _scatter_to_gather(slices)),
     ]
     arrows: list[TraceEvent] = []
@@ -198,15 +209,15 @@ def _collectives(slices: list[Slice]) -> Iterator[list[Slice]]:
     times: Counter[tuple[Any, ...]] = Counter()
     for slice_ in slices:
         e = slice_.event
-        if e.event in COLLECTIVES:
-            key = (e.event, e.step, e.accumulation, e.stage, e.micro, e.bucket, e.replica)
+        if isinstance(e, Collective):
+            key = (e.event, e.ranks, e.step, e.accumulation, e.stage, e.micro, e.bucket, e.replica)
             same[*key, times[slice_.rank, *key]].append(slice_)
             times[slice_.rank, *key] += 1
     for chain in same.values():
         yield sorted(chain, key=lambda slice_: slice_.start_us)
 
 
-def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator[list[Slice]]:
+def _stage_to_stage(slices: list[Slice], pipeline_of: Pipelines) -> Iterator[list[Slice]]:
     """Connect the stages of a micro-batch: forward in order, and backward in reverse."""
     for name, direction in (("forward", 1), ("backward", -1)):
         passes: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
@@ -214,8 +225,8 @@ def _stage_to_stage(slices: list[Slice], replica_of: dict[int, int]) -> Iterator
             e = slice_.event
             # The half of a backward pass that computes weight gradients does not send anything.
             if e.event == name and e.stage is not None and not e.weights:
-                replica = replica_of[slice_.rank]
-                passes[replica, e.step, e.accumulation, e.micro, e.stage].append(slice_)
+                pipeline = pipeline_of[slice_.rank]
+                passes[pipeline, e.step, e.accumulation, e.micro, e.stage].append(slice_)
         for (*same, stage), list_ in passes.items():
             following = passes.get((*same, stage + direction), [])
             yield from (list(pair) for pair in zip(list_, following, strict=False))

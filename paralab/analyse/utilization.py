@@ -66,7 +66,7 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
 
 
 def count_gradients(recording: Recording) -> GradientCounts | None:
-    ranks = [r.rank for r in recording.plan.ranks if r.rank == 0 or (r.stage and not r.replica)]
+    ranks = [r.rank for r in recording.plan.ranks if not r.replica and not r.shard]
     events = [event for rank in ranks for event in recording.of(Gradients, rank)]
     counts = {
         name: sum(event[name] for event in events) for name in ("total", "zeros", "not_finite")

@@ -154,9 +154,10 @@ def _limit(row: Row, baseline: Row) -> Finding:
 def tune_command(row: Row) -> str:
     """Return the tune command for the same training, with the options that affect training."""
     words = ["paralab", "tune", row.strategy]
-    for name in ("workload", "replicas", "stages", "batch_size", "precision", "device", "seed"):
+    axes = ("replicas", "stages", "shards")
+    for name in ("workload", *axes, "batch_size", "precision", "device", "seed"):
         value = getattr(row.request, name)
-        applies = name != "stages" or row.strategy == "hybrid"
+        applies = name not in axes[1:] or row.strategy == "hybrid"
         if applies and value not in (None, 0, "fp32", "auto"):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

@@ -30,6 +30,7 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
     from paralab.experiment.planning import make_plan
     from paralab.show.memory import print_memory
     from paralab.show.run import (
+        print_grid,
         print_ranks,
         print_reasons,
         print_sentence,
@@ -46,6 +47,7 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
         return
     print_sentence(resolved, inspected.summary.name)
     print_ranks(resolved)
+    print_grid(resolved)
     print_stages(resolved)
     print_memory(resolved)
     print_reasons(resolved)

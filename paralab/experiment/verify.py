@@ -29,7 +29,6 @@ from paralab.plan.compile import NOT_COMPILED
 from paralab.plan.plan import Plan
 from paralab.plan.request import (
     PIPELINED,
-    SPLIT,
     STAGED,
     STRATEGIES,
     Options,
@@ -171,7 +170,8 @@ def _vary(
             accumulations = _accumulations(name, base, summary, split)
             combinations = list(product(accumulations, _lengths(base, summary, batch)))
             # The other combinations are covered without these options, so the hardest is enough.
-            if not pinned and not split.keys().isdisjoint(WAYS):
+            in_grid = name == "hybrid" and "shards" in split
+            if in_grid or (not pinned and not split.keys().isdisjoint(WAYS)):
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
                 varied: Options = {"accumulate": accumulate, "samples": samples, **split}
@@ -206,19 +206,34 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         groups = base.shard_groups or 1
         splits = [{}] if base.replicas else [{"replicas": 2 * groups}, {"replicas": 3 * groups}]
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
-    if name in SPLIT:
+    if name == "tp":
         # An odd number of shards rarely divides a model's heads.
         return [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:
         return [given]
     given |= {"replicas": base.replicas or 2} if name == "hybrid" else {}
+    if base.stages == 1 and (base.shards or 1) > 1:  # no pipeline
+        return [given]
     numbers = [base.micro_batches] if base.micro_batches else [2, 3]
     splits = [given | {"micro_batches": number} for number in numbers]
-    if pinned or base.schedule or base.placement:
+    if base.schedule or base.placement:
+        return splits
+    if name == "hybrid":
+        splits = [*_grids(base, splits[-1]), *splits]
+    if pinned:
         return splits
     schedules = SCHEDULES if name == "pipeline" else ("1f1b", "zero-bubble")
     return splits + [splits[-1] | {"schedule": schedule} for schedule in schedules]
+
+
+def _grids(base: Request, split: Options) -> list[Options]:
+    """Return grids with several shards: with a pipeline, and without one, where the replicas may
+    also shard the parameters."""
+    if base.shards or base.stages or base.micro_batches or base.zero:
+        return []
+    flat = {"replicas": split["replicas"], "stages": 1, "shards": 2}
+    return [split | {"shards": 2, "schedule": "1f1b"}, flat, flat | {"zero": 3}]
 
 
 def _ways_to_shard(base: Request, split: Options) -> list[Options]:

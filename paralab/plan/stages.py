@@ -20,6 +20,7 @@ from paralab.plan.batches import Span, widest
 from paralab.plan.plan import Plan, Reasons, Stage
 from paralab.plan.request import STAGED, Request
 from paralab.plan.schedules import Action, order
+from paralab.plan.stage_groups import part_of
 from paralab.units import plural, seconds, size
 from paralab.workload.summary import Layer, Summary
 
@@ -186,6 +187,8 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
         mine = plan.stage_parts[stage :: plan.stages]
         stage_seconds = sum(part.seconds for part in mine)
         parameters = sum(part.parameter_bytes for part in mine)
+        if plan.tensor_plan:
+            parameters -= _bytes_of_other_shards(plan, stage)
         per_byte = plan.optimizer_bytes_per_byte
         kept, activations = _kept_at_once(plan, mine, actions)
         loads.append(
@@ -204,6 +207,13 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
     return loads
 
 
+def _bytes_of_other_shards(plan: Plan, stage: int) -> int:
+    """Return the bytes of this stage's split layers that one shard does not have, in fp32."""
+    groups = plan.tensor_plan.kept if plan.tensor_plan else ()
+    here = [group for group in groups if part_of(group, plan.stage_parts) % plan.stages == stage]
+    return sum(4 * group.weights * (plan.shards - 1) // plan.shards for group in here)
+
+
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
@@ -214,7 +224,9 @@ def _kept_at_once(
         return (mine[part // plan.stages].activation_bytes_per_sample or 0.0) * samples
 
     most, most_bytes = most_kept(actions, bytes_of)
-    is_known = all(part.activation_bytes_per_sample is not None for part in mine)
+    is_known = not plan.tensor_plan and all(
+        part.activation_bytes_per_sample is not None for part in mine
+    )
     return most, most_bytes if is_known else None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
+from paralab.analyse.grid_tables import grid_tables
 from paralab.analyse.phrases import collectives_per_step, compile_cost, spread
 from paralab.analyse.result import Result
 from paralab.plan.plan import Plan, label
@@ -44,6 +45,13 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
             who = dict.fromkeys(who, "")  # shown only once, next to the rank's first device
     right = ("rank", "local rank", "pid", "samples per step")
     print_table(tuple(rows[0]), (row.values() for row in rows), right)
+
+
+def print_grid(plan: Plan) -> None:
+    """Print which rank has which cell of the grid, and what the ranks along each axis exchange."""
+    for table in grid_tables(plan):
+        console.print(f"\n{table.title}:", style="dim")
+        print_table(table.columns, ([cell.text for cell in row] for row in table.rows))
 
 
 def print_stages(plan: Plan) -> None:
