@@ -1,7 +1,6 @@
-"""Run commands as users run them, with deadlines, and let no test leave a process behind.
-
-A test is pure unless it is marked `processes`. A pure test that starts a process fails. So
-`python3 tasks.py test --quick`, which runs only the pure tests, stays quick.
+"""Run commands as users do, with deadlines, and fail a test that leaves a process behind. A test
+is pure unless it is marked `processes`. A pure test that starts a process fails, so `python3
+tasks.py test --quick`, which runs only pure tests, stays quick.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from paralab.machine.signals import ENDS
 from tests import forked
 
 ROOT = Path(__file__).parent.parent
-SESSION = "PARALAB_TEST_SESSION"  # in the environment of every process that this session starts
+SESSION = "PARALAB_TEST_SESSION"  # in the environment of all processes that this session starts
 os.environ[SESSION] = str(os.getpid())
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile paralab again
-# OpenMP's threads would spin while they wait: on a busy machine four times the CPU time.
+# OpenMP threads would spin while they wait, which takes four times the CPU time on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 for _number in ENDS:  # `nohup … &` ignores some signals, and the commands would inherit that
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)  # a handler is not inherited
 
-# The files that take longest come first. Otherwise one would start last, and all wait for it.
+# The files that take longest come first. If one of them started last, all others would wait for it.
 LONGEST = (
     "parity/test_parallel",
     "doctor/test_rank_corpus",
@@ -62,7 +61,7 @@ LONGEST = (
 STARTING_FIXTURES = {"paralab", "browser", "own_torch"}  # a test that uses one starts processes
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marks that are added here
+@pytest.hookimpl(tryfirst=True)  # run this before `-m` selects tests by the marks that we add
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         starts = STARTING_FIXTURES & set(getattr(item, "fixturenames", ()))
@@ -87,10 +86,11 @@ def _skip_without_gpu(marked: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
 
 
-# --- Pure tests start no process ---------------------------------------------------------------
+# --- Pure tests do not start processes
+# ---------------------------------------------------------------
 
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
-_pure: list[str] = []  # the pure test that is running
+_pure: list[str] = []  # the pure test that is running, if any
 
 
 def _refuse_to_start(event: str, arguments: tuple[Any, ...]) -> None:
@@ -130,13 +130,14 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def own_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of this test import torch themselves, as a user's commands do."""
+    """This test's commands import torch themselves, as a user's commands do."""
     monkeypatch.delenv(SHARED, raising=False)
 
 
-# --- A test leaves no process behind ------------------------------------------------------------
+# --- Tests do not leave processes behind
+# ------------------------------------------------------------
 
-_started: list[subprocess.Popen[Any]] = []  # by the test that is running
+_started: list[subprocess.Popen[Any]] = []  # processes that the running test started
 _start = subprocess.Popen.__init__
 _has_failed = pytest.StashKey[bool]()
 
@@ -158,10 +159,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test that leaves a process behind, and end that process here.
-
-    Python warns about an open process or pipe when it collects the object. A failed test's objects
-    live on in its traceback, so the warning, which is an error, would hit some later test.
+    """Fail a test that leaves a process behind, and end that process. Python warns about an open
+    process or pipe when it collects the object. A traceback keeps a failed test's objects alive,
+    so the warning, which is an error, would hit a later test.
     """
     if not request.node.get_closest_marker("processes"):
         yield
@@ -190,12 +190,12 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with suppress(OSError):  # unwritten bytes have no reader
+            with suppress(OSError):  # nobody can read the unwritten bytes
                 pipe.close()
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Whether this session started the process; it may outlive its parent."""
+    """Whether this session started the process, which may outlive its parent."""
     words = process.info["cmdline"] or []
     if process.pid in _server_pids or not any(word.startswith("paralab.worker") for word in words):
         return False
@@ -208,7 +208,7 @@ def _is_rank(process: psutil.Process) -> bool:
 # --- Running commands ---------------------------------------------------------------------------
 
 
-DEADLINE_SECONDS = 200  # ends a test that would wait forever; tests do not measure time
+DEADLINE_SECONDS = 200  # only ends a test that would wait forever
 
 
 def wait_until(condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> None:

@@ -1,10 +1,11 @@
-"""A stand-in for `python` and `torchrun` whose processes need not import torch.
+"""A replacement for `python` and `torchrun` whose processes do not need to import torch.
 
     python -S tests/forked.py 0 SCRIPT [ARGUMENT…]      like `python SCRIPT`; also `-m MODULE`
     python -S tests/forked.py 2 SCRIPT [ARGUMENT…]      like `torchrun --nproc_per_node=2 SCRIPT`
 
-The test session runs one process that has imported torch (tests/conftest.py). This program asks it
-for forked copies and waits for them. They print to our standard output, and end when we end.
+The test session runs one process that has imported torch (tests/conftest.py). This program asks
+that process to fork copies, and waits for them. They print to our standard output and end when we
+end.
 """
 
 import atexit
@@ -23,10 +24,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GRACE_SECONDS = 0.3  # the time that other ranks have to report the failure of one
+GRACE_SECONDS = 0.3  # how long other ranks may take to report a failure
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 START_SECONDS = 120
-# What scripts and observed ranks import besides torch, so that no copy has to.
+# Import what scripts and observed ranks use besides torch, so that the copies do not have to.
 MODULES = (
     "tests.forked",
     "torch.utils.data",
@@ -40,8 +41,8 @@ MODULES = (
 
 @contextlib.contextmanager
 def server(modules=MODULES):
-    """In this block, commands and this program fork their processes from one that has imported
-    torch and these modules."""
+    """In this block, a process that has imported torch and these modules forks the processes of
+    commands and of this program."""
     from paralab.launch.processes import SHARED
 
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
@@ -66,12 +67,12 @@ def server(modules=MODULES):
 
 
 def python(ranks: int = 0) -> list[str]:
-    """The words that replace `python` or `torchrun --nproc_per_node=RANKS` in a command."""
+    """Return the words that replace `python` or `torchrun --nproc_per_node=RANKS` in a command."""
     return [sys.executable, "-S", str(Path(__file__).resolve()), str(ranks)]
 
 
 def start_and_wait(ranks: int, words: list[str]) -> int:
-    """Start the processes and return an exit code. One failure ends all, as under torchrun."""
+    """Start the processes and return an exit code. As under torchrun, one failure ends them all."""
     sys.path.insert(0, str(ROOT))
     from paralab.launch.processes import Template
 
@@ -102,18 +103,17 @@ _claims: list[socket.socket] = []
 
 
 def find_port() -> str:
-    """A free port that no other program gets until this process ends.
-
-    Rank 0 listens on it only after it has started. Until then, this process holds the port without
-    listening, which SO_REUSEADDR lets rank 0's store do, and claims it by the name of a Unix socket
-    from other processes that also hold ports this way.
+    """Return a free port that no other program gets until this process ends. Rank 0 listens on it
+    only later. Until then, this process binds the port without listening, so that rank 0's store
+    can bind it too (SO_REUSEADDR). The name of a Unix socket reserves the port against other
+    processes that do the same.
     """
     for port in range(10000 + os.getpid() * 7 % 10000, 30000):
         claim, held = socket.socket(socket.AF_UNIX), socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             claim.bind(f"\0paralab-test-port-{port}")
-            held.bind(("", port))  # on every address, as torch's store does
+            held.bind(("", port))  # on all addresses, as torch's store does
         except OSError:
             claim.close()
             held.close()
@@ -124,14 +124,15 @@ def find_port() -> str:
 
 
 def open_log(rank: int):
-    """Observed ranks each print to a file in the folder; all others to our standard output."""
+    """Each observed rank prints to a file in the folder, and all other processes to our standard
+    output."""
     if folder := os.environ.get("PARALAB_OBSERVE"):
         return Path(folder, f"rank{rank}.txt").open("wb")
     return os.fdopen(os.dup(1), "wb")
 
 
 def main() -> None:
-    """In a forked copy: run the program as a new Python would. Does not return."""
+    """Run the program in a forked copy as a new Python would. This does not return."""
     ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)

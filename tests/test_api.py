@@ -1,4 +1,4 @@
-"""The Python interface: options, results, errors, and functions that are in no file."""
+"""The Python interface: options, results, errors, and functions that are not in a file."""
 
 import inspect
 import os
@@ -29,7 +29,7 @@ def mine():
 def test_run_takes_a_function_of_a_file(tmp_path):
     result = paralab.run(mine, "dp", replicas=2, steps=3, out=tmp_path / "run")
     assert result.strategy == "dp"
-    assert len(result["losses"]) == 3  # short for result.losses, in a notebook
+    assert len(result["losses"]) == 3  # the same as result.losses, for notebooks
     assert result.to_dict()["step_seconds"]["median"] == result.step_seconds.median
 
 

@@ -1,4 +1,4 @@
-"""The rules that tests/conftest.py enforces, on tiny tests in a session of their own."""
+"""The rules that tests/conftest.py enforces, checked on tiny tests in a separate session."""
 
 import os
 import re

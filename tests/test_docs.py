@@ -42,8 +42,8 @@ def name(page: Path) -> str:
 
 
 def code(text: str) -> Iterator[str]:
-    """Every line of a fenced block, and every `code span` outside of them. In a block that shows an
-    output, only the command."""
+    """Yield each line of a fenced block and each `code span` outside of them. From a block that
+    shows output, yield only the command."""
     in_block = shows_output = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -57,8 +57,8 @@ def code(text: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words after `paralab` in each command line. A comment, or an explanation that follows two
-    spaces, is not part of it."""
+    """Yield the words after `paralab` in each command line, without a comment or an explanation
+    after two spaces."""
     for line in code(text):
         if found := re.match(r"(?:\$ )?(?:(?:torchrun|srun) .*)?\bparalab (?=[a-z…])(.*)", line):
             yield shlex.split(re.split(r"\s{2,}|\s#", found[1])[0])
@@ -69,7 +69,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def mistake_in(words: list[str]) -> str | None:
-    """What click would refuse in this command: a command, a strategy, or an option."""
+    """Return what click would reject in this command: a command, a strategy, or an option."""
     command: click.Command = main
     while isinstance(command, click.Group) and words:
         word, *words = words
@@ -134,7 +134,7 @@ paralab gone
 
 
 def anchors(page: Path) -> set[str]:
-    """GitHub's anchors of the headings."""
+    """Return GitHub's anchors for the headings."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -1,4 +1,5 @@
-"""The import rules of the design hold for every file: earlier layers only, no torch in the reading half, no cycles."""
+"""The design's import rules hold for every file: earlier layers only, no torch in the reading
+half, no cycles."""
 
 import ast
 import re
@@ -12,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "paralab"
 ROOT_MODULES = {"__init__", "__main__", "api", "errors", "units"}
 
-# Which sub-packages a sub-package may import, at the top of a file or inside a function.
+# The subpackages that each subpackage may import, at the top of a file or inside a function.
 ALLOWED = {
     "machine": set(),
     "workload": set(),
@@ -27,7 +28,7 @@ ALLOWED = {
     "show": {"analyse", "course", "machine", "plan", "record", "workload"},
     "experiment": {"analyse", "launch", "machine", "plan", "record", "show", "workload"},
     "serve": {"analyse", "course", "doctor", "machine", "plan", "record", "show"},
-    "observe": {"record"},  # runs inside the ranks of a script that has never heard of paralab
+    "observe": {"record"},  # runs inside the ranks of scripts that do not use paralab
     "doctor": {"analyse", "machine", "plan", "record", "show"},
     "cli": {
         "analyse",
@@ -84,7 +85,7 @@ def test_every_file_imports_only_what_the_design_allows():
 
 
 def test_the_training_half_needs_torch_and_the_standard_library_alone():
-    """The modules that need psutil or msgspec are for the launching and the reading half."""
+    """Only the launching and the reading half may use modules that need psutil or msgspec."""
     others = {
         *(PACKAGE / "machine" / f"{name}.py" for name in ("processes", "mps")),
         *(PACKAGE / "record" / f"{name}.py" for name in ("events", "reader", "types")),
@@ -119,8 +120,8 @@ def test_importing_and_helping_does_not_import_torch():
 
 @pytest.mark.processes
 def test_looking_at_a_workload_does_not_load_the_compiler():
-    """It takes a second, of every command; `import paralab` in a rank does not load what starts
-    ranks either."""
+    """Importing torch takes a second of every command. In a rank, `import paralab` does not load
+    what starts ranks either."""
     code = """
 import sys
 from paralab.worker.inspect_workload import inspect_workload

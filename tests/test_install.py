@@ -1,8 +1,6 @@
-"""`pip install .` is enough: the wheel, torch, and the declared dependencies run the commands in
-README and docs/tour.md.
-
-numpy was once not declared. In a plain install verify, compare, and --checkpoint failed in the
-ranks, and no test noticed, because the test environment has numpy anyway."""
+"""`pip install .` is enough: with the wheel, torch, and the declared dependencies, the commands in
+README and docs/tour.md run. numpy was once not declared. In a plain install, verify, compare, and
+--checkpoint failed in the ranks, and no test noticed, because the test environment has numpy."""
 
 import json
 import os
@@ -22,7 +20,8 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.processes
 
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard", "starlette", "uvicorn")
-# Not run here: they take minutes, need an extra or a file of the reader, or check this machine.
+# Commands that we do not run: they take minutes, need an extra or the reader's own file, or check
+# this machine.
 SKIPPED = (
     r"practical|tune|serve|huggingface|--stall|(run|doctor)$|--attach|job\.log|PID|FILE|FOLDER"
 )
@@ -40,7 +39,7 @@ SECONDS = 200
 
 
 def commands(text):
-    """The commands of a page in their order: lines of code blocks, and code spans."""
+    """Return a page's commands in order, from lines of code blocks and code spans."""
     in_block, found = False, []
     for line in text.splitlines():
         if line.startswith("```"):
@@ -61,7 +60,7 @@ def shorter(command):
 
 
 def closure(names):
-    """The distributions that these need, without extras; as pip would install them on this
+    """Return the distributions that these need, without extras, as pip would install them on this
     machine."""
     found, waiting = {}, [Requirement(name) for name in names]
     while waiting:
@@ -77,7 +76,7 @@ def closure(names):
 
 
 def link(package, site):
-    """Put an installed distribution into another environment."""
+    """Link an installed distribution into another environment."""
     tops = {path.parts[0] for path in package.files or []} - {"..", "__pycache__"}
     for top in tops:
         if not (site / top).exists():
@@ -86,8 +85,8 @@ def link(package, site):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """An environment with paralab's wheel and what the wheel declares. Nothing is downloaded: what
-    is declared is linked."""
+    """Create an environment with paralab's wheel and its declared dependencies, which are linked
+    instead of downloaded."""
     folder = tmp_path_factory.mktemp("plain")
     source = folder / "source"
     shutil.copytree(
@@ -152,8 +151,8 @@ def test_only_what_is_declared_is_there(plain, tmp_path):
     assert run(plain, tmp_path, str(plain), "-c", code).stdout == "[]\n"
 
 
-# All commands run in one process, and their ranks are forked from one that has imported torch:
-# importing it takes most of the time.
+# Importing torch takes most of the time. So all commands run in one process, and a process that has
+# imported torch forks their ranks.
 DRIVER = """
 import contextlib, io, json, sys
 from pathlib import Path

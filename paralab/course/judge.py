@@ -216,14 +216,14 @@ def stated_option(text: str, options: Sequence[str]) -> str | None:
         if not mentions and not re.search(NEITHER, clause):
             continue
         if not stated or re.search(r"\b(?:faster|quicker|slower|better|worse|best)\b", clause):
-            stated.append(_chosen(clause, mentions))
+            stated.append(_choose_clause(clause, mentions))
     if not stated:
         return ""
     clear = {option for option in stated[1:] if option is not None} | {stated[0]}
     return clear.pop() if len(clear) == 1 else None
 
 
-def _chosen(clause: str, mentions: list[tuple[int, str]]) -> str | None:
+def _choose_clause(clause: str, mentions: list[tuple[int, str]]) -> str | None:
     """Return what a clause chooses. `A is faster than B` and `B is slower than A` choose A."""
     names = list(dict.fromkeys(name for _, name in mentions))
     if re.search(NEITHER, clause):

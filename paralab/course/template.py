@@ -145,12 +145,12 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # the output is Markdown; show/markdown.py and show/page.py escape it
     )
-    environment.filters |= {key: _known(made) for key, made in measurements.FILTERS.items()}
+    environment.filters |= {key: _or_blank(made) for key, made in measurements.FILTERS.items()}
     names: dict[str, Any] = {
         "title": sheet.set_title,
         **{name: getattr(sheet, name) for name in ("part", "answer", "figures")},
         **{key: sheet.table(make) for key, make in tables.TABLES.items()},
-        **{key: _known(made, lab) for key, made in measurements.FUNCTIONS.items()},
+        **{key: _or_blank(made, lab) for key, made in measurements.FUNCTIONS.items()},
     }
     try:
         template = environment.get_template(f"{name}.md.j2")
@@ -161,7 +161,7 @@ def fill(name: str, lab: Measurements | None, parts: Sequence[int] | None) -> Sh
     return sheet
 
 
-def _known(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+def _or_blank(make: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     """Wrap a filter or function. It returns BLANK if a value is unknown or its configuration did
     not run here."""
 

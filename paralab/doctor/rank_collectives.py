@@ -50,13 +50,13 @@ class Stuck:
 
 
 @lru_cache(maxsize=64)
-def stuck(rank: WatchedRank) -> Stuck | None:
+def find_stuck(rank: WatchedRank) -> Stuck | None:
     for operation in reversed(rank.doing if rank.settled else ()):
         if isinstance(operation, Numbered) and operation.seq and _is_waiting(rank, operation):
-            return _stuck(rank, operation, None)
+            return _make_stuck(rank, operation, None)
     last = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and e.seq), None)
     if last is not None and last.error and _is_consequence(last.error):
-        return _stuck(rank, last, last.error)
+        return _make_stuck(rank, last, last.error)
     return None
 
 
@@ -70,7 +70,7 @@ def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
     return any(call.is_open for call in recorded) or (not recorded and bool(rank.collectives))
 
 
-def _stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
+def _make_stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
     if rank.answer and not isinstance(operation, Collective):  # shows the bucket
@@ -91,7 +91,7 @@ def calls(rank: WatchedRank) -> list[CollectiveCall]:
         for group, numbered in rank.collectives.items()
         for number, event in numbered.items()
     }
-    if where := stuck(rank):
+    if where := find_stuck(rank):
         key = where.group, where.number
         found[key] = replace(found.get(key) or _call(where.operation, *key), is_open=True)
     return list(found.values())

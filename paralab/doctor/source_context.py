@@ -68,7 +68,7 @@ def opposite(one: Site, other: Site) -> bool:
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
 
 
-def written(place: Place) -> str:
+def statement_at(place: Place) -> str:
     """Return the statement in a line, without its comment."""
     inner = next(reversed(around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):

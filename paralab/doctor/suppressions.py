@@ -1,4 +1,4 @@
-"""Comments that silence a finding: `# paralab: ignore[G01] reason`, at the end of the line or on
+"""Comments that silence a finding: `# paralab: ignore[G01] reason`, at the end of the line, or alone on
 the line before it.
 
 A comment covers its whole statement, because a formatter may split the statement over several

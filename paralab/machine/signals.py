@@ -16,14 +16,14 @@ from typing import Any
 from paralab.errors import Interrupted
 
 
-def _known(*names: str) -> tuple[signal.Signals, ...]:
+def _existing(*names: str) -> tuple[signal.Signals, ...]:
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-TYPED = _known("SIGINT", "SIGQUIT")  # from a key press in the terminal
-ENDS = (*TYPED, *_known("SIGTERM", "SIGHUP"))  # each of these ends a command gracefully
+TYPED = _existing("SIGINT", "SIGQUIT")  # from a key press in the terminal
+ENDS = (*TYPED, *_existing("SIGTERM", "SIGHUP"))  # each of these ends a command gracefully
 # With --checkpoint, the run saves before it ends. Slurm sends SIGUSR1 before the time limit.
-STOPS = (*ENDS, *_known("SIGUSR1"))
+STOPS = (*ENDS, *_existing("SIGUSR1"))
 QUESTION, STOP = b"?", b"!"  # from the launcher to a rank: "where are you?" and "stop now"
 
 

@@ -67,7 +67,7 @@ def _initialize(rank: Rank, /, *args: Any, **kwargs: Any) -> Fields:
         "world": world if world and world > 0 else None,
         "timeout_seconds": timeout.total_seconds() if timeout is not None else None,
         "address": _address(os.environ) if _by_environment(args, kwargs) else None,
-        "agent": _address(_given_environment()) if by_agent else None,
+        "agent": _address(_read_launch_environment()) if by_agent else None,
     }
 
 
@@ -81,7 +81,7 @@ def _address(environment: Mapping[str, str]) -> str | None:
     return f"{address}:{port}" if address and port else None
 
 
-def _given_environment() -> dict[str, str]:
+def _read_launch_environment() -> dict[str, str]:
     """Return the launcher's environment, without the program's changes. Linux only."""
     try:
         pairs = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
@@ -93,7 +93,7 @@ def _given_environment() -> dict[str, str]:
 def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | None:
     if is_inside(rank, *WITHIN):
         return None
-    tensor, group = _given(name, args, kwargs)
+    tensor, group = _find_tensor_and_group(name, args, kwargs)
     is_tensor = tensor is not None
     before = None if name in POINT_TO_POINT else sequence(group)
     reduces = name in ("all_reduce", "reduce")
@@ -116,7 +116,7 @@ def _conclude(rank: Rank, name: str, result: Any, /, *args: Any, **kwargs: Any) 
     overwrites = name in ("all_reduce", "reduce", "broadcast")
     if overwrites and isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
         rank.overwritten = tensor.grad_fn
-    first, last = rank_first(rank), sequence(_given(name, args, kwargs)[1])
+    first, last = rank_first(rank), sequence(_find_tensor_and_group(name, args, kwargs)[1])
     return {"seq": [first, last]} if last is not None and first is not None else {}
 
 
@@ -124,17 +124,21 @@ def _light(rank: Rank, name: str) -> Light:
     def values(args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, ...] | None:
         if is_inside(rank, *WITHIN):
             return None
-        tensor, group = _given(name, args, kwargs)
+        tensor, group = _find_tensor_and_group(name, args, kwargs)
         shape, dtype = (None, None) if tensor is None else (tensor.shape, _dtype(tensor.dtype))
         return name, name_of(group), shape, dtype
 
     def count(args: tuple[Any, ...], kwargs: Fields) -> int | None:
-        return None if name in POINT_TO_POINT else sequence(_given(name, args, kwargs)[1])
+        return (
+            None
+            if name in POINT_TO_POINT
+            else sequence(_find_tensor_and_group(name, args, kwargs)[1])
+        )
 
     return Light(rank, "collective", ("op", "group", "shape", "dtype"), values, count)
 
 
-def _given(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
+def _find_tensor_and_group(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
     """Return the first tensor (or None) and the group from a collective's arguments."""
     value_at, group_at = COLLECTIVE_ARGUMENTS[name]
     value: Any = None

@@ -70,7 +70,7 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
     words = [bar.text or measure(bar.value, bars.unit) for bar in bars.bars]
     rows = Rows([bar.label for bar in bars.bars], width, 20, 32, words)
     ends = [end for bar in bars.bars for end in (bar.value, bar.low, bar.high)]
-    x = rows.axis(svg.known([*ends, bars.reference]), bars.unit, from_zero=True)
+    x = rows.axis(svg.finite([*ends, bars.reference]), bars.unit, from_zero=True)
 
     drawn, described = [], []
     if bars.reference is not None:
@@ -87,11 +87,11 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
 
 def _bar(bar: Bar, number: int, x: Axis, rows: Rows) -> str:
     zero, middle = x(0), rows.middle(number)
-    if bar.value is None or not svg.known([bar.value]):
+    if bar.value is None or not svg.finite([bar.value]):
         return svg.text(rows.numbers[number], zero + 8, middle + 4.5, "unknown")
     end = x(bar.value)
     drawn = svg.rect("bar", min(zero, end), middle - 10, abs(end - zero), 20)
-    ends = svg.known([bar.low, bar.high])
+    ends = svg.finite([bar.low, bar.high])
     if len(ends) == 2:
         low, high = map(x, ends)
         left, right = (f"M{at:.1f} {middle - 5:.1f}v10" for at in (low, high))
@@ -102,7 +102,7 @@ def _bar(bar: Bar, number: int, x: Axis, rows: Rows) -> str:
 
 def draw_distribution(distribution: Distribution, name: str, width: int) -> str:
     """Draw dots, a box from the first to the third quartile, and a bar at the median."""
-    values = [svg.known(group.values) for group in distribution.groups]
+    values = [svg.finite(group.values) for group in distribution.groups]
     if not any(values):
         return svg.nothing()
     unit = distribution.unit

@@ -33,7 +33,7 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
     height, right = 330 if width > svg.NARROW else 270, width - RIGHT
     points = [(x, y) for line in lines.lines for x, y in line.points if _drawable(x, lines.log_x)]
     edges = [y for line in lines.lines for y in (*line.low, *line.high)]
-    heights = svg.known([y for _, y in points] + edges)
+    heights = svg.finite([y for _, y in points] + edges)
     if not heights:
         return svg.nothing()
 
@@ -75,7 +75,7 @@ def _full_axis(values: list[float], left: float, right: float) -> Axis:
 def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
     """Draw the band, the curve, and few points. An unknown value interrupts the curve."""
     places = [
-        (x(px) if _drawable(px, x.log) else math.nan, y(py) if svg.known([py]) else math.nan)
+        (x(px) if _drawable(px, x.log) else math.nan, y(py) if svg.finite([py]) else math.nan)
         for px, py in line.points
     ]
     band = dots = ""
@@ -128,7 +128,7 @@ def thin(places: list[Place]) -> list[Place]:
 
 
 def _describe(line: Line, unit: str) -> str:
-    found = svg.known(y for _, y in line.points)
+    found = svg.finite(y for _, y in line.points)
     if not found:
         return f"{line.label}: not measured"
     numbers = {"first": found[0], "last": found[-1], "lowest": min(found), "highest": max(found)}

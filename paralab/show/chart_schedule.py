@@ -7,7 +7,7 @@ Areas without a cell are the bubble. They are hatched to distinguish them from t
 from paralab.analyse.blocks import Schedule, Slot
 from paralab.show.chart_bars import Rows
 from paralab.show.palette import LEGEND, Legend, fill, kinds_legend
-from paralab.show.svg import axis, known, nothing, picture, rect, text, width_of
+from paralab.show.svg import axis, finite, nothing, picture, rect, text, width_of
 from paralab.units import measure, plural, seconds
 
 HEAD, FOOT = 26, 44  # px above and below a grid
@@ -41,7 +41,7 @@ def draw_schedule(schedule: Schedule, name: str, width: int) -> str:
 
 def _grid(rows: Rows, slots: tuple[Slot, ...], title: str, unit: str) -> str:
     heading = text(title, 0, rows.top - 10, "chart-title")
-    times = known([time for slot in slots for time in (slot.start, slot.end)])
+    times = finite([time for slot in slots for time in (slot.start, slot.end)])
     if not times:
         return heading + text("not measured", rows.left, rows.top + 20, "unknown")
 

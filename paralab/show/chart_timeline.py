@@ -11,7 +11,7 @@ from collections import defaultdict
 from paralab.analyse.blocks import Span, Timeline
 from paralab.analyse.time_intervals import lanes
 from paralab.show.palette import LEGEND, Legend, fill, kind_of, kinds_legend
-from paralab.show.svg import axis, element, known, line, nothing, picture, rect, text
+from paralab.show.svg import axis, element, finite, line, nothing, picture, rect, text
 from paralab.units import plural, seconds
 
 WIDTH = 860
@@ -27,7 +27,7 @@ def timeline_legend(timeline: Timeline) -> Legend:
 
 
 def draw_timeline(timeline: Timeline, name: str, width: int = WIDTH) -> str:
-    times = known(
+    times = finite(
         [end for span in timeline.spans for end in (span.start, span.end)]
         + [end for _, *ends in timeline.steps for end in ends]
     )

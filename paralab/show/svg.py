@@ -112,7 +112,7 @@ def nothing(why: str = "not measured") -> str:
     return f'<p class="nothing">{escape(why)}</p>'
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def finite(values: Iterable[float | None]) -> list[float]:
     """Return the values that are finite numbers."""
     return [value for value in values if value is not None and math.isfinite(value)]
 

@@ -1,4 +1,4 @@
-"""Run folders written by hand, so that a test can show the picture and know the answer."""
+"""Hand-written run folders, so that a test can show the picture and know the answer."""
 
 import json
 
@@ -30,7 +30,7 @@ WORKLOAD = {
     "random": False,
     "flops_per_sample": 1e6,
 }
-STEP = 10.0  # every step below lasts ten seconds, so that shares can be read off
+STEP = 10.0  # every step lasts ten seconds, so shares are easy to read
 
 
 def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch_size=64, **more):
@@ -81,8 +81,8 @@ def plan(strategy="ddp", ranks=2, stages=1, micro_batches=1, accumulate=1, batch
 
 
 def write(folder, plan, step_of, steps=12, machine=None, workload=None, extra=None):
-    """`step_of(rank)`: the spans of one step as (event, start, end, fields), from 0 to STEP; every
-    step is the same."""
+    """`step_of(rank)` returns the spans of one step as (event, start, end, fields), from 0 to
+    STEP. All steps are the same."""
     (folder / "events").mkdir(parents=True)
     manifest = {
         "schema": SCHEMA_VERSION,
@@ -107,7 +107,7 @@ def write(folder, plan, step_of, steps=12, machine=None, workload=None, extra=No
             }
         ]
         for step in range(steps):
-            base = step * (STEP + 1)  # a second between two steps
+            base = step * (STEP + 1)  # leave a second between two steps
             lines.append({"event": "data", "step": step, "start": base - 0.5, "end": base})
             spans = step_of(rank)
             reduced = [fields for event, _, _, fields in spans if event == "all_reduce"]

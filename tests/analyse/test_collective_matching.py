@@ -1,4 +1,4 @@
-"""The ranks' collectives as a table, one row per rank: the mismatch can be seen in the rows."""
+"""Collectives as a table with one row per rank, in which the mismatch is visible."""
 
 import pytest
 
@@ -15,8 +15,8 @@ KINDS = {"a": "all_reduce", "b": "broadcast", "g": "gather", "s": "send", "r": "
 
 
 def row(text, group="0", start=1):
-    """ "a4 a1@5 b8!": all_reduce of 4 values, of 1 value on line 5, and a broadcast of 8 values that
-    the rank waits in. "?": a call of which only the number is known."""
+    """ "a4 a1@5 b8!" is an all_reduce of 4 values, one of 1 value on line 5, and a broadcast of 8
+    values in which the rank waits. "?" is a call of which only the number is known."""
     calls = []
     for number, word in enumerate(text.split(), start=start):
         size, _, site = word[1:].rstrip("!").partition("@")
@@ -73,7 +73,7 @@ def test_a_rank_that_left_or_is_elsewhere_is_behind_and_its_last_call_is_known()
 
 
 def test_numbers_far_apart_are_not_the_same_collective():
-    """A watchdog on rank 0 that waits in collective 0, on rank 1 in collective 32,000."""
+    """The watchdog of rank 0 waits in collective 0, and that of rank 1 in collective 32,000."""
     (found,) = find_mismatches({0: row("a4!", start=0), 1: row("a4!", start=32_000)})
     assert (found.kind, found.number, found.behind) == ("behind", 32_000, (0,))
     assert found.calls[0] is None
@@ -82,7 +82,7 @@ def test_numbers_far_apart_are_not_the_same_collective():
 
 
 def test_a_number_alone_tells_how_far_a_rank_came():
-    assert first("? a1!", "? ? ?") is None  # "last enqueued: 3" is past number 2
+    assert first("? a1!", "? ? ?") is None  # "last enqueued: 3" means that number 2 is done
     assert first("? a1!", "?") == ("behind", 2, 1)
 
 
@@ -114,7 +114,7 @@ def test_two_ranks_that_wait_for_each_other_in_different_groups():
 
 
 def waits(word):
-    """A call that only a stack shows."""
+    """A call that is known only from a stack."""
     return [CollectiveCall(KINDS[word[0]], None, None, site=word[1:] or None, is_open=True)]
 
 
@@ -125,7 +125,7 @@ def waits(word):
         (waits("a5"), waits("a6"), "site"),
         (waits("a5"), waits("a5"), None),
         (waits("a"), [], "behind"),
-        (waits("r5"), waits("r6"), "operation"),  # both receive, and nobody sends
+        (waits("r5"), waits("r6"), "operation"),  # both ranks receive, and none sends
         (waits("s5"), waits("r6"), None),
         (waits("r5"), row("a4 a4!"), "operation"),
     ],
@@ -179,7 +179,7 @@ def test_entries_of_the_flight_recorder():
     p2p = entry | {"profiling_name": "nccl:send 0->1", "is_p2p": True}
     assert from_flight_recorder([entry, root, p2p]) == [
         CollectiveCall("all_reduce", "0", 7, ((4, 2),), None, line, line),
-        # The root of a broadcast may have a line of its own.
+        # The root of a broadcast may call it from another line.
         CollectiveCall("broadcast", "0", 7, ((4, 2),), None, None, line, is_open=True),
         CollectiveCall("send", None, None, ((4, 2),), None, None, line),
     ]

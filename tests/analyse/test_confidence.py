@@ -1,4 +1,4 @@
-"""Is it faster, and how sure is that? On invented rounds whose answer is known."""
+"""Is it faster, and how certain is that? The rounds are invented, so the answer is known."""
 
 import random
 

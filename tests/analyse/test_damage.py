@@ -1,5 +1,5 @@
-"""Damaged event files: a line costs only itself, `show` says how many were lost, and result.json
-has the numbers."""
+"""In a damaged event file, only damaged lines are lost. `show` says how many, and result.json has
+the numbers."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def show(folder):
 
 
 def copied(run, tmp_path):
-    """A run with its result, as `paralab run` leaves it; one that was killed has none."""
+    """A run as `paralab run` leaves it. A killed run has no result."""
     folder = tmp_path / run.name
     shutil.copytree(run, folder)
     result = result_of(folder)
@@ -66,7 +66,7 @@ def test_thirty_damaged_bytes_anywhere_do_not_hide_the_run(run, tmp_path):
 
 
 def test_a_lost_line_is_counted_and_the_rest_is_used(tmp_path):
-    """Without result.json: the step of which a rank's line is lost is lost, and no other."""
+    """Without result.json, only the step with the lost line is lost."""
     folder = tmp_path / "run"
     shutil.copytree(RUNS[0].parent / "ddp", folder)
     before = result_of(folder)
@@ -132,7 +132,7 @@ def test_a_line_that_cannot_be_costs_only_itself(tmp_path, line):
 
 
 def test_an_edited_run_without_time_is_reported_without_a_traceback(tmp_path):
-    """Steps that take no time divide by zero, which the command did not expect."""
+    """Steps of zero length once made the command divide by zero."""
     folder = tmp_path / "run"
     shutil.copytree(next(run for run in RUNS if run.name == "ddp"), folder)
     for path in (folder / "events").iterdir():

@@ -1,5 +1,5 @@
-"""What a run was trained on is the plan's device: `scale --device cpu` on a machine with a GPU once
-said "on 1 GPU"."""
+"""Results name the plan's device. `scale --device cpu` on a machine with a GPU once said "on 1
+GPU"."""
 
 import json
 import shutil

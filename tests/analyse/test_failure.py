@@ -1,4 +1,4 @@
-"""The cause of a failure is the rank that failed, not those that noticed."""
+"""The cause of a failure is the rank that failed, not the ranks that noticed."""
 
 import json
 
@@ -112,7 +112,7 @@ IN_DATA = 'File "/home/me/train.py", line 9, in download'
     ],
 )
 def test_what_only_a_victim_says(tmp_path, text, where, cause):
-    """Rank 1 died without a word, a second later."""
+    """Rank 1 died a second later, without a message."""
     first = error(1.0, text) | {"traceback": where}
     found = root_cause(folder(tmp_path, [step(0), first], [step(0)]), [1, -9], tmp_path / "logs")
     assert found.rank == cause
@@ -129,6 +129,7 @@ def test_what_only_a_victim_says(tmp_path, text, where, cause):
     ],
 )
 def test_a_victim_is_never_the_cause(tmp_path, words):
-    """gloo closes all pairs of a rank whose wait timed out: "Application timeout" is its echo."""
+    """gloo closes all connections of a rank whose wait timed out. "Application timeout" is a
+    consequence."""
     where = folder(tmp_path, [error(1.0, words)], [error(2.0, "KeyError: 'label'")])
     assert root_cause(where, [1, 1], where / "logs").rank == 1

@@ -1,4 +1,4 @@
-"""Who hung: stack dumps of two ranks, and the rank that must be named."""
+"""Stack dumps of two ranks, and the rank that the analysis must blame."""
 
 import json
 
@@ -118,7 +118,7 @@ def test_a_silent_rank_is_where_the_fault_handler_saw_it(tmp_path):
 
 
 def calling(function, line):
-    """A stack of the user's own call of torch.distributed."""
+    """The stack of a user's own call to torch.distributed."""
     torch = [frame("/x/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper")]
     torch += [frame("/x/site-packages/torch/distributed/distributed_c10d.py", 900, function)]
     return [*OURS, frame("/home/me/train.py", line, "exchange", f"dist.{function}(x)"), *torch]
@@ -131,7 +131,7 @@ MISMATCHES = {
         (
             calling("reduce_scatter_tensor", 7),
             [*DONE, entry(2, False)],
-        ),  # which gloo records as an all_reduce
+        ),  # gloo records it as an all_reduce
         (calling("all_gather_into_tensor", 9), [*DONE, entry(2, False, "gloo:all_gather")]),
         ("reduce_scatter", "all_gather"),
     ),

@@ -1,5 +1,5 @@
-"""Where the time of a step went: every definition of docs/metrics.md on a step that can be read
-off."""
+"""Where the time of a step went: each definition in docs/metrics.md, on a step drawn as a
+picture."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,8 @@ def two_buckets(rank):
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RUNS.glob("*/events")))
 def test_the_shares_of_a_step_add_up_to_one(name):
-    """They added up to 77 %: a rank that starts late or ends early is in no other part."""
+    """The shares once added up to 77 %, because a rank that starts late or ends early is in no
+    other part."""
     recording = Recording.read(RUNS / name)
     shares = metrics_of(recording).shares
     assert shares is not None
@@ -120,7 +121,7 @@ def test_waiting_for_a_slower_rank_is_not_communication(tmp_path):
 
 
 def test_no_rank_is_called_slow_for_what_others_do_not_wait_for(tmp_path):
-    # Rank 1's bucket 1 is ready late, but bucket 0 is still on its way on both: nobody waits.
+    # Rank 1's bucket 1 is ready late, but both ranks are still sending bucket 0, so no rank waits.
     def late_but_hidden(rank):
         ready = 6 if rank else 4
         return [
@@ -180,7 +181,7 @@ def test_the_ideal_bubble():
     assert idle / (2 * max(s.end for s in slots)) == pytest.approx(ideal_bubble(2, 4))
 
 
-# DataParallel in one process: its copying is communication, and the first device does it.
+# In DataParallel, with one process, copying is communication, and the first device does it.
 def data_parallel(rank):
     return [
         ("forward", 0, 5, {"device": "cpu:0", "accumulation": 0}),
@@ -229,7 +230,7 @@ def test_flops_and_peak_by_exact_name(tmp_path):
 
 
 def test_flops_count_the_samples_that_were_trained_on(tmp_path):
-    """An epoch of 16 samples makes each batch smaller than the 64 that were asked for."""
+    """An epoch of 16 samples makes each batch smaller than the requested 64."""
     shape = plan("single", ranks=1)
     shape["ranks"][0]["samples_per_step"] = 16
     found = measured(tmp_path / "run", shape, lambda rank: [("forward", 0, 5, {})])
@@ -298,8 +299,8 @@ def test_a_split_is_drawn_to_scale():
 
 
 def test_of_a_long_run_only_the_steps_with_details_are_measured(tmp_path):
-    """Every step has `data` and `step` events, but after the first 200 only one in ten has the
-    others: a run of 1000 steps once had no compute and no communication."""
+    """Every step has `data` and `step` events, but after the first 200 steps, only one in ten has
+    the others. A run of 1000 steps once showed no compute and no communication."""
     folder = write(tmp_path / "run", plan(), two_buckets, steps=40)
     for path in (folder / "events").iterdir():
         events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The numbers of a run from its folder alone: tests/runs/ddp was recorded with `paralab run ddp
+"""A run's numbers, from its folder alone. tests/runs/ddp was recorded with `paralab run ddp
 --replicas 2 --accumulate 2 …`."""
 
 import json
@@ -90,7 +90,7 @@ def test_the_spread_interpolates():
 
 
 def test_a_warning_has_no_period():
-    """Each output ends the sentence, so the explanation of an attempt ended with two periods."""
+    """Each output adds a period, so the explanation of an attempt once ended with two."""
     warnings = result_of(RECORDED.parent / "stopped").warnings
     assert [text for text in warnings if text.endswith(".")] == []
     assert any("attempt 1 failed" in text for text in warnings)

@@ -1,4 +1,4 @@
-"""The arithmetic of stretches of time, and in which lanes they can be drawn."""
+"""The arithmetic of time intervals, and the lanes in which they are drawn."""
 
 from paralab.analyse.time_intervals import lanes, length, union, without
 

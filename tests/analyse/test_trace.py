@@ -1,5 +1,5 @@
-"""The trace that Perfetto opens: slices nest, arrows end in slices, all ranks share a clock, and
-the numbers are the events'."""
+"""The trace for Perfetto: slices nest, arrows end in slices, all ranks share a clock, and the
+numbers match the events."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def record(folder, ranks, devices):
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """Two stages, two micro-batches; the numbers are milliseconds.
+    """Two stages, two micro-batches; times are in milliseconds.
 
     cpu:0   f0 f1          b0 b1
     cpu:1      f0 f1 b0 b1
@@ -78,8 +78,8 @@ def pipeline(tmp_path):
 
 @pytest.fixture
 def overlapping(tmp_path):
-    """Two ranks, three buckets; the second is under way together with the first and the third. Rank
-    1 is ready a millisecond later.
+    """Two ranks, three buckets. The second one overlaps the first and the third. Rank 1 is ready a
+    millisecond later.
 
     bucket 0  ├─────┤
     bucket 1     ├──────┤
@@ -118,7 +118,7 @@ def slices_by_thread(trace):
 
 
 def around(trace, flow):
-    """The innermost slice around an arrow's end, which is where a viewer binds it."""
+    """The innermost slice around an arrow's end. A viewer attaches the arrow to it."""
     on_thread = slices_by_thread(trace)[flow["pid"], flow["tid"]]
     holding = [(end - start, event) for start, end, event in on_thread if start <= flow["ts"] < end]
     assert holding, f"{flow} ends in no slice"
@@ -126,7 +126,7 @@ def around(trace, flow):
 
 
 def arrows(trace, name):
-    """Every arrow of this name as the slices that it touches."""
+    """The slices that each arrow of this name touches."""
     found = defaultdict(list)
     for flow in phase(trace, "s", "t", "f"):
         if flow["name"] == name:
@@ -143,8 +143,8 @@ def lane_names(trace):
 
 
 def test_it_follows_the_trace_event_format(trace):
-    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, as far as it
-    is used here."""
+    """The part of https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    that we use."""
     text = json.dumps(trace, allow_nan=False)
     assert json.loads(text) == trace
     assert trace["displayTimeUnit"] in ("ms", "ns")
@@ -197,7 +197,7 @@ def test_every_arrow_starts_once_ends_once_and_never_runs_back(trace):
             "s",
             *["t"] * (len(parts) - 2),
             "f",
-        ]  # in the order of the file, which is that of time
+        ]  # the file is in order of time
         assert parts[-1]["bp"] == "e"
         assert [flow["ts"] for flow in parts] == sorted(flow["ts"] for flow in parts)
         assert (
@@ -222,8 +222,8 @@ def test_every_recorded_span_is_there_at_its_time_on_the_common_clock():
             Counter((e["cat"], e["args"]["step"], e["ts"], e["ts"] + e["dur"]) for e in own)
             == wanted
         )
-    # One clock: the ranks are in the same all-reduce at the same moment. The number of one step is
-    # enough to see it.
+    # On one clock, the ranks are in the same all-reduce at the same time. Checking one step is
+    # enough.
     one, other = [
         e for e in phase(trace, "X") if e["cat"] == "all_reduce" and e["args"]["step"] == 3
     ]
@@ -308,8 +308,8 @@ def test_the_half_of_a_backward_pass_for_the_weights_sends_nothing_on(tmp_path):
 
 
 def test_instants_are_on_a_lane_without_arrows():
-    """Perfetto takes an instant for a slice, and would end the arrow of the pass around it
-    there."""
+    """Perfetto treats an instant as a slice, and would attach the arrow of the surrounding pass to
+    it."""
     trace = trace_of(RECORDED.parent / "pipeline")
     assert {lane_names(trace)[e["pid"], e["tid"]] for e in phase(trace, "i")} == {"steps"}
     assert "steps" not in {
@@ -337,7 +337,7 @@ def test_all_reduces_that_overlap_have_their_own_lanes_and_meet_across_ranks(ove
         (1, "communication (2)"),
         (2, "communication"),
     ]
-    # From the rank that was ready first to the one that was ready last.
+    # An arrow leads from the first rank that was ready to the last one.
     found = [
         [(e["args"]["bucket"], e["pid"]) for e in chain] for chain in arrows(trace, "all-reduce")
     ]
@@ -415,7 +415,7 @@ def test_a_trace_that_cannot_be_written_does_not_cost_the_result(tmp_path, monke
     training.finish(RunFolder(folder), 0.0)
     text = (folder / "trace.json").read_text(encoding="utf-8")
     assert json.loads(text) == trace_of(folder)
-    assert "rank 0 · cpu:0" in text  # and not \\u00b7, which Perfetto shows as it stands
+    assert "rank 0 · cpu:0" in text  # not \\u00b7, which Perfetto would show literally
     (folder / "result.json").unlink()
     result = training.finish(RunFolder(folder), 0.0)  # nothing is overwritten
     assert result["warnings"][-1].startswith("trace.json was not written")

@@ -1,5 +1,4 @@
-"""The verdict in words follows the numbers: the same sentences on other numbers are other
-sentences."""
+"""The verdict follows the numbers: different numbers give different sentences."""
 
 import copy
 import json
@@ -97,7 +96,8 @@ def test_what_is_fastest_depends_on_the_numbers(compared):
 
 
 def test_a_baseline_is_not_compared_with_itself(compared):
-    """A parallel baseline seemed to lose almost nothing, because it was its own perfect split."""
+    """A parallel baseline once seemed to lose almost nothing, because it was compared with
+    itself."""
     compared |= {"rows": [compared["rows"][1], copy.deepcopy(compared["rows"][1])]}
     compared["rows"][1]["name"] = "another"
     compared["baseline"] = "ddp ×2"
@@ -240,7 +240,8 @@ def test_tuning_says_when_the_default_is_best():
 
 
 def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
-    """The row with the largest estimate may be the noisiest: the sure one is the fastest."""
+    """The row with the largest estimate may be the noisiest. The fastest row is one that is
+    certain."""
     rows = timed(compared, 0.1, 0.07)["rows"]
     wild = copy.deepcopy(rows[1]) | {
         "name": "wild",

@@ -1,4 +1,4 @@
-"""The verdict and the named cause, on numbers alone."""
+"""The verdict and the cause, from numbers alone."""
 
 import pytest
 from msgspec.structs import replace
@@ -157,8 +157,8 @@ def test_no_excuse_covers_ranks_that_part_or_runs_that_fail():
     [("fp32", 9e-5, True), ("fp32", 2e-4, False), ("bf16", 0.3, True), ("bf16", 0.7, False)],
 )
 def test_rounding_excuses_only_what_rounding_does(precision, gradient_error, equal):
-    """With nothing else to excuse it, a gradient that is far off in low precision and right in fp64
-    is a mistake of the forward."""
+    """If nothing else excuses it, a gradient that is far off in low precision but correct in fp64
+    is a mistake in the forward pass."""
     asked = {
         "parameter_error_of_update": 0.1,
         "gradient_error": gradient_error,

@@ -1,4 +1,4 @@
-"""The fault matrix: its cases, its table, and one fault from beginning to end."""
+"""The fault matrix: its cases, its table, and one complete fault trial."""
 
 import json
 import subprocess

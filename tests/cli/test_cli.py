@@ -1,4 +1,5 @@
-"""The command line: one JSON object, clear errors, and nothing started by a wrong request."""
+"""The command line prints one JSON object and clear errors, and starts nothing for a wrong
+request."""
 
 import json
 
@@ -58,7 +59,7 @@ def test_json_has_the_documented_fields(hybrid):
     assert result["losses"][-1] < result["losses"][0]
     assert (
         result["all_reduces_per_step"] == 2
-    )  # one per stage, whatever the number of micro-batches and accumulation steps
+    )  # one per stage, for any number of micro-batches and accumulation steps
     assert {(memory["rank"], memory["device"]) for memory in result["peak_bytes"]} == {
         (0, "cpu:0"),
         (0, "cpu:2"),
@@ -232,7 +233,7 @@ def test_low_precision_runs_or_is_refused(paralab, precision):
 
 
 def test_options_do_something(paralab, tmp_path):
-    """Every option changes the recorded run; one without effect would fail here."""
+    """Every option changes the recorded run. An option without effect fails here."""
     small = paralab(
         "run",
         "ddp",

@@ -1,4 +1,5 @@
-"""Every command and its help: headings, widths, and options that survive a round trip through words."""
+"""The help of every command: headings, widths, and options that survive a round trip through the
+command line."""
 
 import json
 import re
@@ -126,7 +127,7 @@ def test_a_misspelled_name_gets_the_nearest_right_one(words, nearest):
     "words",
     [
         ["run", "dpp"],  # our own error
-        ["run", "ddp", "--steps", "many"],  # one that click finds
+        ["run", "ddp", "--steps", "many"],  # an error that click finds
         ["run", "ddp", "--no-such-option"],
         ["checkpoint", "list", "nowhere"],  # of a command in a group
     ],

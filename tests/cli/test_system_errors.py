@@ -1,4 +1,4 @@
-"""System errors without a traceback: full disks, missing permissions, closed or ASCII streams."""
+"""System errors print no traceback: full disks, missing permissions, closed or ASCII streams."""
 
 import json
 import os
@@ -32,13 +32,13 @@ def test_ascii_only(tmp_path):
     assert b"ddp x2 - accumulate 2" in done.stdout
     listed = in_shell(
         "paralab plan nonsense · 2>&1", tmp_path, LANG="C", PYTHONIOENCODING="ascii"
-    )  # printed by click itself
+    )  # click itself prints this
     assert (listed.returncode, listed.stdout.isascii()) == (2, True)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(tmp_path, closed):
-    """None of our files gets the number of a closed stream."""
+    """None of our files gets the descriptor of a closed stream."""
     done = in_shell(f"paralab show {RECORDED} --report page.html {closed}", tmp_path)
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
     page = (tmp_path / "page.html").read_text()

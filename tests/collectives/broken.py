@@ -1,5 +1,5 @@
-"""Run under torchrun with 3 ranks: something goes wrong in a collective. Every rank that notices
-prints its error and how long that took, as JSON."""
+"""Run this under torchrun with 3 ranks. Something goes wrong in a collective. Each rank that
+notices prints its error and the time it took, as JSON."""
 
 import json
 import os

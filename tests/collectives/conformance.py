@@ -1,5 +1,5 @@
-"""Run under torchrun with 3 ranks: torch's own components on `local`, each against plain arithmetic
-or against gloo. Prints one line for each check that passed.
+"""Run this under torchrun with 3 ranks. It compares torch's own components on `local` with plain
+arithmetic or with gloo, and prints a line for each check that passes.
 
     conformance.py BACKEND [cpu|cuda]
 """
@@ -25,7 +25,7 @@ from paralab.collectives.reduction import DTYPES, can_reduce
 warnings.simplefilter("error", UserWarning)  # `local` warns if it leaves a call to gloo
 OPERATORS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR")
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
-# A GPU adds up the products of a matrix product in another order.
+# A GPU sums a matrix product in another order.
 CLOSE = {"rtol": 0, "atol": 1e-15 if DEVICE.type == "cpu" else 1e-13}
 torch.manual_seed(0)
 
@@ -42,7 +42,7 @@ def batch(rank):
 
 
 def serial(steps=2):
-    """Train on the batches of all ranks at once."""
+    """Train on all ranks' batches at once."""
     plain = model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(steps):
@@ -129,10 +129,10 @@ def point_to_point():
     large = torch.full((300_000,), float(RANK))
     received = torch.empty_like(large)
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
-    # Every rank sends first. More than a socket's buffer is on its way in a ring.
+    # Every rank sends first, around a ring, and more than a socket's buffer holds.
     sends = [dist.isend(large, after), dist.isend(large[:3], after, tag=7)]
     tagged = torch.empty(3)
-    dist.recv(tagged, before, tag=7)  # the second message first
+    dist.recv(tagged, before, tag=7)  # receive the second message first
     dist.recv(received, before)
     for work in sends:
         work.wait()
@@ -194,7 +194,7 @@ def pipeline():
 
 
 def same_on_every_device():
-    # Every operator and type gives the bits that it gives on the CPU.
+    # Every operator and type gives the same bits as on the CPU.
     for dtype in DTYPES:
         for operator in OPERATORS:
             if not can_reduce(operator, dtype):
@@ -206,13 +206,13 @@ def same_on_every_device():
             expected, tensor = mine.to(dtype), mine.to(dtype).to(DEVICE)
             for each in (expected, tensor):
                 dist.all_reduce(each, op=getattr(dist.ReduceOp, operator))
-            # A GPU divides by multiplying with the inverse.
+            # A GPU divides by multiplying by the inverse.
             near = 1e-6 if operator == "AVG" and dtype.is_floating_point else 0
             torch.testing.assert_close(tensor.cpu(), expected, rtol=near, atol=0)
 
 
 def large():
-    # More than one slot: many rounds.
+    # This is larger than a slot, so it takes many rounds.
     for elements in (100_000_000, 100_000_001) if DEVICE.type == "cuda" else (10_000_001,):
         tensor = torch.full((elements,), RANK + 1.0)
         tensor[-1] = 0
@@ -222,7 +222,7 @@ def large():
 
 
 def left_to_gloo():
-    # What `local` cannot do goes to gloo, and says so.
+    # What `local` does not support goes to gloo, with a warning.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tensor = torch.eye(2).to_sparse()
@@ -232,8 +232,8 @@ def left_to_gloo():
 
 
 def again():
-    # torchrun's agent keeps the store from one group to the next. The second group of the process
-    # read the addresses of the first one there, and its ranks waited for each other until the
+    # torchrun's agent keeps the store from one group to the next. A process's second group once
+    # read the first group's addresses from it. Its ranks then waited for each other until the
     # timeout, or failed with "Connection refused".
     store = dist.distributed_c10d._get_default_store().underlying_store
     limit = timedelta(seconds=20)

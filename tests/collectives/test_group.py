@@ -1,4 +1,4 @@
-"""The backend in real processes: torch's components run on it, and a fault names the right rank."""
+"""The backend in real processes: torch's components run on it, and errors name the right rank."""
 
 import json
 import os

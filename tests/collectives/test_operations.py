@@ -1,7 +1,6 @@
-"""Every collective gives what its definition says, for any number of ranks, size, and type.
-
-The ranks here are threads: they meet through the same bells, sockets, and shared memory as
-processes do.
+"""Every collective computes what its definition says, for any number of ranks, size, and type. The
+ranks here are threads. They synchronize through the same bells, sockets, and shared memory as
+processes.
 """
 
 import os
@@ -25,7 +24,7 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch):
-    """Slots of 240 bytes, so that a thousand numbers need many rounds."""
+    """Slots have only 240 bytes, so a thousand numbers need many rounds."""
     monkeypatch.setattr(staging.Staging, "slot_bytes", 240)
     monkeypatch.setattr(staging.Staging, "small_bytes", 40)
 
@@ -127,7 +126,7 @@ def test_operators_on_booleans(operator):
 
 
 def test_low_precision_rounds_once():
-    # 256 + 1 is 256 in bfloat16, twice in a row. Rounded once, 256 + 1 + 1 is 258.
+    # In bfloat16, 256 + 1 is 256, twice in a row. With a single rounding, 256 + 1 + 1 is 258.
     def work(run):
         tensor = torch.full((900,), 256.0 if run.rank == 0 else 1.0, dtype=torch.bfloat16)
         run.all_reduce(tensor, "SUM", None, SECONDS)
@@ -283,8 +282,8 @@ def test_a_late_rank_is_named_at_the_timeout():
 
 
 def test_no_rank_reads_what_another_one_already_overwrites():
-    # Ranks of different speed make calls of 1 to 40 rounds, in any order. A slot that is written
-    # too early changes a sum.
+    # Ranks with different speeds make calls of 1 to 40 rounds in random order. Writing to a slot
+    # too early would change a sum.
     sizes = torch.randint(1, 1200, (150,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def work(run):
@@ -340,7 +339,7 @@ def test_closing_twice_closes_no_foreign_file():
     file = os.open("/dev/null", os.O_RDONLY)
     for mesh in meshes.values():
         mesh.close()
-    os.fstat(file)  # raises if the file is closed
+    os.fstat(file)  # this raises if the file is closed
     os.close(file)
 
 
@@ -377,8 +376,8 @@ def test_a_forked_child_closes_its_copies_and_the_parent_goes_on():
 
 
 def test_a_thread_for_collectives_leaves_the_training_threads_alone():
-    """It set the number of threads to 1 for the training thread too, so a DDP step of gpt:small on
-    16 cores took three times as long as over gloo."""
+    """The backend once set the number of threads to 1 for the training thread too. A DDP step of
+    gpt:small on 16 cores took three times as long as over gloo."""
     numbers, before = [], torch.get_num_threads()
 
     def train():

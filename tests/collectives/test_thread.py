@@ -7,8 +7,8 @@ from tests.conftest import wait_until
 
 
 def test_a_callback_may_wait_for_another_collective():
-    """torch's PowerSGD hook waits for a second all-reduce in the callback of the first. The thread
-    that ran this callback was the one that had to run the all-reduce, so DDP hung forever."""
+    """torch's PowerSGD hook waits for a second all-reduce in the callback of the first. One thread
+    had to run both the callback and the all-reduce, so DDP hung forever."""
     thread = OrderedThread("test", lambda _: None)
     registered = threading.Event()
     first = thread.submit(registered.wait, {})

@@ -1,4 +1,5 @@
-"""Invented measurements of the practicals, as dicts that a test can change before they are typed."""
+"""Invented measurements for the practicals, as dicts that a test can change before it converts
+them."""
 
 import msgspec
 
@@ -35,8 +36,8 @@ SHAPES = {  # (processes, devices per process)
 
 
 def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
-    """One configuration: `processes` ranks with `devices` devices each, `step` seconds in each of three
-    rounds."""
+    """Create a configuration with `processes` ranks, `devices` devices each, and `step` seconds
+    per step in three rounds."""
     name, dp = LABELS[key], key.startswith("dp")
     share = batch // processes
     sizes = (
@@ -177,13 +178,13 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
 
 
 def torch_chunks(batch, parts):
-    """What torch.chunk does: ceil(batch / parts) samples each until none are left."""
+    """Split like torch.chunk: ceil(batch / parts) samples each until none are left."""
     size = -(-batch // parts)
     return [range(start, min(start + size, batch)) for start in range(0, batch, size)]
 
 
 def made_up(name):
-    """A comparison as dicts, which tests change, and its rows by key."""
+    """Return a comparison as dicts, and its rows by key. Tests change both."""
     by_key = {key: row(key, *shape) for key, shape in SHAPES[name].items()}
     if name == "6":
         by_key["odd"] = row("odd", 2, 1, batch=65)
@@ -206,7 +207,7 @@ def made_up(name):
 
 
 def measurements(name, by_key, failed=()):
-    """The typed evidence of these dicts. Its rows are given, so no folder is read."""
+    """Convert these dicts to typed measurements, without reading a folder."""
     comparison = msgspec.convert(
         {
             "kind": "practical",

@@ -1,4 +1,4 @@
-"""The answers follow the numbers: on invented measurements, they turn when the numbers turn."""
+"""The answers follow the numbers: they change when invented measurements change."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from paralab.course.configurations import PRACTICALS
 from paralab.course.practical import blank
 from tests.course.made_up import answers, fill_sheet, made_up, slow_down
 
-# The parts of each document of the course, and its number of questions in each.
+# The parts of each course document, and the number of questions in each part.
 COURSE = {
     "5": {1: 0, 2: 0, 3: 3, 4: 5, 5: 3, 6: 3},
     "6": {1: 0, 2: 1, 3: 2, 4: 2, 5: 2, 6: 3},
@@ -103,7 +103,7 @@ def test_the_split_is_torch_chunk_s():
     rows = made_up("5")
     why = answers("5", rows)[4, "e) Why?"]
     assert why.evidence == {"rounded up": 22, "last": 20}
-    assert "22/21/21" in why.text  # what a fair split would be
+    assert "22/21/21" in why.text  # a fair split, which torch.chunk does not use
 
 
 def test_the_work_of_device_0_grows_with_the_devices():
@@ -183,6 +183,6 @@ def test_replicas_that_share_one_gpu_give_a_sheet_without_a_load(name):
         row["device"] = "cuda"
         row["peak_bytes"] = [entry | {"how": "allocator"} for entry in row["peak_bytes"][:1]]
         row["metrics"] |= {"busy": [], "balance": None}
-        row["observed"]["copying"] = {}  # inside nn.DataParallel's own calls
+        row["observed"]["copying"] = {}  # copies happen inside nn.DataParallel's own calls
     for section in fill_sheet(name, rows).sections:
         assert all(block.text for block in section.blocks if isinstance(block, Answer))

@@ -1,4 +1,4 @@
-"""Grading: every item is right, wrong, missing, or not judged, whatever way it is written."""
+"""Grading: every item is right, wrong, missing, or not judged, no matter how it is written."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ def document(name):
 
 
 def statuses(text, name="5"):
-    """{(part, place): status} of what is not right."""
+    """Return {(part, place): status} for items that are not right."""
     graded = grade(text, document(name), 0.25)
     return {(i.part, i.place): i.status for i in graded.items if i.status != "right"}
 
@@ -145,7 +145,7 @@ def one_question(**rubric):
 def test_free_text_is_judged_by_its_numbers(written, status):
     text = f"## Part 1\n\n**Q1**\n\n{written}\n\n"
     known = one_question(evidence={"processes": 2})
-    if status == "not judged":  # nothing that can be checked: not an empty sheet either
+    if status == "not judged":  # nothing here can be checked, but the sheet is not empty
         text += "| configuration | processes |\n|---|---|\n| x | 1 |\n"
         table = Table("", ("configuration", "processes"), ((Cell("x", "x"), Cell("1", 1)),))
         [section] = known.sections
@@ -189,7 +189,7 @@ TIME = Cell("34.6 ms", 0.0346, 0.0340, 0.0350)
         ("0.0397 s", TIME, True),
         ("45 ms", TIME, False),
         ("34.6", TIME, False),  # no unit
-        ("0 min", TIME, False),  # rounded until everything fits
+        ("0 min", TIME, False),  # so coarsely rounded that anything matches
         ("3.46 %", TIME, False),
         ("3", Cell("2", 2), False),
         ("24 MiB", Cell("24.0 MiB", 25190400), True),
@@ -266,7 +266,7 @@ def test_every_format_of_a_grader(submissions):
     assert set(room["bob"]["tests"][0]) == {"test-name", "passed", "score", "max-score"}
 
     alone = json.loads(FORMATS["gradescope"](submissions[:1]))
-    assert alone["score"] == scope["ann"]["score"]  # one sheet: the object itself
+    assert alone["score"] == scope["ann"]["score"]  # for one sheet, the object itself
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ EITHER = Answer("Q2 Are several GPUs used?", "…", {}, verdict=False, terms=("p
         (NOISY, "It is too noisy to tell.", "right"),
         (NOISY, "Yes, 1.02×", "not judged"),
         (NOISY, "noisy purple bananas", "not judged"),
-        # numbers in their places
+        # numbers in the right places
         (PROCESSES, "2", "right"),
         (PROCESSES, "2 processes", "right"),
         (PROCESSES, "Two.", "right"),
@@ -151,7 +151,7 @@ def test_what_an_answer_states(question, written, status):
     assert judge(question, written, 0.25)[0] == status
 
 
-# What students write, by practical, part, and question. Nothing here may be wrong.
+# Realistic answers by practical, part, and question. None of them may be judged wrong.
 NATURAL = {
     ("5", 3, "a"): ("No, it was slower: 30 ms instead of 30 ms.", "No because of the copying"),
     ("5", 4, "a"): ("No, nn.DataParallel does it automatically.", "No, we just call model(x)"),

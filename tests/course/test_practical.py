@@ -1,4 +1,4 @@
-"""`paralab practical` as students and teachers use it: one short real run of each sheet."""
+"""`paralab practical` as students and teachers use it, with a short real run for each sheet."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def room(tmp_path_factory):
 
 
 def run_of(room, name):
-    """(its name, its run folder, what was printed); trained once."""
+    """Train once. Return the practical's name, its run folder, and the output."""
     folder, printed = room / f"practical{name}", room / f"practical{name}.txt"
     if not folder.exists():
         done = run_paralab("practical", name, *SHORT, "--out", str(folder), cwd=room)
@@ -72,8 +72,8 @@ def test_every_table_is_filled_and_every_question_answered(practical):
 
 @pytest.mark.processes
 def test_every_configuration_ran_and_was_verified(practical):
-    # In practical 7, `mlp:faint` is first loaded after a verification in fp64, which once left
-    # fp64 as torch's default type, so that the first fp16 configuration failed.
+    # Practical 7 loads `mlp:faint` only after a verification in fp64. The verification once left
+    # fp64 as torch's default dtype, so the first fp16 configuration failed.
     _, folder, _ = practical
     found = json.loads((folder / "outcome.json").read_text())["configurations"]
     assert [each["name"] for each in found if each["error"] or not each["verify"]["equal"]] == []
@@ -144,7 +144,7 @@ def test_one_part_and_a_blank_sheet(room):
 def test_an_undecided_question_is_measured_longer(tmp_path):
     asked = []
 
-    def more(result, seconds):  # as if two rounds could not decide
+    def more(result, seconds):  # pretend that two rounds could not decide
         asked.append(result.rounds)
         return result.rounds < 4
 

@@ -1,16 +1,15 @@
-"""The corpus: scripts with one mistake each, and their healthy twins. What must be found stands in
-the scripts themselves.
+"""The corpus: scripts with one mistake each, and their healthy twins. Comments in the scripts say
+what the doctor must find.
 
     corpus/H03/broken.py              first line: `# ways: script, ranks` (of script, ranks, log)
   corpus/H03/healthy.py             the same script with the fix, and nothing to find
-  corpus/H03/variant_helper.py      the same mistake in other clothes; or variant_trainer/train.py
-  with modules beside it
+  corpus/H03/variant_helper.py      the same mistake written differently; or variant_trainer/train.py with its modules
 
-A line that a finding must point at ends with `# finds H03`; `# finds H03 rank 1` also names the
-culprit that observed runs must name; `# finds H03 by script` holds for one way only. A script
-without marks has a mistake that has no line. Scripts are started by torchrun with two ranks; one
-whose second line is `# start: python` is started alone, `# start: never` needs GPUs and is only
-read.
+A line to which a finding must point ends with `# finds H03`. `# finds H03 rank 1` also gives the
+culprit that observed runs must name, and `# finds H03 by script` applies to one way only. A script
+without marks has a mistake without a line. torchrun starts the scripts with two ranks. If the
+second line is `# start: python`, python starts the script; if it is `# start: never`, the script
+needs GPUs and is only read.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _mark = re.compile(r"# finds (?P<id>[A-Z]\d\d)(?: rank (?P<rank>\d+))?(?: by (?P
 
 @dataclass(frozen=True)
 class Mark:
-    """One finding that must come, at this line of this file."""
+    """A finding that the doctor must report, at this line of this file."""
 
     id: str
     file: Path
     line: int
     rank: int | None = None
-    way: str | None = None  # the only way that finds it here; None: all ways of the case
+    way: str | None = None  # the only way that finds it here; None if all ways of the case do
 
 
 @dataclass(frozen=True)
 class Case:
-    """`entry`: the id of the catalogue. `script`: what is started or read. Healthy twins have no
+    """`entry`: the id in the catalog. `script`: the file to start or read. Healthy twins have no
     ways and no marks."""
 
     entry: str
@@ -52,7 +51,7 @@ class Case:
         return f"{self.entry}-{self.name}"
 
     def expected(self, way: str) -> set[tuple[str, str, int]]:
-        """(id, file name, line) of every finding that must come by this way."""
+        """Return (id, file name, line) of each finding that this way must report."""
         return {
             (mark.id, mark.file.name, mark.line) for mark in self.marks if mark.way in (None, way)
         }
@@ -97,7 +96,7 @@ def _case(script: Path) -> Case:
 
 
 def cases() -> list[Case]:
-    """All of the corpus, in the order of the catalogue."""
+    """Return the whole corpus, in the order of the catalog."""
     alone = [
         path
         for path in CORPUS.glob("*/*.py")
@@ -107,10 +106,10 @@ def cases() -> list[Case]:
 
 
 def broken(way: str) -> list[Case]:
-    """The cases that must be found by this way."""
+    """Return the cases that this way must find."""
     return [case for case in cases() if way in case.ways]
 
 
 def healthy() -> list[Case]:
-    """The twins, in which nothing may be found."""
+    """Return the twins, in which the doctor must find nothing."""
     return [case for case in cases() if case.name.startswith("healthy")]

@@ -1,5 +1,5 @@
-"""A recording as it would have been read at any moment: ranks are read one after the other, and one
-may be far ahead of another."""
+"""A recording as the doctor might have read it at any moment. It reads one rank after another, so
+one rank may be far ahead."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from msgspec import structs
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.rank_collectives import group_of
 
-TRIES = 10  # for a moment that could have been
+TRIES = 10  # attempts to find a possible moment
 
 
 def moments(whole: Observation, count: int, seed: str) -> Iterator[Observation]:
-    """`count` of them at most. No rank has left a collective that another one has not come to."""
+    """Return at most `count` moments. In a possible moment, no rank has left a collective that
+    another rank has not reached."""
     chosen = random.Random(seed)
     times = [
         sorted({t for event in rank.events for t in (event.t, _end(event))}) for rank in whole.ranks
@@ -61,7 +62,7 @@ def _could_be(ranks: list[WatchedRank]) -> bool:
 
 
 def _numbers(events, place: int) -> Counter[str]:
-    """group -> the largest first (0) or last (1) number of a collective."""
+    """Return group -> the largest first (0) or last (1) number of a collective."""
     found: Counter[str] = Counter()
     for event in events:
         if isinstance(event, Numbered) and event.seq:

@@ -1,4 +1,5 @@
-"""Corpus scripts under observation, fast: the ranks are forked from the process that has torch."""
+"""Observe corpus scripts. This is fast, because a process that has imported torch forks the
+ranks."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ STARTS = {"torchrun": 2, "python": 0}  # the number of ranks
 def observed(
     script, *arguments, folder, stall_seconds=1.0, steps=None, deadline=100.0, count=2, **more
 ):
-    """What `observe` returns for a script on two ranks; `count=0`: one process, no launcher."""
+    """Return what `observe` returns for a script on two ranks. `count=0` means one process
+    without a launcher."""
     began = time.monotonic()
     result = observe(
         [*forked.python(count), str(script), *map(str, arguments)],
@@ -28,7 +30,7 @@ def observed(
 
 
 def observe_all(request, root, at_a_time, **options):
-    """Observe the cases that the collected tests of a module ask for, a few at a time. Many of them
+    """Observe the cases that a module's collected tests use, a few at a time, because many of them
     only wait."""
     items = [item for item in request.session.items if item.module is request.module]
     cases = {
@@ -47,8 +49,8 @@ def observe_all(request, root, at_a_time, **options):
 
 
 def waited_in(rank):
-    """The operation in which it hung: open still, or raised when the ranks were ended one after the
-    other."""
+    """Return the operation in which the rank hung. It is still open, or it raised when the ranks
+    were ended one by one."""
     return max(
         (
             event

@@ -22,7 +22,7 @@ from tests.forked import server
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN, END = "<!-- table -->", "<!-- /table -->"
-STEPS = 3  # of a dry run
+STEPS = 3  # steps of a dry run
 AT_A_TIME = 2
 
 

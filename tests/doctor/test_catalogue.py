@@ -1,4 +1,4 @@
-"""The catalogue in words: complete, in its groups, and with code that a Python can read."""
+"""The catalog's entries are complete, in their groups, and their examples are valid Python."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from paralab.errors import UsageError
 MANY = {"H": 19, "L": 11, "S": 17, "T": 6, "G": 9, "A": 11, "D": 7, "P": 6, "C": 4}
 FAILURES = {
     id: known for id, known in ENTRIES.items() if id[0] in MANY
-}  # the others are waste, and traits of a machine
+}  # the other entries are about waste and machines
 
 
 def test_all_ninety_are_there_in_their_groups():

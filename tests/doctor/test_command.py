@@ -1,4 +1,4 @@
-"""`paralab doctor` as a user types it: subjects, options, formats, and usage errors."""
+"""`paralab doctor` on the command line: subjects, options, formats, and usage errors."""
 
 import json
 import os
@@ -43,14 +43,14 @@ class Observed:
 
 
 class Paths(list):
-    """Stands for the logs at these paths."""
+    """Replaces the logs at these paths."""
 
     notes = ()
 
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
-    """Run a command with fake checks that record what they are asked."""
+    """Run a command with fake checks that record their calls."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     asked = []
@@ -64,7 +64,7 @@ def typed(tmp_path, monkeypatch):
         return Checked(path, undivided(path), modules=frozenset([str(path.resolve())]))
 
     def observe(command, **options):
-        os.write(1, b"epoch 1\n")  # as a child would
+        os.write(1, b"epoch 1\n")  # as a child process would
         for finding in (found := undivided(Path("train.py"))):
             options["say"](finding)
         asked.append((command, options))
@@ -330,7 +330,7 @@ def test_the_hook_checks_the_other_files_when_one_is_not_python(tmp_path):
 
 @pytest.mark.processes
 def test_the_hook_needs_python_alone(tmp_path):
-    """-S: no package that is installed can be imported."""
+    """With -S, Python cannot import installed packages."""
     (tmp_path / "train.py").write_text("import torch\n")
     command = [sys.executable, "-S", str(ROOT / "hooks" / "doctor.py"), "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)

@@ -1,5 +1,4 @@
-"""The corpus is what it says: every mistake has a healthy twin, says who finds it, and points at a
-line."""
+"""Every mistake in the corpus has a healthy twin, names the ways that find it, and marks a line."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""`paralab doctor FOLDER`: which files, which findings, and what one bad file costs."""
+"""`paralab doctor FOLDER`: which files it checks, what it finds, and that a bad file affects
+only itself."""
 
 import json
 import os
@@ -25,7 +26,7 @@ PLAIN = "print('no training here')\n"
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Write a project; paths are relative to the current folder."""
+    """Write a project. Paths are relative to the current folder."""
     monkeypatch.chdir(tmp_path)
 
     def write(files):
@@ -69,7 +70,7 @@ IGNORE = "/out\n*.gen.py\n!keep.gen.py\n# a comment\n"
 TREE = {
     "train.py": True,
     "src/net.py": True,
-    "src/out/x.py": True,  # /out is the one at the top
+    "src/out/x.py": True,  # /out means only the folder at the top
     "out/x.py": False,
     "src/a.gen.py": False,
     "src/keep.gen.py": True,
@@ -142,7 +143,8 @@ def test_modules_are_checked_with_the_scripts_that_import_them(project):
 
 
 def test_a_guard_in_another_file_counts(project):
-    """Alone, save.py looks as if every rank saved to one file; its only caller has the guard."""
+    """On its own, save.py seems to save to one file on every rank. Its only caller checks the
+    rank."""
     project(
         {
             "save.py": (

@@ -1,5 +1,4 @@
-"""What one GPU can show the doctor: real messages of NCCL and CUDA, and ranks whose tensors are on
-a device."""
+"""The doctor on one GPU: real messages from NCCL and CUDA, and ranks with tensors on a device."""
 
 import json
 import os
@@ -19,8 +18,8 @@ CORPUS = Path(__file__).parent / "corpus"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
-def said(log, *command):
-    """What the doctor says to the log of a command that fails, or that warns."""
+def diagnose_log(log, *command):
+    """Return the doctor's findings in the log of a command that fails or warns."""
     with log.open("w") as file:
         subprocess.run(
             command,
@@ -34,7 +33,7 @@ def said(log, *command):
 
 @pytest.mark.parametrize(("entry", "ranks"), [("L03", 2), ("H09", 1)])
 def test_messages_of_nccl(tmp_path, entry, ranks):
-    found = said(
+    found = diagnose_log(
         tmp_path / "job.log",
         *TORCHRUN,
         f"--nproc_per_node={ranks}",
@@ -69,7 +68,7 @@ MESSAGES = {
 def test_messages_of_cuda(tmp_path, entry):
     script = tmp_path / "train.py"
     script.write_text("import torch\n" + textwrap.dedent(MESSAGES[entry]))
-    found = said(tmp_path / "job.log", sys.executable, str(script))
+    found = diagnose_log(tmp_path / "job.log", sys.executable, str(script))
     assert entry in found, (tmp_path / "job.log").read_text()[-3000:]
     assert found[entry].line is None or found[entry].file.endswith("train.py")
 
@@ -137,8 +136,8 @@ if __name__ == "__main__":
 
 
 def test_workers_of_a_loader_with_pinned_memory_live(tmp_path):
-    """They are forked from a rank that has used CUDA, and may free none of its memory. Mixed
-    precision on DataParallel is fine."""
+    """DataLoader workers are forked from a rank that has used CUDA, and must not free any of its
+    memory. Mixed precision with DataParallel is fine."""
     (tmp_path / "train.py").write_text(PINNED)
     result = run_paralab(
         "doctor", "--json", "--", sys.executable, "train.py", cwd=tmp_path, seconds=150

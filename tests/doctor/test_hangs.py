@@ -1,5 +1,5 @@
-"""What looks like a hang and is none, and hangs that the corpus does not have. Every script is
-written in a few lines here."""
+"""Scripts that look like a hang but are not, and hangs that are not in the corpus, in a few lines
+each."""
 
 import os
 import signal
@@ -160,7 +160,7 @@ def test_a_broadcast_in_both_branches_is_not_blamed_for_a_later_hang(tmp_path):
 
 
 def test_two_groups_in_another_order(tmp_path):
-    """Each rank waits in a group where the other one is missing."""
+    """Each rank waits in a group in which the other is missing."""
     seen = run(
         tmp_path,
         """
@@ -175,7 +175,7 @@ def test_two_groups_in_another_order(tmp_path):
 
 
 def test_a_stopped_rank_is_named_and_not_its_victim(tmp_path):
-    """Stopped from outside, as by Ctrl-Z or a debugger; the other one waits."""
+    """One rank is stopped from outside, as by Ctrl-Z or a debugger, and the other one waits."""
     folder = tmp_path / "seen"
 
     def stop():
@@ -204,7 +204,7 @@ def test_a_stopped_rank_is_named_and_not_its_victim(tmp_path):
 
 
 def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(tmp_path):
-    """1,100 steps, of which few are kept; then one rank alone calls a collective."""
+    """After 1,100 steps, of which few are kept, only one rank calls a collective."""
     seen = run(
         tmp_path,
         """

@@ -1,4 +1,5 @@
-"""Suspects by names and nesting: each mistake with its healthy twin, which differs in one place."""
+"""Suspects that are based on names and nesting. Each mistake has a healthy twin that differs in
+one place."""
 
 import textwrap
 

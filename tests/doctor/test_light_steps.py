@@ -1,5 +1,5 @@
-"""Steps that are not watched: what they may cost, and that nothing is lost in them. Mistakes begin
-late here, in light steps."""
+"""Light steps: what they may cost, and what the doctor still sees in them. The mistakes here begin
+late, in light steps."""
 
 import json
 import textwrap
@@ -18,7 +18,7 @@ MILLI = 1_000_000  # nanoseconds
 
 
 def test_how_rarely_a_step_is_watched():
-    #                 plain digests  step     one in
+    #                 plain digests step one in
     assert affordable(0.05,   0.05,  10.0,  8) == 8  # fmt: skip
     assert affordable(0.40,   0.50,  10.0,  8) == 16  # fmt: skip
     assert affordable(0.40,   3.00,  10.0,  8) == 128  # fmt: skip
@@ -28,7 +28,7 @@ def test_how_rarely_a_step_is_watched():
 
 
 def run_steps(steps, step_ms, watched_ms, light_ms, digests_ms=0.0, new_in=()):
-    """The steps that are watched, and the budget after them; time passes as laid out here."""
+    """Return the watched steps, and the budget after them, for these step times."""
     now = [0]
     budget = Budget(lambda: now[0])
     watched = []
@@ -82,8 +82,8 @@ def test_rows_come_back_and_the_open_one_is_known(tmp_path):
 
 
 def test_only_steps_that_all_ranks_watched_are_judged(tmp_path):
-    """Rank 1 could afford fewer of them. What rank 0 has more belongs to the story, not to the
-    events."""
+    """Rank 1 could afford fewer watched steps. Rank 0's additional ones count as recent
+    operations, not as events."""
     for rank, kept in ((0, (1, 2, 8, 16)), (1, (1, 2, 16))):
         events = [{"event": "start", "t": 0.0, "step": 0, "rank": rank, "world": 2}]
         for step in kept:
@@ -192,8 +192,8 @@ def test_an_exception_in_a_light_step(tmp_path):
 
 @pytest.mark.processes
 def test_a_mistake_that_begins_late_is_found_and_the_cost_is_told(tmp_path):
-    """From step 200 on every rank's parameters go their own way. What was kept of light steps is
-    nothing, of others all."""
+    """From step 200 on, the ranks' parameters drift apart. Light steps keep no events, and watched
+    steps keep all."""
     seen, errors, _ = observed(
         tmp_path,
         """

@@ -1,6 +1,6 @@
-"""What the scripts of the corpus print when they really run, put through the rules for logs: the
-mistake is told from it with its id and its line. Most ranks are forked from a warm process; those
-whose launcher must speak are started by torchrun."""
+"""Run the corpus scripts and check their output with the log checks, which must report the
+mistake's id and line. Most ranks are forked from a process that has imported torch. If the
+launcher's output matters, torchrun starts the script."""
 
 import os
 import subprocess
@@ -17,16 +17,16 @@ from tests.doctor.ranks import observed
 pytestmark = pytest.mark.processes
 AT_A_TIME = 2
 STARTS = {"torchrun": 2, "python": 0}
-# torchrun's own report is the matter, or torch must be imported after the script has begun.
+# torchrun's own report matters here, or the script must import torch itself.
 LAUNCHED = {"H16-broken", "H19-variant_environment"}
-SMALL = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"  # in a namespace of its own
-# The log knows the line that failed, the mark is at the one that is wrong.
+SMALL = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"  # runs in a separate namespace
+# The log has the line that failed, but the mark is at the line that is wrong.
 NOTICED_LATER = {"A03-variant_engine", "C01-broken", "C01-variant_checkpoint"}
-# What the launcher says of a rank that was killed, or ended before another's patience did: those
-# logs are in logs/.
+# These need a launcher's report about a rank that was killed, or that ended before the others timed
+# out. Such logs are in logs/.
 NOT_HERE = {"H12-broken", "H13-broken"}
 WRONG = [case for case in broken("log") if case.start in STARTS and str(case) not in NOT_HERE]
-# test_rank_corpus.py runs the others anyway, and reads what they print.
+# test_rank_corpus.py runs the others and checks their output.
 ALONE = [case for case in WRONG if "ranks" not in case.ways or case.entry[0] == "H"]
 
 
@@ -47,7 +47,7 @@ def launched(case, folder, *command):
 
 @pytest.fixture(scope="module")
 def printed(request, tmp_path_factory):
-    """The logs of each case that was asked for; they are started at once, a few at a time."""
+    """Return the logs of each requested case. The cases run concurrently, a few at a time."""
     items = [
         item
         for item in request.session.items
@@ -77,7 +77,7 @@ def printed(request, tmp_path_factory):
 
 
 def assert_told(case, logs):
-    """With its id; and where a log names a line for certain, it is the marked one."""
+    """The finding has the right id. If a log gives a certain line, it is the marked one."""
     findings = apply("log", read_logs(logs))
     own = [finding for finding in findings if finding.id == case.entry]
     assert own, [path.read_text()[-2000:] for path in logs]
@@ -97,7 +97,7 @@ def test_what_is_printed_tells_the_mistake(case, printed):
 
 @pytest.mark.parametrize("case", [case for case in broken("log") if case.entry == "L11"], ids=str)
 def test_too_little_shared_memory(case, tmp_path):
-    """With 1 MB of /dev/shm for this process alone, where that is allowed."""
+    """Give this process its own /dev/shm with 1 MB, if the system allows that."""
     inside = ["unshare", "-m", "sh", "-c"]
     try:
         subprocess.run([*inside, f"{SMALL} true"], check=True, capture_output=True, timeout=100)

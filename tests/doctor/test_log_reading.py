@@ -1,4 +1,4 @@
-"""Reading logs of any shape: what must not hurt, and what must be understood."""
+"""Read logs of any form: what must be harmless, and what the doctor must understand."""
 
 import gzip
 import io
@@ -31,7 +31,7 @@ LOST = """[rank0]: Traceback (most recent call last):
 """
 
 
-def told(*paths):
+def ids_in(*paths):
     return [(f.id, f.rank, f.line) for f in apply("log", read_logs(paths))]
 
 
@@ -116,52 +116,54 @@ def test_junk_does_not_hurt(tmp_path):
         "é".encode("latin-1") * 900,
         b"Traceback (most recent call last):",
     ):
-        assert told(written(tmp_path, content)) == []
-    assert told(written(tmp_path, noise + b"\n" + CRASH.encode())) == [("H11", 1, 12)]
+        assert ids_in(written(tmp_path, content)) == []
+    assert ids_in(written(tmp_path, noise + b"\n" + CRASH.encode())) == [("H11", 1, 12)]
 
 
 def test_a_torn_last_line_and_windows_text(tmp_path):
-    assert told(written(tmp_path, CRASH[:-1])) == [("H11", 1, 12)]
-    assert told(written(tmp_path, CRASH.replace("\n", "\r\n"))) == [("H11", 1, 12)]
-    assert told(written(tmp_path, CRASH.encode("utf-16"))) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, CRASH[:-1])) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, CRASH.replace("\n", "\r\n"))) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, CRASH.encode("utf-16"))) == [("H11", 1, 12)]
     coloured = CRASH.replace("KeyError", "\x1b[1;35mKeyError\x1b[0m").replace(
         '"/home', '\x1b[35m"/home'
     )
-    assert told(written(tmp_path, coloured)) == [("H11", 1, 12)]
-    assert told(written(tmp_path, " 50%|##   | 3/6 [00:00<00:00]" + CRASH)) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, coloured)) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, " 50%|##   | 3/6 [00:00<00:00]" + CRASH)) == [("H11", 1, 12)]
 
 
 def test_ranks_whose_lines_lie_between_each_other(tmp_path):
     both = [
         line for pair in zip(CRASH.splitlines(), LOST.splitlines(), strict=False) for line in pair
     ] + LOST.splitlines()[4:]
-    assert told(written(tmp_path, "\n".join(both) + "\n")) == [("H11", 1, 12)]
+    assert ids_in(written(tmp_path, "\n".join(both) + "\n")) == [("H11", 1, 12)]
 
 
 def test_ranks_without_names_between_each_other(tmp_path):
-    """Before init_process_group no line bears a rank: the two tracebacks cannot be parted, but both
-    say the same."""
+    """Before init_process_group, no line has a rank. The two tracebacks cannot be separated, but
+    they are the same."""
     lines = (LOGS / "L06_before_init.log").read_text().splitlines()
     mixed = [line for pair in zip(lines[:10], lines[10:20], strict=True) for line in pair] + lines[
         20:
     ]
-    assert [(id, line) for id, _, line in told(written(tmp_path, "\n".join(mixed)))] == [("L06", 5)]
+    assert [(id, line) for id, _, line in ids_in(written(tmp_path, "\n".join(mixed)))] == [
+        ("L06", 5)
+    ]
 
 
 def test_a_file_per_rank(tmp_path):
     bare = CRASH.replace("[rank1]: ", "")
     files = [written(tmp_path, LOST, "rank0.err"), written(tmp_path, bare, "rank1.err")]
-    assert told(*files) == told(*reversed(files)) == [("H11", 1, 12)]
+    assert ids_in(*files) == ids_in(*reversed(files)) == [("H11", 1, 12)]
 
 
 def test_the_first_of_two_own_errors_is_the_cause(tmp_path):
-    """Stamps decide between files: rank 0 failed a minute before rank 1."""
+    """Timestamps decide between files: rank 0 failed a minute before rank 1."""
     early = "2026-11-15 12:00:00,000 INFO step 1\n" + CRASH.replace("rank1", "rank0").replace(
         "KeyError", "ValueError"
     )
     late = "2026-11-15 12:01:00,000 INFO step 1\n" + CRASH
     files = [written(tmp_path, late, "b.err"), written(tmp_path, early, "a.err")]
-    assert told(*files) == [("H11", 0, 12)]
+    assert ids_in(*files) == [("H11", 0, 12)]
 
 
 def test_an_exception_that_was_caught_is_none(tmp_path):
@@ -170,9 +172,9 @@ def test_an_exception_that_was_caught_is_none(tmp_path):
         + CRASH.replace("[rank1]: ", "")
         + "2026-11-15 12:00:01,000 INFO step 1\n"
     )
-    assert told(written(tmp_path, caught)) == []
+    assert ids_in(written(tmp_path, caught)) == []
     printed = CRASH.replace("[rank1]: ", "") + "".join(f"step {n}\n" for n in range(20))
-    assert told(written(tmp_path, printed)) == []
+    assert ids_in(written(tmp_path, printed)) == []
 
 
 def test_standard_input_and_compressed_files(tmp_path, monkeypatch):
@@ -182,7 +184,7 @@ def test_standard_input_and_compressed_files(tmp_path, monkeypatch):
     assert found[0].evidence[-1] == "stdin:4: KeyError: 'x'"
     packed = tmp_path / "job.log.gz"
     packed.write_bytes(gzip.compress(CRASH.encode()))
-    assert told(packed) == [("H11", 1, 12)]
+    assert ids_in(packed) == [("H11", 1, 12)]
 
 
 def test_wrong_use_is_told(tmp_path):
@@ -193,10 +195,10 @@ def test_wrong_use_is_told(tmp_path):
 
 
 def test_a_long_log_is_read_in_pieces(tmp_path, monkeypatch):
-    """20 MB; 100 MB take the same memory and five times as long."""
+    """Read 20 MB. A log of 100 MB takes the same memory and five times as long."""
     monkeypatch.setattr(
         "paralab.doctor.logs.reading.FULLY", 200
-    )  # counting memory makes every line slow
+    )  # tracemalloc makes every line slow
     line = b"2026-11-15 12:00:00,000 INFO train: rank 0 step 12 loss 0.1234 samples/s 3121\n"
     path = written(tmp_path, line * (20_000_000 // len(line)) + CRASH.encode() + LOST.encode())
     tracemalloc.start()
@@ -207,7 +209,7 @@ def test_a_long_log_is_read_in_pieces(tmp_path, monkeypatch):
     assert [(f.id, f.rank, f.line) for f in apply("log", logs)] == [("H11", 1, 12)]
     assert logs.tracebacks[0].first.number == 20_000_000 // len(line) + 1
     assert peak < 16e6
-    assert seconds < 10  # of this processor; tracemalloc makes it slower
+    assert seconds < 10  # CPU time, with tracemalloc's overhead
 
 
 def test_a_warning_in_every_line_is_kept_a_few_times(tmp_path):
@@ -223,14 +225,14 @@ def test_a_warning_in_every_line_is_kept_a_few_times(tmp_path):
     ("name", "expected"),
     [
         ("H01", [("H01", 1, 22)]),
-        ("H03", [("H03", None, None)]),  # JSON has no frames; of two ranks either may be wrong
+        ("H03", [("H03", None, None)]),  # JSON has no frames; with two ranks, either may be wrong
         ("H04", [("H04", None, 7)]),
         ("H05", [("H05", None, 7)]),
         ("healthy", []),
     ],
 )
 def test_flight_recorder_dumps(name, expected):
-    assert told(LOGS / "dumps" / name) == expected
+    assert ids_in(LOGS / "dumps" / name) == expected
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
@@ -242,15 +244,15 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"builtins\.exec"):
         read_logs([path])
     assert (
-        told(written(tmp_path, pickle.dumps({"entries": []})[:-5], "nccl_trace_rank_1")) == []
+        ids_in(written(tmp_path, pickle.dumps({"entries": []})[:-5], "nccl_trace_rank_1")) == []
     )  # torn off
 
 
 def test_an_exception_that_torch_logs_is_none(tmp_path):
-    """torch's own loggers write the rank and a stamp before every line; an interpreter that dies
-    writes the rank alone."""
+    """torch's loggers begin each line with the rank and a timestamp. An interpreter that dies
+    writes only the rank."""
     lines = CRASH.replace("[rank1]: ", "").splitlines()
     logged = [
         f"[rank1]:E1115 12:00:00.000000 4711 torch/_dynamo/utils.py:12] {line}" for line in lines
     ]
-    assert told(written(tmp_path, "\n".join(logged) + "\nstep 1\n" * 9)) == []
+    assert ids_in(written(tmp_path, "\n".join(logged) + "\nstep 1\n" * 9)) == []

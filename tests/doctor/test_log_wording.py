@@ -1,5 +1,5 @@
-"""Logs as people paste them: without headers, from several versions, behind progress bars. The
-lines are written for these tests."""
+"""Logs as people paste them: without headers, from several versions, after progress bars. We wrote
+these lines for the tests."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def diagnosed(tmp_path, text):
     return apply("log", read_logs([log]))
 
 
-def told(tmp_path, text):
+def ids_in(tmp_path, text):
     return [(f.id, f.severity, f.rank) for f in diagnosed(tmp_path, text)]
 
 
@@ -80,7 +80,7 @@ IN_BARRIER = (
             [("H11", "error", None)],
         ),
         ("RuntimeError: CUDA error: invalid device ordinal\n", [("L03", "error", None)]),
-        (  # torch prints its note right behind the exception
+        (  # torch prints its note right after the exception
             "[rank0]: Traceback (most recent call last):\n"
             '[rank0]:   File "/u/train.py", line 18, in main\n'
             "[rank0]:     model = DDP(net)\n"
@@ -92,11 +92,11 @@ IN_BARRIER = (
             [("L03", "error", None)],
         ),
         ("ValueError: bad row, skipping\n" + "step\n" * 9, []),  # printed, and the script went on
-        (  # only the message, without the name of its exception
+        (  # only the message, without the exception's name
             "`Expected to mark a variable ready only once. Parameter at index 7 has been marked as ready twice.`\n",
             [("S02", "suspect", None)],
         ),
-        (  # the words of several ranks in one line, so that no exception begins it
+        (  # several ranks' output on one line, so no exception is at its start
             "^ ^torch^.DistBackendError^: ^ NCCL error\nLast error:\n"
             "Duplicate GPU detected : rank 0 and rank 3 both on CUDA device 60^\n",
             [("L03", "error", None)],
@@ -122,7 +122,7 @@ IN_BARRIER = (
             [("H11", "error", None)],
         ),
         ("RuntimeError: CUDA error: out of memory\n", [("H11", "error", None)]),
-        (FIRST_COLLECTIVE, [("H18", "suspect", None)]),  # rank 0 is not there; nobody knows why
+        (FIRST_COLLECTIVE, [("H18", "suspect", None)]),  # rank 0 is missing, for an unknown reason
         (
             FIRST_COLLECTIVE + "Sending process 12 closing signal SIGTERM\n",
             [("H13", "suspect", None)],
@@ -130,7 +130,7 @@ IN_BARRIER = (
     ],
 )
 def test_pasted_messages(tmp_path, text, expected):
-    assert told(tmp_path, text) == expected
+    assert ids_in(tmp_path, text) == expected
 
 
 def test_a_system_error_of_nccl_is_the_network_or_the_driver(tmp_path):
@@ -139,7 +139,7 @@ def test_a_system_error_of_nccl_is_the_network_or_the_driver(tmp_path):
 
 
 def test_a_dump_signal_alone(tmp_path):
-    """torch 2.9 and later: the group that dumps its state need not be the one that timed out."""
+    """From torch 2.9 on, the group that dumps its state may not be the one that timed out."""
     text = progress(0, 812, 812, before=DUMP) + progress(1, 812, 812, before=DUMP)
     (finding,) = diagnosed(tmp_path, text)
     assert (finding.id, finding.severity, finding.rank) == ("H10", "suspect", None)
@@ -148,12 +148,12 @@ def test_a_dump_signal_alone(tmp_path):
 
 def test_a_dump_signal_shows_who_is_behind(tmp_path):
     text = timeout(0, 808, group=0) + timeout(2, 808, group=0) + progress(1, 807, 807, before=DUMP)
-    assert told(tmp_path, text) == [("H10", "error", 1)]
+    assert ids_in(tmp_path, text) == [("H10", "error", 1)]
 
 
 @pytest.mark.parametrize(("number", "group"), [(32_000, 0), (5, 7)])
 def test_other_numbers_and_other_groups_are_other_collectives(tmp_path, number, group):
-    """Collective 5 of the default group, and 32,000 there, or 5 of another group."""
+    """Compare collective 5 of the default group with 32,000 there, and with 5 of another group."""
     text = timeout(0, 5, "BROADCAST", 1, group=0) + timeout(1, number, "ALLREDUCE", 4096, group)
     (finding,) = diagnosed(tmp_path, text)
     assert (finding.id, finding.rank) == ("H10", None)
@@ -162,11 +162,11 @@ def test_other_numbers_and_other_groups_are_other_collectives(tmp_path, number, 
 
 def test_the_same_number_with_another_size(tmp_path):
     text = timeout(0, 5, values=4096, group=0) + timeout(1, 5, values=1024, group=0)
-    assert told(tmp_path, text) == [("H06", "error", None)]
+    assert ids_in(tmp_path, text) == [("H06", "error", None)]
 
 
 def test_a_timeout_is_never_explained_by_a_short_timeout(tmp_path):
-    """A rank that never arrives is no reason to raise the timeout (H13)."""
+    """Do not suggest a longer timeout (H13) for a rank that never arrives."""
     found = diagnosed(tmp_path, timeout(1, 1, values=1, group=0) + timeout(2, 1, values=1, group=0))
     assert [finding.id for finding in found] == ["H10"]
 
@@ -206,7 +206,7 @@ def test_texts_of_ranks_are_read_like_logs():
 @pytest.mark.parametrize(
     ("model", "keys", "expected"),
     [
-        # Every name in a wrapper begins with "module.", so missing names alone say nothing.
+        # Every name in a wrapper begins with "module.", so missing names alone prove nothing.
         ("DistributedDataParallel", 'Missing key(s) in state_dict: "module.head.bias".', "H11"),
         (
             "DataParallel",
@@ -222,17 +222,17 @@ def test_names_of_a_checkpoint(tmp_path, model, keys, expected):
     text = f"RuntimeError: Error(s) in loading state_dict for {model}:\n\t{keys}\n"
     (finding,) = diagnosed(tmp_path, text)
     assert finding.id == expected
-    assert expected == "C01" or "module." in finding.why  # not only "Error(s) in loading"
+    assert expected == "C01" or "module." in finding.why  # more than "Error(s) in loading"
 
 
 def test_a_victim_that_caught_its_exception(tmp_path):
     text = "rank 1: step failed: Application timeout caused pair closure\n"
-    assert told(tmp_path, text) == [("H11", "suspect", None)]
-    assert told(tmp_path, text + "step done\n" * 9) == []
+    assert ids_in(tmp_path, text) == [("H11", "suspect", None)]
+    assert ids_in(tmp_path, text + "step done\n" * 9) == []
 
 
 def test_a_rank_that_waits_inside_a_library(tmp_path):
-    """No frame is the user's own, so the innermost outside torch counts; nobody is blamed."""
+    """No frame is the user's, so the innermost one outside torch counts, and no rank is blamed."""
     text = (
         IN_BARRIER
         + "[rank2]: RuntimeError: [gloo/x.cc:81] Timed out waiting 9ms for recv operation to complete\n"
@@ -253,8 +253,8 @@ def test_a_log_that_ends_inside_a_traceback(tmp_path):
 
 
 def test_the_report_of_a_launcher_is_no_exception_of_its_own(tmp_path):
-    """Older versions of spawn raise a bare Exception. The process that it quotes is cut off, and so
-    it did not fail to come."""
+    """Older versions of spawn raise a bare Exception. It quotes a truncated log of the process,
+    which therefore did arrive."""
     text = (
         "RuntimeError: Application timeout caused pair closure\n\nTraceback (most recent call last):\n"
         '  File "/home/ann/train.py", line 62, in <module>\n    launch(main)\n'
@@ -268,7 +268,7 @@ def test_the_report_of_a_launcher_is_no_exception_of_its_own(tmp_path):
 
 
 def test_a_timeout_without_its_group(tmp_path):
-    """Rank 2's line that names the group is not in the excerpt; another rank's is."""
+    """The excerpt lacks rank 2's line with the group's name, but has another rank's."""
     (finding,) = diagnosed(tmp_path, timeout(0, 5, group=3) + timeout(2, 5))
     assert "Ranks 0 and 2 waited" in finding.why
     assert "rank 1" in finding.why  # says nothing here
@@ -293,22 +293,23 @@ def test_an_editor_prints_the_innermost_frame_first(tmp_path):
 
 
 def test_a_message_above_the_frames(tmp_path):
-    """Pasted upside down: a line of code is no exception, and one cause is told once."""
+    """The log is upside down. A line of code is not an exception, and the cause is reported
+    once."""
     text = (
         "Duplicate GPU detected : rank 9 and rank 1 both on CUDA device 34\n Last error:\n"
         "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, invalid usage\n"
         'File "/opt/lib/python3.10/site-packages/torch/distributed/c10d_logger.py", line 81, in wrapper\n'
         "torch.distributed.barrier()\n"
     )
-    assert told(tmp_path, text) == [("L03", "error", None)]
+    assert ids_in(tmp_path, text) == [("L03", "error", None)]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("INFO step 9", "", ["H11"]),  # a logger's line, and then the script died
+        ("INFO step 9", "", ["H11"]),  # logged, and then the script died
         ("INFO step 9", "INFO done\n" * 9, []),
-        ("ERROR cache: no index", "INFO step 9\n", []),  # logged, and the script went on
+        ("ERROR cache: no index", "INFO step 9\n", []),  # logged, and the script continued
     ],
 )
 def test_a_traceback_after_a_logger_s_line(tmp_path, before, after, expected):
@@ -325,7 +326,7 @@ def test_a_lost_rendezvous(tmp_path):
         '  File "/opt/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 1, in _call_store\n'
         "    return getattr(self._store, store_op)(*args)\nRuntimeError: Connection reset by peer\n"
     )
-    assert told(tmp_path, text) == [("H18", "suspect", None)]
+    assert ids_in(tmp_path, text) == [("H18", "suspect", None)]
 
 
 CRASH = """Traceback (most recent call last):
@@ -382,7 +383,7 @@ def test_a_note_about_what_is_no_log(tmp_path, content, word):
 
 @pytest.mark.parametrize(("code", "expected"), [(-9, "H12"), (-11, "H11")])
 def test_a_local_rank_is_better_than_none(tmp_path, code, expected):
-    """The end of the report, which names the rank, is missing."""
+    """The end of the report, which would name the rank, is missing."""
     text = f"ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: {code}) local_rank: 3 (pid: 7)\n"
     (finding,) = diagnosed(tmp_path, text)
     assert (finding.id, finding.rank) == (expected, None)

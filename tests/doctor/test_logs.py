@@ -1,5 +1,5 @@
-"""Logs of broken jobs, most of them written by real runs: each is told with its id, its culprit and
-its line, no " "victim is blamed."""
+"""Logs of broken jobs, mostly from real runs. The doctor reports each failure with its id, culprit,
+and line, and never blames a victim."""
 
 import linecache
 from pathlib import Path
@@ -12,8 +12,8 @@ from paralab.doctor.source_context import _tree
 
 LOGS = Path(__file__).parent / "logs"
 
-# log -> what is found, as (id, rank, line of train.py). Rank None: all ranks said it, or which one
-# it was is not in the log.
+# log -> the finding, as (id, rank, line of train.py). The rank is None if all ranks printed it, or
+# if the log does not show which one did.
 EXPECTED = {
     "A02_twice": [("A02", None, 16)],
     "A03_no_update": [("A03", None, 16)],
@@ -78,7 +78,7 @@ EXPECTED = {
     "H14_branch": [("H14", 1, 19), ("H16", 1, None)],
     "H15_ahead": [
         ("H15", None, None)
-    ],  # rank 1 is less far ahead than the others, and has come to where they wait
+    ],  # rank 1 is behind the others, but has now reached the place where they wait
     "H15_all_equal": [("H15", None, None)],
     "H16_slow_end": [("H01", 1, 45), ("H16", 1, None)],
     "H17_not_destroyed": [("H17", 0, None)],
@@ -131,7 +131,7 @@ def diagnosed(*paths):
     return apply("log", read_logs(paths))
 
 
-def told(*paths):
+def ids_in(*paths):
     return sorted(((f.id, f.rank, f.line) for f in diagnosed(*paths)), key=str)
 
 
@@ -158,8 +158,8 @@ def test_log(name):
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith("H")])
 def test_a_torn_log_accuses_nobody_else(name, tmp_path):
-    """The beginning or the end of a log alone: less may be found, but no rank that the whole log
-    acquits is blamed for certain."""
+    """With only the beginning or the end of a log, the doctor may find less. It must not blame a
+    rank for certain if the whole log shows that the rank is innocent."""
     lines = (LOGS / f"{name}.log").read_bytes().splitlines(keepends=True)
     guilty = {rank for _, rank, _ in EXPECTED[name]} | (
         {0, 1} if name in ("H11_sigsegv_silent", "H19_silent") else set()
@@ -172,19 +172,19 @@ def test_a_torn_log_accuses_nobody_else(name, tmp_path):
 
 
 def test_one_rank_s_words_alone_accuse_nobody(tmp_path):
-    """Rank 3's log says that somebody is gone; who of the others it was is in the others' logs."""
+    """Rank 3's log says that a rank is gone. Only the other logs show which one."""
     words = (LOGS / "H02_early_exit.log").read_text().replace("rank1]", "rank3]").splitlines()
     log = tmp_path / "job.log"
     log.write_text("\n".join(line for line in words if line.startswith("[rank3]")))
-    assert told(log) == [("H02", None, None)]
+    assert ids_in(log) == [("H02", None, None)]
 
 
 def test_paralab_s_own_logs():
     runs = LOGS.parent.parent / "runs"
-    assert told(runs / "raised" / "logs") == [("H11", 1, 60)]
-    assert told(runs / "killed" / "logs") == [
+    assert ids_in(runs / "raised" / "logs") == [("H11", 1, 60)]
+    assert ids_in(runs / "killed" / "logs") == [
         ("H02", None, None)
-    ]  # what was killed says nothing; the run folder tells more
+    ]  # a killed rank prints nothing; the run folder shows more
 
 
 def test_the_catalogue_s_own_words_for_a_timeout(tmp_path):
@@ -200,7 +200,7 @@ def test_the_catalogue_s_own_words_for_a_timeout(tmp_path):
     assert len(found.evidence) == 2
 
 
-# What torchrun --log-dir leaves: the launcher's own output, and a file per rank and stream.
+# The files from torchrun --log-dir: the launcher's own output, and a file per rank and stream.
 FOLDERS = {
     "folder_H01": [("H01", 1, 13), ("H16", 1, None)],
     "folder_H02": [("H02", None, None)],
@@ -210,9 +210,9 @@ FOLDERS = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folder_of_torchrun(name):
-    assert told(LOGS / name) == sorted(FOLDERS[name], key=str)
+    assert ids_in(LOGS / name) == sorted(FOLDERS[name], key=str)
     files = sorted((LOGS / name).rglob("*.*"), reverse=True)
-    assert told(*files) == sorted(FOLDERS[name], key=str)  # in whatever order they are given
+    assert ids_in(*files) == sorted(FOLDERS[name], key=str)  # in any order
 
 
 ALONE = """
@@ -241,10 +241,10 @@ LATE = "unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to com
             "if dist.get_rank() == 0:",
             LOST,
             [("H03", 0, 6)],
-        ),  # it waits alone, and the others are right
+        ),  # only this rank waits, and the others are right
         ("if dist.get_rank() == 0:", LATE, [("H03", 0, 6)]),
         ("if first_batch:", LOST, [("H02", 1, None)]),
-        ("if model:", LOST, [("H02", 1, None)]),  # all should be here, and one is gone
+        ("if model:", LOST, [("H02", 1, None)]),  # all ranks should be here, and one is gone
         ("if model:", LATE, [("H03", 1, 6)]),
     ],
 )
@@ -253,9 +253,9 @@ def test_the_file_tells_who_of_two_is_to_blame(tmp_path, condition, what, expect
     script.write_text(ALONE.format(condition=condition))
     log = tmp_path / "job.log"
     log.write_text(WAITED.format(file=script, what=what))
-    assert told(log) == expected
-    script.unlink()  # without the file nobody is accused; the doctor remembers files that it has read
+    assert ids_in(log) == expected
+    script.unlink()  # without the file, no rank is blamed; the doctor caches files that it has read
     _tree.cache_clear()
     linecache.clearcache()
-    assert [rank for _, rank, _ in told(log)] == [None]
+    assert [rank for _, rank, _ in ids_in(log)] == [None]
     _tree.cache_clear()

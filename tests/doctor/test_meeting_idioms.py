@@ -1,5 +1,5 @@
-"""How ranks meet, and in which order their passes run: what looks like a mistake and is none, and
-its neighbour that is one."""
+"""How ranks rendezvous, and the order of their passes: code that looks like a mistake but is not,
+next to similar code that is."""
 
 import textwrap
 

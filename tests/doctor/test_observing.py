@@ -1,5 +1,4 @@
-"""The way into foreign programs, through real launchers; and that nothing of the program
-changes."""
+"""Start watching in other programs, through real launchers, without changing the programs."""
 
 import os
 import signal
@@ -33,7 +32,7 @@ def written(path, text):
 
 
 def living(text):
-    """Processes whose command line holds a text."""
+    """Return the processes whose command line contains a text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -46,8 +45,8 @@ def living(text):
 
 @pytest.mark.processes
 def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
-    """Patience 2 s, the group's timeout 20 s: the rank, the collective and both lines are named
-    before the group gives up."""
+    """With --stall 2 and a group timeout of 20 s, the doctor names the rank, the collective, and
+    both lines before the group times out."""
     script = HERE / "corpus" / "H03" / "variant_early_return.py"
     told = []
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
@@ -60,7 +59,7 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
     )
     at, finding = next(
         (at, finding) for at, finding in told if finding.severity == "error"
-    )  # a slow start is a suspect
+    )  # a slow start would only be a suspect
     assert (finding.id, finding.rank, finding.file) == ("H03", 0, str(script))
     assert "barrier" in finding.why
     assert "backward" in finding.why, "the other side's line"
@@ -77,8 +76,8 @@ def test_torchrun_hangs_and_is_named_before_the_timeout(tmp_path, capfd):
 
 @pytest.mark.processes
 def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, monkeypatch):
-    """mp.spawn in a plain `python train.py`, a DataLoader worker that is spawned, a sitecustomize
-    that was there before, and the program's own exit code and output."""
+    """Test mp.spawn in a plain `python train.py`, a spawned DataLoader worker, a sitecustomize
+    that existed before, and the program's own exit code and output."""
     (tmp_path / "site").mkdir()
     written(tmp_path / "site" / "sitecustomize.py", "import os\nos.environ['WAS_THERE'] = 'yes'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
@@ -196,9 +195,9 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
 
 @pytest.mark.processes
 def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
-    """Not a batch, a loss, a model or an optimizer, and also not until Python looks for cycles: a
-    DataLoader's workers that found pinned memory in such a cycle were ended by CUDA. Neither while
-    steps are watched, nor after."""
+    """Watching must not keep a batch, loss, model, or optimizer alive, not even until Python
+    collects cycles, and neither in watched steps nor after them. CUDA once killed DataLoader
+    workers that found pinned memory in such a cycle."""
     script = written(
         tmp_path / "train.py",
         """
@@ -282,8 +281,8 @@ def test_a_warning_names_the_caller_of_torch_and_not_us(tmp_path, monkeypatch):
 
 
 def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
-    """Once torch.save(model.module) failed under observation. What it writes is loaded where there
-    is no paralab."""
+    """torch.save(model.module) once failed while it was watched. The file must load without
+    paralab."""
     import copy
 
     import torch
@@ -308,8 +307,8 @@ def test_a_module_that_we_hang_on_can_be_saved_copied_and_compiled(tmp_path):
 
 
 def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
-    """Read while it is being written, over several pieces; zeros after the last line are no
-    events."""
+    """Read the log while it is being written, over several pieces. Zeros after the last line are
+    not events."""
     journal = MmapLog(tmp_path / "rank0.jsonl")
     tail = Tail(tmp_path / "rank0.jsonl", parse_watched, mapped=True)
     journal.append(b'{"event":"first"}')
@@ -330,8 +329,8 @@ def test_what_was_written_is_there_at_once_and_room_grows(tmp_path):
 
 @pytest.mark.processes
 def test_nothing_is_lost_that_is_written_while_it_is_read(tmp_path):
-    """A line of which the end is there and the beginning is not yet: the page was copied while it
-    was filled."""
+    """A line's end may be visible before its beginning, if the page was copied while it was
+    written."""
     path = tmp_path / "rank0.jsonl"
     first, second = (b'{"event":"%d"}\n' % number for number in (1, 2))
     tail = Tail(path, parse_watched, mapped=True)
@@ -369,7 +368,8 @@ train()
 
 
 def now(rank, function=None, line=7, state="S", moves=False):
-    """A rank in a torch.distributed function that train.py calls, or in train.py itself."""
+    """Return the stack of a rank in a torch.distributed function that train.py calls, or in
+    train.py itself."""
     stack = [Frame(file="/home/me/train.py", line=line, function="main")]
     if function:
         c10d = "/x/torch/distributed/distributed_c10d.py"
@@ -397,7 +397,7 @@ def test_what_the_stacks_of_a_hung_job_show(ranks, expected, found):
 
 @pytest.mark.processes
 def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
-    """Ranks that need no torch: one waits in something named as torch names it, the other is
+    """Fake ranks without torch: one waits in a function with torch's name, and the other is
     elsewhere."""
     script = written(tmp_path / "train é.py", RANK)
     common = {
@@ -493,7 +493,7 @@ time.sleep(60)
 )
 @pytest.mark.processes
 def test_signals_reach_the_command_and_nothing_is_left(tmp_path, number, code):
-    """Ctrl-C is the command's to handle; if the doctor itself is killed, the command is told to
+    """The command handles Ctrl-C. If the doctor itself is killed, the command gets a signal to
     end."""
     mark = f"mark-{os.getpid()}-{int(number)}"
     script = written(tmp_path / "train.py", SLEEPS.format(mark=mark))

@@ -165,7 +165,7 @@ def test_nothing_found_says_what_was_not_checked(capsys):
         ((SLOW,), None, False, 1),
         ((FLUSH,), None, False, 0),
         ((FLUSH,), None, True, 1),
-        ((), 3, False, 1),  # the watched command failed, and nobody knows why
+        ((), 3, False, 1),  # the watched command failed for an unknown reason
     ],
 )
 def test_exit_codes(findings, command, strict, code):
@@ -222,7 +222,7 @@ def test_sarif_has_what_code_hosts_need(diagnosis):
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
         assert result["level"] in ("error", "warning", "note")
         assert result["message"]["text"]
-        (place,) = result["locations"]  # a code host drops what has none
+        (place,) = result["locations"]  # a code host drops results without one
         assert place["physicalLocation"]["region"]["startLine"] >= 1
         assert place["physicalLocation"]["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
         assert re.fullmatch(
@@ -263,8 +263,7 @@ def test_equal_lines_have_fingerprints_of_their_own(tmp_path, monkeypatch):
 
 
 def test_the_fixes_in_sarif_say_the_same_as_the_patch(diagnosis):
-    """Applied as a code host would do it, by line and column, they give a script with the fix in
-    it."""
+    """Applying the fixes by line and column, as a code host would, gives a fixed script."""
     (run,) = as_sarif(diagnosis)["runs"]
     text = SCRIPT
     for result in run["results"]:

@@ -1,4 +1,4 @@
-"""docs/doctor/ is what the catalogue says today."""
+"""docs/doctor/ matches the catalog."""
 
 from paralab.doctor.catalog import ENTRIES
 from paralab.doctor.show.entry import pages

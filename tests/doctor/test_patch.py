@@ -1,4 +1,4 @@
-"""--fix: what a diff says, what is written, and which findings are left and why."""
+"""--fix: the diff, the written files, and the findings that it does not fix, with the reason."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def edit(first, last, *lines, file="f.py"):
         (
             [edit(2, 2, "TWO"), edit(2, 2, "TWO")],
             "one|TWO|three|four|",
-        ),  # the same fix, found twice
+        ),  # two findings with the same fix
     ],
 )
 def test_lines_are_replaced_inserted_and_removed(edits, after):
@@ -43,7 +43,7 @@ def test_lines_are_replaced_inserted_and_removed(edits, after):
     [
         ("a\r\nb\r\n", "a\r\nB\r\n"),
         ("a\nb", "a\nB"),
-        ("a\x0c\nb\n", "a\x0c\nB\n"),  # a form feed is no end of a line
+        ("a\x0c\nb\n", "a\x0c\nB\n"),  # a form feed does not end a line
     ],
 )
 def test_line_ends_stay_as_the_file_has_them(text, after):

@@ -1,5 +1,5 @@
-"""The preflight: every machine rule bites on facts that are laid out and is silent on sound ones;
-and this machine, really " "looked at."""
+"""The preflight: each machine check reports its bad facts and is silent on good ones. The last tests
+check this machine."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ WORKS = Probe(True, "bf16 trained in a trial process")
 
 
 def machine(environment=None, **parts):
-    """A sound machine of eight cores without a GPU, with what is given changed."""
+    """Return the facts of a good machine with eight cores and no GPU, with these changes."""
     environment = environment or {}
     sound = Facts(
         environment=environment,
@@ -57,7 +57,7 @@ def with_gpus(*gpus, environment=None, **parts):
     )
 
 
-def found(facts):
+def check_facts(facts):
     return [(finding.id, finding.severity) for finding in apply("machine", facts)]
 
 
@@ -72,17 +72,19 @@ DEAD = replace(NCCL_LINK, seconds=None, copy_seconds=None, problem="no response 
 
 
 def test_sound_machines_give_nothing():
-    assert found(machine()) == []
-    assert found(with_gpus(H200, H200, pairs=(Pair(NCCL_LINK, None),))) == []
-    assert found(machine(TORCHRUN, address=Address("127.0.0.1", "127.0.0.1"))) == [], (
+    assert check_facts(machine()) == []
+    assert check_facts(with_gpus(H200, H200, pairs=(Pair(NCCL_LINK, None),))) == []
+    assert check_facts(machine(TORCHRUN, address=Address("127.0.0.1", "127.0.0.1"))) == [], (
         "one machine may meet on its own address"
     )
     assert (
-        found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}, cores=2))
+        check_facts(
+            machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}, cores=2)
+        )
         == []
     )
     served = Port(29500, True, False, 77, "torchrun")  # by torchrun itself
-    assert found(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, port=served)) == []
+    assert check_facts(machine({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, port=served)) == []
     tasks = {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "4",
@@ -90,7 +92,7 @@ def test_sound_machines_give_nothing():
         "SLURM_NNODES": "1",
         "SLURM_GPUS_PER_TASK": "1",
     }
-    assert found(with_gpus(H200, environment={**tasks, "CUDA_VISIBLE_DEVICES": "0"})) == []
+    assert check_facts(with_gpus(H200, environment={**tasks, "CUDA_VISIBLE_DEVICES": "0"})) == []
 
 
 @pytest.mark.parametrize(
@@ -265,8 +267,8 @@ def test_the_tasks_of_slurm_against_world_size():
         "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_NNODES": "2",
     }
-    assert ("H18", "error") in found(machine({**step, **TORCHRUN}))
-    assert found(machine({**step, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"})) == [], (
+    assert ("H18", "error") in check_facts(machine({**step, **TORCHRUN}))
+    assert check_facts(machine({**step, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"})) == [], (
         "srun torchrun: a task per node"
     )
 
@@ -277,15 +279,15 @@ def test_gpus_that_are_hidden_from_torch():
         torch=Torch("2.13", "13.0", ("gloo", "nccl"), (), 1),
         driver_gpus=(H200,),
     )
-    assert found(hidden) == [("L03", "warning")]
-    assert found(machine({"CUDA_VISIBLE_DEVICES": ""})) == []
+    assert check_facts(hidden) == [("L03", "warning")]
+    assert check_facts(machine({"CUDA_VISIBLE_DEVICES": ""})) == []
 
 
 def test_an_illegal_instruction_comes_with_its_tried_cure():
     (finding,) = apply("machine", machine(precisions={"bf16": ILLEGAL}))
     assert finding.fix.startswith("export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
     slow = Probe(False, "a trial process did not finish within 15 s")
-    assert found(machine(precisions={"bf16": slow})) == [], "a busy machine is no broken one"
+    assert check_facts(machine(precisions={"bf16": slow})) == [], "a busy machine is no broken one"
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_gpu_pairs_go_round_the_ring(monkeypatch):
 
 @pytest.mark.processes
 def test_a_trial_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(probes, "SECONDS", 0.2)  # not even torch is imported by then
+    monkeypatch.setattr(probes, "SECONDS", 0.2)  # no process has imported torch by then
     torch, link = probes.two_ranks("gloo")
     assert torch is None
     assert link.problem == "no response within 0 s"
@@ -394,7 +396,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = look()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # 15 s on two idle cores; on a busy machine only the time that was really used tells.
+    # It takes 15 s on two idle cores. On a busy machine, only the CPU time is meaningful.
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 30
     assert children_of(os.getpid()) == []
     busy = facts.link.problem is not None and facts.link.problem.startswith(

@@ -1,4 +1,4 @@
-"""What public code taught the doctor: a mistake, and its neighbor that once looked the same."""
+"""Lessons from public code: a mistake, and similar code that the doctor once confused with it."""
 
 import textwrap
 
@@ -78,7 +78,7 @@ PAIRS = {
         "rank",
         "hosts.index(current_host)",
     ),
-    "a folder per rank": (  # os.chdir once made this check call itself without end
+    "a folder per rank": (  # os.chdir once caused endless recursion in this check
         "C03",
         "error",
         """
@@ -94,7 +94,7 @@ PAIRS = {
         '"runs"',
         'f"runs/{rank}"',
     ),
-    "a script that never trains": (  # usually one process runs it
+    "a script that never trains": (  # usually, only one process runs such a script
         "C03",
         "error",
         """
@@ -582,7 +582,7 @@ PAIRS = {
 
 
 def fill(text, part):
-    """Put a part into the first gap."""
+    """Put a part into the first placeholder."""
     return text.replace("{}", part, 1)
 
 
@@ -600,8 +600,8 @@ def test_only_the_mistake_is_reported(name, tmp_path):
 
 
 def test_nothing_is_certain_after_evaluation_was_cut_short(tmp_path, monkeypatch):
-    # In a large project, the value of a test was known on one rank only, and H03 took the rank for
-    # the reason.
+    # In a large project, a test's value was known on one rank only, and H03 concluded that the test
+    # depends on the rank.
     text = """
     import torch.distributed as dist
 
@@ -615,7 +615,8 @@ def test_nothing_is_certain_after_evaluation_was_cut_short(tmp_path, monkeypatch
 
 
 def test_names_that_depend_on_each_other(tmp_path):
-    # Every path through these definitions was followed, which took minutes for a few lines.
+    # The doctor once followed every path through these definitions, which took minutes for a few
+    # lines.
     loop = (
         "while input():"
         + """
@@ -627,7 +628,8 @@ def test_names_that_depend_on_each_other(tmp_path):
 
 
 def test_a_library_is_known_by_name_even_if_its_source_is_here(tmp_path):
-    # Each example in the accelerate repository was checked together with 39 files of the library.
+    # The doctor once checked each example in the accelerate repository together with 39 files of
+    # the library.
     (tmp_path / "setup.py").touch()
     package = tmp_path / "src" / "accelerate"
     package.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Rules on observed ranks where two CPU ranks cannot show the case: more ranks, GPUs, and the
-arithmetic behind the words."""
+"""Checks of observed ranks in cases that two CPU ranks cannot show: more ranks, GPUs, and the
+arithmetic in messages."""
 
 import subprocess
 from dataclasses import fields, replace
@@ -40,8 +40,8 @@ def site(line):
     return Site((Place("train.py", line, "main"),))
 
 
-def seen(*ranks, gpus=0):
-    """Each rank is a list of events; `t` is their order."""
+def observe(*ranks, gpus=0):
+    """Each rank is a list of events in the order of `t`."""
     made = []
     for number, events in enumerate(ranks):
         timed = tuple(structs.replace(e, t=float(i), seconds=0.1) for i, e in enumerate(events, 1))
@@ -67,7 +67,7 @@ def seen(*ranks, gpus=0):
     return Observation(Path(), made, len(ranks), True, 0)
 
 
-def found(observation):
+def check_ranks(observation):
     return [(f.id, f.severity, f.line, f.rank) for f in apply("ranks", observation)]
 
 
@@ -83,7 +83,7 @@ def wrap(world=2, **more):
 
 
 def training(gradient, before=(), world=2, steps=3, parameters=None, sync=True):
-    """Steps whose gradients of `w` have this norm."""
+    """Return steps in which the gradient of `w` has this norm."""
     events = [wrap(world), *before]
     for number in range(1, steps + 1):
         digest = [[gradient, 0.0], [1.0, 0.0]]
@@ -124,7 +124,7 @@ def test_data_parallel_fills_from_the_first_device(batch, devices, count):
 def test_digests_are_compared_up_to_rounding():
     assert equal([2.0, 1.0], [2.000001, 1.0001])
     assert not equal([2.0, 1.0], [2.001, 1.0])
-    assert not equal([2.0, 1.0], [2.0, 1.1])  # the same length in another direction
+    assert not equal([2.0, 1.0], [2.0, 1.1])  # the same norm, but another direction
     assert equal([-1.0, -1.0], [-1.0, 0.0]), "both are NaN"
     assert equal(None, None)
     assert not equal(None, [0.0, 0.0])
@@ -143,7 +143,7 @@ def test_a_majority_knows_the_odd_one():
 
 
 def sizes(*events):
-    (rank,) = seen(list(events)).ranks
+    (rank,) = observe(list(events)).ranks
     return [len(window.micro_steps) for window in windows(rank)]
 
 
@@ -190,7 +190,11 @@ def test_a_step_that_synchronizes_twice_says_why(forward, backward, expected):
                 Backward(site=site(21), loss=1.0, seq=seq, unsynced=unsynced),
             ]
         events.append(Step(site=site(22), number=number, names=["w", "b"]))
-    ids = {(id, line) for id, _, line, _ in found(seen(events, events)) if id in ("G02", "G03")}
+    ids = {
+        (id, line)
+        for id, _, line, _ in check_ranks(observe(events, events))
+        if id in ("G02", "G03")
+    }
     assert ids == ({(expected, 21)} if expected else set())
 
 
@@ -200,24 +204,24 @@ def test_a_step_that_synchronizes_twice_says_why(forward, backward, expected):
 
 def test_of_three_ranks_the_one_with_another_model_is_named():
     other = wrap(3, names=["w", "b"], shapes=[[5, 8], [5]])
-    assert found(seen([wrap(3)], [other], [wrap(3)])) == [("L07", "error", 10, 1)]
-    assert found(seen([wrap(3)], [wrap(3)], [wrap(3)])) == []
+    assert check_ranks(observe([wrap(3)], [other], [wrap(3)])) == [("L07", "error", 10, 1)]
+    assert check_ranks(observe([wrap(3)], [wrap(3)], [wrap(3)])) == []
 
 
 def test_of_three_ranks_the_one_that_does_not_step_is_named():
     ranks = [training(1.0, world=3) for _ in range(3)]
     ranks[1] = [event for event in ranks[1] if not isinstance(event, Step)]
-    observation = seen(*ranks)
+    observation = observe(*ranks)
     object.__setattr__(observation, "ranks", [_ended(rank) for rank in observation.ranks])
-    assert found(observation) == [("S08", "error", 22, 1)]
+    assert check_ranks(observation) == [("S08", "error", 22, 1)]
 
 
 def test_ranks_that_were_not_read_at_the_same_moment_have_not_parted():
-    """Rank 0 was read inside its second step; until rank 1 was read, that one had made its
+    """Rank 0 was read during its second step. By the time rank 1 was read, it had finished its
     third."""
     whole = training(1.0)
     for read in range(1, len(whole)):
-        assert found(seen(whole[:read], whole)) == [], read
+        assert check_ranks(observe(whole[:read], whole)) == [], read
 
 
 def _ended(rank):
@@ -230,11 +234,11 @@ def _ended(rank):
 
 
 def test_equal_gradients_are_in_order():
-    assert found(seen(training(1.0), training(1.0))) == []
+    assert check_ranks(observe(training(1.0), training(1.0))) == []
 
 
 def test_gradients_that_nothing_explains_are_said_to_be_so():
-    (finding,) = apply("ranks", seen(training(1.0), training(2.0)))
+    (finding,) = apply("ranks", observe(training(1.0), training(2.0)))
     assert (finding.id, finding.severity, finding.line) == ("S08", "error", 22)
     assert "Nothing we observed explains this" in finding.why
 
@@ -242,7 +246,9 @@ def test_gradients_that_nothing_explains_are_said_to_be_so():
 @pytest.mark.processes
 def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "LIVE_SECONDS", -60.0)
-    wrong, order = (replace(seen(training(1.0), training(norm)), over=False) for norm in (2.0, 1.0))
+    wrong, order = (
+        replace(observe(training(1.0), training(norm)), over=False) for norm in (2.0, 1.0)
+    )
     said = []
     with subprocess.Popen(["true"]) as job:
         job_watch = watch.Watch(job, Reader(tmp_path), 60.0, said.append, False)
@@ -253,31 +259,31 @@ def test_a_job_that_runs_is_accused_of_what_was_found_twice(tmp_path, monkeypatc
 
 def test_a_model_that_was_moved_after_wrapping_explains_them():
     moved = Moved(site=site(15), model=0, before="cuda:0 float32", after="cpu float32")
-    assert found(seen(training(1.0, [moved]), training(2.0, [moved]))) == [
+    assert check_ranks(observe(training(1.0, [moved]), training(2.0, [moved]))) == [
         ("S12", "error", 15, None)
     ]
-    assert found(seen(training(1.0, [moved]), training(1.0, [moved]))) == [], (
+    assert check_ranks(observe(training(1.0, [moved]), training(1.0, [moved]))) == [], (
         "moved, and no harm done"
     )
 
 
 def test_parameters_that_differ_although_gradients_do_not():
     ranks = [training(1.0, parameters=[[size, 0.0], [1.0, 0.0]]) for size in (3.0, 4.0)]
-    (finding,) = apply("ranks", seen(*ranks))
+    (finding,) = apply("ranks", observe(*ranks))
     assert (finding.id, finding.severity) == ("S08", "error")
     assert "w" in finding.why
     assert "b" not in finding.evidence[0].split(" ")
 
 
 def test_sizes_that_differ_explain_what_a_rank_raised_later():
-    """Rank 0 went on with numbers that are none, and failed at them."""
+    """Rank 0 continued with meaningless numbers, and failed because of them."""
     gathered = {"op": "all_gather", "group": "0", "seq": [1, 1], "dtype": "int64", "site": site(12)}
     zero = [
         Collective(shape=[33], **gathered),
         Raised(type="RuntimeError", message="no room", stack=[["train.py", 41, "f"]]),
     ]
     one = [Collective(shape=[32], error="collective mismatch", **gathered)]
-    assert found(seen(zero, one)) == [("H06", "error", 12, None)]
+    assert check_ranks(observe(zero, one)) == [("H06", "error", 12, None)]
 
 
 # --- GPUs
@@ -286,10 +292,10 @@ def test_sizes_that_differ_explain_what_a_rank_raised_later():
 
 def test_every_rank_loads_onto_one_gpu():
     load = Load(site=site(30), path="/x/last.pt")
-    assert found(seen([load], [load], gpus=2)) == [("C04", "warning", 30, None)]
-    assert found(seen([load], [load], gpus=0)) == []
+    assert check_ranks(observe([load], [load], gpus=2)) == [("C04", "warning", 30, None)]
+    assert check_ranks(observe([load], [load], gpus=0)) == []
     mapped = Load(site=site(30), path="/x/last.pt", map_location="cpu")
-    assert found(seen([mapped], [mapped], gpus=2)) == []
+    assert check_ranks(observe([mapped], [mapped], gpus=2)) == []
 
 
 @pytest.mark.parametrize(("size", "expected"), [(8, []), (9, [("D03", "warning", 20, None)])])
@@ -297,7 +303,10 @@ def test_a_batch_that_does_not_fill_all_gpus(size, expected):
     wrapped = Wrap(
         site=site(10), kind="data_parallel", model=0, options={"device_ids": ["0", "1", "2", "3"]}
     )
-    assert found(seen([wrapped, Forward(site=site(20), model=0, size=size)], gpus=4)) == expected
+    assert (
+        check_ranks(observe([wrapped, Forward(site=site(20), model=0, size=size)], gpus=4))
+        == expected
+    )
 
 
 def test_a_batch_norm_that_got_one_sample():
@@ -308,7 +317,7 @@ def test_a_batch_norm_that_got_one_sample():
     text = f"{trace}ValueError: {message}\n"
     stack = [["t.py", 7, "f"]]
     raised = Raised(type="ValueError", message=message, stack=stack, text=text)
-    job = seen([wrap()], [wrap(), raised])
+    job = observe([wrap()], [wrap(), raised])
     (finding,) = with_exceptions_explained(apply("ranks", job), job)
     assert (finding.id, finding.severity, finding.line, finding.rank) == ("S09", "error", 7, 1)
 
@@ -334,28 +343,30 @@ def evaluation(samples, total, replicas=2):
 
 
 def test_samples_that_are_evaluated_twice():
-    assert found(seen(evaluation(7, 13), evaluation(7, 13))) == [("T05", "suspect", 5, None)]
-    assert found(seen(evaluation(7, 14), evaluation(7, 14))) == []
+    assert check_ranks(observe(evaluation(7, 13), evaluation(7, 13))) == [
+        ("T05", "suspect", 5, None)
+    ]
+    assert check_ranks(observe(evaluation(7, 14), evaluation(7, 14))) == []
 
 
 @pytest.mark.parametrize(
     ("agent", "waits", "expected"),
     [
         ("lab:29500", True, [("H18", "error", 7, None)]),
-        ("localhost:12355", True, []),  # the same port: something else is wrong
-        (None, True, []),  # no agent: rank 0 opens the meeting where the program says
+        ("localhost:12355", True, []),  # the port is the same, so something else is wrong
+        (None, True, []),  # without an agent, rank 0 listens where the program says
         ("lab:29500", False, []),  # they met
     ],
 )
 def test_a_port_of_its_own_under_torchrun(agent, waits, expected):
     meeting = Init(site=site(7), backend="gloo", address="lab:12355", agent=agent)
     error = "DistNetworkError: The client socket has timed out after 5000ms" if waits else None
-    observation = seen(*[[structs.replace(meeting, error=error)]] * 2)
-    assert [one for one in found(observation) if one[0] == "H18"] == expected
+    observation = observe(*[[structs.replace(meeting, error=error)]] * 2)
+    assert [one for one in check_ranks(observation) if one[0] == "H18"] == expected
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("KeyError", ["H11"]), ("KeyboardInterrupt", [])])
 def test_who_stops_the_job_by_hand_has_no_exception_to_cure(kind, expected):
     raised = Raised(type=kind, message="", stack=[["train.py", 3, "main"]])
-    observation = seen([wrap(), raised, End()], [wrap(), Backward(site=site(9)), End()])
-    assert [one[0] for one in found(observation) if one[0] == "H11"] == expected
+    observation = observe([wrap(), raised, End()], [wrap(), Backward(site=site(9)), End()])
+    assert [one[0] for one in check_ranks(observation) if one[0] == "H11"] == expected

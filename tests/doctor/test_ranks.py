@@ -1,6 +1,6 @@
-"""Hangs and partings of the corpus on observed ranks: every mistake that has a rule is found with
-its id, line and culprit; healthy twins have no error. The other entries are in
-test_rank_corpus.py."""
+"""The corpus's hangs and diverging ranks, observed. The doctor reports each mistake that has a
+check with its id, line, and culprit, and no error in healthy twins. test_rank_corpus.py has the
+other entries."""
 
 import pytest
 

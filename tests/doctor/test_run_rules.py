@@ -1,5 +1,5 @@
-"""What the doctor says of recorded runs. The folders in tests/runs were made by real runs, with
-faults that were really had."""
+"""The doctor's findings in recorded runs. The folders in tests/runs come from real runs with real
+faults."""
 
 import dataclasses
 import json
@@ -47,8 +47,8 @@ def test_the_root_cause_comes_first_and_no_victim_is_blamed(run, id, rank, words
 
 
 def test_too_few_steps_are_not_judged():
-    """Of one measured step of this run, rank 0 came last by 8 ms: it was no straggler, and rank 1
-    was the one that stopped."""
+    """In the only measured step of this run, rank 0 was last by 8 ms. It was not a straggler; rank
+    1 was the rank that stopped."""
     assert [finding.id for finding in diagnosed(RUNS / "stopped")] == ["W07"]
 
 
@@ -132,7 +132,7 @@ def test_laid_out_a_healthy_run_gives_nothing_and_one_large_bucket_two_findings(
     )
     assert (
         diagnosed(healthy) == []
-    )  # half a second of ten, 16 MiB that are gone before anybody waits
+    )  # half a second of ten: 16 MiB that arrive before any rank waits
     slow = write(
         tmp_path / "slow",
         plan(),

@@ -1,5 +1,5 @@
-"""Reading a script finds the mistake in it, at its line, whatever clothes it wears; in its healthy
-twin it finds nothing."""
+"""Reading a script finds its mistake at the right line, however it is written, and finds nothing
+in the healthy twin."""
 
 import time
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_thousand_lines_are_read_within_a_second(tmp_path):
         text.replace('if __name__ == "__main__":', functions + '\n\nif __name__ == "__main__":')
     )
     assert len(long.read_text().splitlines()) >= 1000
-    read(long)  # the rules' modules are imported once
+    read(long)  # the checks' modules are imported once
     started = time.process_time()
     read(long)
     assert time.process_time() - started < 1

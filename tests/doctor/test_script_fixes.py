@@ -10,7 +10,7 @@ from paralab.doctor.patch import edited
 from paralab.doctor.static.script import Script
 from tests.doctor.cases import broken
 
-# Entries whose broken.py comes with a fix: the least that must hold.
+# The minimum: these entries must have a fix for their broken.py.
 FIXED = {
     "A01",
     "A03",

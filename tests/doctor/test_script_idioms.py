@@ -1,5 +1,5 @@
-"""Idioms of real training scripts, in a few lines each: healthy ones that look like mistakes, and
-mistakes in unusual clothes."""
+"""Idioms from real training scripts, in a few lines each: correct code that looks like a mistake,
+and mistakes in unusual forms."""
 
 from pathlib import Path
 

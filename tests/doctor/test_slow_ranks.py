@@ -1,5 +1,5 @@
-"""Slow training of observed ranks: windows laid out on one clock, so that who waits for what can be
-read off."""
+"""Slow training on observed ranks: windows on one clock, so that the test shows which rank waits
+for what."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -21,8 +21,8 @@ def site(line):
 
 
 def training(window, rank=0, steps=STEPS, before=(), threads=1, cores=8, host="lab"):
-    """`window(rank)`: the events of one step, with `t` from its begin. The optimizer steps in the
-    last millisecond."""
+    """`window(rank)` returns the events of one step, with `t` relative to its start. The optimizer
+    steps in the last millisecond."""
     events = [*before]
     for number in range(steps):
         begin = number * STEP
@@ -58,8 +58,8 @@ def observation(window, ranks=2, over=True, **options):
     )
 
 
-def found(seen):
-    """Of the rules in slow.py only: others look at the same events."""
+def find_waste(seen):
+    """Return findings of the waste checks only, because other checks use the same events."""
     return [finding for finding in apply("ranks", seen) if finding.id[0] == "W"]
 
 
@@ -69,25 +69,27 @@ def backward(t=0.04, seconds=0.03, buckets=1, line=30, **more):
 
 def test_a_healthy_training_has_nothing():
     assert (
-        found(observation(lambda rank: [Batch(t=0.0, wait=0.001), backward(t=0.04 + 0.001 * rank)]))
+        find_waste(
+            observation(lambda rank: [Batch(t=0.0, wait=0.001), backward(t=0.04 + 0.001 * rank)])
+        )
         == []
     )
 
 
 def test_who_comes_last_is_named():
-    (finding,) = found(observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))]))
+    (finding,) = find_waste(observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))]))
     assert (finding.id, finding.severity, finding.rank) == ("W03", "warning", 1)
     assert finding.gain == pytest.approx(0.3)
     few = observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))], steps=6)
-    assert found(few) == [], "too few steps to say"
+    assert find_waste(few) == [], "too few steps to say"
     running = observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))], over=False)
-    assert found(running) == [], "numbers are told at the end"
+    assert find_waste(running) == [], "numbers are told at the end"
 
 
 def test_the_steps_of_a_toy_are_not_judged(monkeypatch):
     monkeypatch.setattr("tests.doctor.test_slow_ranks.STEP", 0.015)
     assert (
-        found(
+        find_waste(
             observation(
                 lambda rank: [
                     Collective(t=0.001, op="all_reduce", seq=[3, 3], seconds=0.01, site=site(33))
@@ -101,7 +103,7 @@ def test_the_steps_of_a_toy_are_not_judged(monkeypatch):
 def test_clocks_of_two_machines_are_not_compared():
     seen = observation(lambda rank: [backward(t=0.01 + 0.03 * (rank == 1))])
     other = training(lambda rank: [backward(t=0.04)], 1, host="other")
-    assert found(Observation(seen.folder, [seen.ranks[0], other], 2)) == []
+    assert find_waste(Observation(seen.folder, [seen.ranks[0], other], 2)) == []
 
 
 def test_collectives_of_the_users_own_that_take_long():
@@ -116,7 +118,7 @@ def test_collectives_of_the_users_own_that_take_long():
             )
         ]
 
-    (finding,) = found(observation(window))
+    (finding,) = find_waste(observation(window))
     assert (finding.id, finding.line) == ("W01", 33)
     assert finding.gain == pytest.approx(0.3), (
         "rank 0's further 10 ms are a wait for rank 1, and not sending"
@@ -124,8 +126,8 @@ def test_collectives_of_the_users_own_that_take_long():
 
 
 def wrapped(buckets, transfer=0.03, hidden=0.0, compute=0.05):
-    """What DDP says of its passes 4 to 10; rank 0 waits 20 ms more for rank 1, which is not
-    sending."""
+    """Return DDP's measurements of passes 4 to 10. Rank 0 waits 20 ms longer for rank 1, which is
+    not communication."""
 
     def seen(rank):
         took = {
@@ -139,7 +141,7 @@ def wrapped(buckets, transfer=0.03, hidden=0.0, compute=0.05):
             lambda rank: [backward()], rank, before=[Wrap(model=0, site=site(10)), *said]
         )
 
-    return found(Observation(Path(), [seen(0), seen(1)], 2))
+    return find_waste(Observation(Path(), [seen(0), seen(1)], 2))
 
 
 def test_what_ddp_measured_of_itself():
@@ -154,7 +156,9 @@ def test_a_loss_that_is_not_finite():
     def window(rank):
         return [Backward(t=0.04, loss="nan", seq=[1, 1], site=site(30))]
 
-    (finding,) = found(observation(window))
+    (finding,) = find_waste(observation(window))
     assert (finding.id, finding.severity, finding.line) == ("W06", "error", 30)
-    scaled = found(observation(lambda rank: [*window(rank), Amp(t=0.08, op="update", scale=2.0)]))
+    scaled = find_waste(
+        observation(lambda rank: [*window(rank), Amp(t=0.08, op="update", scale=2.0)])
+    )
     assert scaled == [], "with a GradScaler it is another entry"

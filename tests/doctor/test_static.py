@@ -1,4 +1,4 @@
-"""The facts about a script: what names stand for, what tests decide on each rank, and contexts."""
+"""Facts about a script: the meaning of names, the results of tests on each rank, and contexts."""
 
 import ast
 import gc

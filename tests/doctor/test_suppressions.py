@@ -1,4 +1,5 @@
-"""Comments that silence: which statement they cover, and notes about the comments themselves."""
+"""Comments that silence findings: which statement they cover, and notes about the comments
+themselves."""
 
 import pytest
 
@@ -39,7 +40,7 @@ def comments_in(tmp_path, monkeypatch):
     [
         (1, "G01", False),
         (1, "G02", True),  # another entry
-        (2, "H03", True),  # nothing can be wrong with a comment
+        (2, "H03", True),  # a finding cannot be about a comment line
         (3, "H03", False),  # the line after it
         (3, "H07", False),
         (4, "H03", True),  # one line further
@@ -47,7 +48,7 @@ def comments_in(tmp_path, monkeypatch):
             5,
             "T01",
             False,
-        ),  # the comment stands at the end of the statement, the finding at its start
+        ),  # the comment is at the end of the statement, the finding at its start
         (7, "T01", False),
         (9, "A01", True),
     ],

@@ -1,5 +1,5 @@
-"""docs/doctor.md shows what the corpus shows. Observed ranks take minutes, so only their bars are
-held here."""
+"""The table in docs/doctor.md matches the corpus. Observing ranks takes minutes, so this checks
+only a minimum for those columns."""
 
 import re
 
@@ -38,7 +38,8 @@ def test_the_bars():
 
 
 def test_what_the_corpus_finds_on_ranks_is_on_the_page():
-    """The page once said that only scripts show G03. test_rank_corpus.py and test_ranks.py run these."""
+    """The page once said that only reading a script finds G03. test_rank_corpus.py and
+    test_ranks.py run these cases."""
     cases = [case for case in broken("ranks") if case.name == "broken" and case.start in STARTS]
-    undecided = {"H13"}  # its healthy twin waits, too, only not for so long
+    undecided = {"H13"}  # its healthy twin waits too, but not as long
     assert {case.entry for case in cases} - undecided == column(4)

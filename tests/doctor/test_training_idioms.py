@@ -1,5 +1,5 @@
-"""Idioms of training loops, in a few lines each: healthy ones that look like mistakes with data,
-accumulation or precision, and mistakes in unusual clothes."""
+"""Idioms of training loops, in a few lines each: correct code that looks like a mistake with data,
+accumulation, or precision, and mistakes in unusual forms."""
 
 import textwrap
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Waste, judged on plain numbers: each judgment reports above its threshold and is silent below."""
+"""The waste checks on plain numbers: each reports above its threshold and is silent below."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_communication_over_a_tenth_of_the_step():
 @pytest.mark.parametrize(
     ("buckets", "transfer", "backward", "left"),
     [
-        (1, 4, 8, 4),  # nothing can be hidden
+        (1, 4, 8, 4),  # nothing can overlap
         (4, 4, 8, 1),  # all but the last quarter
         (4, 8, 4, 5),  # the transfer is longer than the pass that could hide it
     ],

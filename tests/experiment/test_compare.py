@@ -1,5 +1,4 @@
-"""compare, scale, tune and show as a user meets them: one small comparison that several checks look
-at."""
+"""compare, scale, tune, and show as users run them. Several tests share one small comparison."""
 
 import json
 import os
@@ -249,7 +248,7 @@ def test_a_wrong_request_starts_nothing(tmp_path, arguments, words):
     ("stop", "setups", "names"),
     [
         (signal.SIGINT, ["single", "ddp"], ["single", "ddp ×2"]),
-        # Set-ups that differ in what no label tells have names of their own.
+        # Configurations get different names even if their labels are equal.
         (
             signal.SIGKILL,
             ["ddp --batch-size 8", "ddp", "ddp --seed 3"],

@@ -1,4 +1,4 @@
-"""The largest batch that fits, and the estimate next to a measurement."""
+"""The largest batch that fits, and an estimate compared with a measurement."""
 
 from dataclasses import replace
 
@@ -54,8 +54,8 @@ def test_search_without_an_end():
 
 
 def trials(monkeypatch, activations):
-    """Replace the trials: n samples need this many bytes on top of the parameters. Return the sizes
-    that were tried."""
+    """Replace the trials: n samples need this many bytes in addition to the parameters. Return the
+    list of sizes that paralab tried."""
     tried = []
 
     def try_memory(plan, sizes):
@@ -74,12 +74,13 @@ def find_fit(limit, strategy="ddp", **options):
 
 
 def test_the_largest_batch(monkeypatch):
-    """1000 + 10 n bytes with n samples per rank: 2000 bytes have room for 100 on each of 2 ranks."""
+    """With n samples per rank, 1000 + 10 n bytes are needed, so 2000 bytes have room for 100 on
+    each of 2 ranks."""
     tried = trials(monkeypatch, lambda n: 10 * n)
     fit = find_fit(2000)
     assert (fit.needed, fit.fits) == (1000 + 10 * 32, True)
     assert (fit.largest_batch_size, fit.largest_batch_bytes) == (200, 2000)
-    assert tried == [[32, 64], [100]]  # the answer's own trial confirms it
+    assert tried == [[32, 64], [100]]  # a trial of the answer confirms it
 
     fit = find_fit(1100)
     assert (fit.fits, fit.largest_batch_size) == (False, 20)
@@ -88,8 +89,8 @@ def test_the_largest_batch(monkeypatch):
 
 
 def test_the_answers_trial_must_fit(monkeypatch):
-    """From 90 samples on, another algorithm needs 300 bytes more: the line through the first passes
-    promises 100 samples, but its own trial does not fit."""
+    """From 90 samples on, another algorithm needs 300 bytes more. The line through the first
+    passes predicts 100 samples, but a trial with 100 does not fit."""
     trials(monkeypatch, lambda n: 10 * n + 300 * (n >= 90))
     fit = find_fit(2000)
     assert (fit.largest_batch_size, fit.largest_batch_bytes) == (2 * 89, 1000 + 10 * 89)

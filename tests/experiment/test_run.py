@@ -49,11 +49,12 @@ def test_an_interrupted_run_exits_with_the_code_of_its_signal(training):
     ("saved", "kind"), [(None, RunFailed), (2, RunFailed), (3, Paused), ("none", Paused)]
 )
 def test_saved_means_saved(tmp_path, saved, kind):
-    """Stopped after 3 steps: only with the checkpoint of those steps may the run say so."""
+    """The run stopped after 3 steps. It may say "saved" only if the checkpoint of those steps
+    exists."""
     kept = tmp_path / "kept"
     policy = CheckpointPolicy(str(kept))
     training = create_run(tmp_path / "run", make_plan(), INSPECTED, checkpoints=policy)
-    steps = 0 if saved == "none" else 3  # before the first step there is nothing to save
+    steps = 0 if saved == "none" else 3  # before the first step, there is nothing to save
     write_events(training.folder.path, "stopped", steps=range(steps))
     if saved in (2, 3):
         make_checkpoint(kept, saved)
@@ -106,8 +107,7 @@ def test_a_hang_names_the_deadline_to_raise(training):
 
 
 class Launches:
-    """Stands in for `run_ranks`: completes every training but those in `failing`, at which the
-    launch ends."""
+    """Replaces `run_ranks`. It completes each training; at one in `failing`, the launch ends."""
 
     def __init__(self, *failing):
         self.failing, self.launches = failing, []
@@ -126,7 +126,8 @@ class Launches:
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Train a, b, c, … in one launch; return the errors and which were launched together."""
+    """Train a, b, c, … in one launch. Return the errors, and which trainings were launched
+    together."""
 
     def train(names, *failing, **fields):
         launches = Launches(*failing)

@@ -58,7 +58,7 @@ def test_no_gpu_memory_stays_behind_after_kill_9():
 
 
 def shared_memory():
-    """Return what is in /dev/shm, without the CUDA driver's own files."""
+    """Return the files in /dev/shm, except the CUDA driver's own."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm.")}
 
 

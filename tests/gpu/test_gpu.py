@@ -1,5 +1,5 @@
-"""What only a GPU can show: the real nn.DataParallel, CUDA-event timing, GradScaler's skipped
-steps, two kinds of device."""
+"""What only a GPU can test: the real nn.DataParallel, CUDA event timing, steps that GradScaler
+skips, and two kinds of devices."""
 
 import copy
 import itertools
@@ -83,8 +83,8 @@ def workload():
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "mp", "pipeline"])
 def test_measuring_does_not_make_the_host_wait(tmp_path, strategy):
-    """Reading the loss of a past step with item() waited for the step behind it: 2 % of gpt:124m on
-    an H200."""
+    """Reading a past step's loss with item() waited for the next step, which cost 2 % for gpt:124m
+    on an H200."""
     (tmp_path / "waiting.py").write_text(
         NO_WAITING.replace(
             "nn.Linear(64, 64)", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))"
@@ -128,8 +128,8 @@ def test_a_scale_that_overflows_skips_steps_and_recovers(tmp_path):
 
 
 def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
-    """One GPU and the CPU as two real devices: tensors must be carried over, forward and back, also
-    past the main path."""
+    """One GPU and the CPU are two real devices. Tensors must move between them in forward and
+    backward, even outside the main path."""
     from paralab.plan.grid import Device
     from paralab.plan.plan import Plan, RankPlan, Stage
     from paralab.record.writer import EventWriter
@@ -142,7 +142,7 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     from paralab.workload.workload import Workload
 
     class Masked(nn.Module):
-        """The second layer takes a mask that was made on the first device."""
+        """The second layer takes a mask that was created on the first device."""
 
         def __init__(self):
             super().__init__()
@@ -215,7 +215,7 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
 
 
 def profiled(folder):
-    """(recording, the profiler's spans of rank 0 in seconds, the steps that it saw)"""
+    """Return the recording, the profiler's spans on rank 0 in seconds, and the profiled steps."""
     trace = json.loads((folder / "profile" / "rank0.json").read_text())["traceEvents"]
     spans = [
         (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["cat"], e["name"])
@@ -226,16 +226,16 @@ def profiled(folder):
 
 
 def test_computing_agrees_with_the_profiler(tmp_path):
-    """A model whose kernels keep the GPU busy: where the host cannot keep up, a span has gaps in
-    which no kernel runs."""
+    """This model's kernels keep the GPU busy. If the host could not keep up, a span would have
+    gaps without a kernel."""
     options = ["--workload", "gpt:124m", "--steps", "9", "--profile"]
     result = run_paralab("run", "single", *options, "--device", "cuda", "--json", cwd=tmp_path).json
     recording, _, steps = profiled(tmp_path / result["run_folder"])
     trace = json.loads((tmp_path / result["run_folder"] / "profile" / "rank0.json").read_text())[
         "traceEvents"
     ]
-    # The device is behind the host: of what it did in the profiler's time, only what these steps
-    # have launched is theirs.
+    # The device is behind the host. Count only the kernels that these steps launched, not all in
+    # the profiler's window.
     window = [
         e
         for e in trace
@@ -269,7 +269,7 @@ def test_computing_agrees_with_the_profiler(tmp_path):
 
 
 def test_communication_agrees_with_the_profiler(tmp_path):
-    """Two ranks on one GPU over gloo, whose collectives torch's profiler records."""
+    """Two ranks share a GPU over gloo, whose collectives torch's profiler records."""
     options = ["--workload", "mlp:large", "--steps", "12", "--profile", "--backend", "gloo"]
     result = run_paralab("run", "ddp", *options, "--device", "cuda", "--json", cwd=tmp_path).json
     recording, spans, steps = profiled(tmp_path / result["run_folder"])
@@ -313,8 +313,8 @@ def test_load_comes_from_nvml(tmp_path):
     ids=" ".join,
 )
 def test_strategies_over_processes_share_a_gpu(tmp_path, strategy):
-    """Ranks on one GPU meet over gloo, which copies through the host; the training is that of one
-    device all the same."""
+    """Ranks on one GPU use gloo, which copies through the host. Training still equals that of one
+    device."""
     proof = run_paralab(
         "verify", *strategy, "--workload", "gpt:tiny", "--device", "cuda", "--json", cwd=tmp_path
     ).json
@@ -347,7 +347,7 @@ def test_a_training_on_a_gpu_is_saved_and_goes_on(tmp_path, precision):
 
 
 def test_fsdp_does_not_share_a_gpu_over_gloo(tmp_path):
-    """Gloo's reduce-scatter of CUDA tensors ended ranks with SIGSEGV (torch 2.11)."""
+    """gloo's reduce-scatter of CUDA tensors crashed ranks with SIGSEGV (torch 2.11)."""
     refused = run_paralab(
         *"run fsdp --replicas 9 --workload mlp:tiny --device cuda --backend gloo".split(),
         cwd=tmp_path,
@@ -375,7 +375,7 @@ def hunters(folder):
 
 @pytest.mark.parametrize("strategy", ["dp", "pipeline"])
 def test_the_same_command_trains_the_same_model(tmp_path, strategy):
-    """Replicas that share a GPU are threads, and drew their dropout in whatever order they came."""
+    """Replicas that share a GPU are threads, and once drew dropout masks in random order."""
     hunters(tmp_path)
     options = [
         "--workload",

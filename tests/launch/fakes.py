@@ -108,7 +108,7 @@ class FakeStore:
 
 
 class Clock:
-    """`time.monotonic` and `time.sleep` that only the test moves."""
+    """`time.monotonic` and `time.sleep` on a clock that only the test moves."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0

@@ -32,8 +32,8 @@ def workload():
 
 
 def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
-    """Two hosts (network namespaces) share a 400 Mbit/s cable and exchange 25 MB per step in both
-    directions."""
+    """Two hosts (network namespaces) exchange 25 MB per step in both directions over a 400 Mbit/s
+    link."""
     reason = why_not()
     if reason and not os.environ.get("PARALAB_REQUIRE_LINK"):
         pytest.skip(reason)
@@ -45,7 +45,7 @@ def test_communication_takes_as_long_as_the_cable_needs(tmp_path):
         )
     result = done.json
     expected = result["bytes_per_step"] * 8 / (MBIT_PER_SECOND * 1e6)
-    # No cable is faster than its rate; a busy machine adds time of its own.
+    # No link is faster than its rate, but a busy machine adds time.
     assert 0.95 < result["metrics"]["communication_seconds"] / expected < 2
     assert result["metrics"]["keeps_rule"] is False
     assert result["metrics"]["exposed_share"] > 0.3

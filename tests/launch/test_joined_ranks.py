@@ -1,5 +1,5 @@
-"""`paralab run` under torchrun and srun: the launched processes are the ranks of one run, in one
-folder, on one clock."""
+"""`paralab run` under torchrun and srun: the launched processes become the ranks of one run, with
+one folder and one clock."""
 
 import json
 import os

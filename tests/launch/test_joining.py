@@ -1,5 +1,5 @@
-"""Ranks under torchrun and srun, without processes: the notes that ranks exchange, and how they
-stop together."""
+"""Ranks under torchrun and srun, without processes: the notes they exchange, and how they stop
+together."""
 
 import signal
 from dataclasses import asdict, replace
@@ -126,7 +126,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(run_rank_0, tmp_path):
         (exits(0), 0),
         (exits(1), 1),
         (exits(-9), 1),  # an exit code cannot be negative
-        (ended_with(None), 1),  # ended, because another rank failed
+        (ended_with(None), 1),  # it was ended because another rank failed
         (ended_with(143), 143),
     ],
 )
@@ -216,7 +216,7 @@ def test_ranks_of_two_processes_stop_before_the_same_step(clock):
         StopTogether(replace(PLACE, rank=rank), store, request)
         for rank, request in enumerate(requests)
     ]
-    requests[1].signal = signal.SIGTERM  # only the process of rank 1 got a signal
+    requests[1].signal = signal.SIGTERM  # only rank 1's process got a signal
     for _ in range(20):
         for stop, board in zip(stops, boards, strict=True):
             stop.poll(board)

@@ -1,5 +1,5 @@
-"""Follow a Slurm job whose controller is away, forgets the job, or requeues it. Each test lists
-Slurm's answers, one per query."""
+"""Follow a Slurm job whose controller does not answer, forgets the job, or requeues it. Each test
+lists Slurm's answers, one per query."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Workloads that once got a false proof, trained wrongly, or hung. Each is a small model."""
+"""Small workloads that once got a false proof, trained wrongly, or hung."""
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class Layers(nn.Module):
 
 
 def lengths():
-    """Input lengths recur: 5, 6, 5, … Each must get its own shapes again."""
+    """Input lengths recur: 5, 6, 5, … Each length must get its own shapes each time."""
 
     class Mean(Layers):
         def forward(self, x):
@@ -64,8 +64,8 @@ class Sequences(Dataset):
 
 
 def padded():
-    """The mask is computed from the inputs before every cut, and used past them. The first layers
-    are frozen."""
+    """The model computes a mask from the inputs before all cuts and uses it after them. The first
+    layers are frozen."""
 
     class Masked(Layers):
         def __init__(self):
@@ -94,7 +94,8 @@ def padded():
 
 
 class Statistic(nn.Module):
-    """Running statistics; with `used`, the forward also reads what it has just written."""
+    """The model has running statistics. With `used`, forward also reads what it has just
+    written."""
 
     def __init__(self, used):
         super().__init__()
@@ -110,8 +111,8 @@ class Statistic(nn.Module):
 
 
 def stateful():
-    """Buffers that nothing reads in training, and a counter in an attribute that scales the output.
-    Neither is randomness."""
+    """The model has buffers that training never reads, and a counter that scales the output.
+    Neither is random."""
 
     class Counting(nn.Module):
         calls = 0
@@ -161,7 +162,7 @@ def unused():
 
 
 def routed():
-    """A branch on the inputs, and an index that goes past every cut."""
+    """A branch depends on the inputs, and an index bypasses all cuts."""
 
     class Routed(Layers):
         def __init__(self):
@@ -179,8 +180,8 @@ def routed():
 
 
 def late():
-    """Some batches skip a submodule, with all of their samples. The first one does not, so no trial
-    step finds it."""
+    """Some batches skip a submodule for all samples. The first batch does not, so no trial step
+    notices."""
 
     class Late(Layers):
         def forward(self, x):
@@ -257,7 +258,7 @@ def adam():
 
 
 class Experts(nn.Module):
-    """One expert per sample, chosen by the sample."""
+    """Each sample chooses one expert."""
 
     def __init__(self, late=False):
         super().__init__()

@@ -1,5 +1,5 @@
-"""Proofs that were once false, and trainings that were once silently wrong. The workloads are in
-`hunters.py`."""
+"""Workloads (in `hunters.py`) for which a proof was once false, or training was once silently
+wrong."""
 
 import json
 import shutil
@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 
 
 def verified(folder, names, strategy="all", **options):
-    """Verify workloads of hunters.py: {workload: {(strategy, schedule): cases}} and the proof."""
+    """Verify workloads from hunters.py. Return {workload: {(strategy, schedule): cases}} and the
+    proof."""
     shutil.copy(HERE / "hunters.py", folder)
     proof = verify(folder, [f"hunters.py:{name}" for name in names], strategy, **options)
     cases = {name: {} for name in names}
@@ -31,7 +32,7 @@ RIGHT = ("padded", "stateful", "noisy", "unused", "routed")
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
-    """All of these are equal under every strategy that accepts them. 30 = 12 + 12 + 6 samples."""
+    """These are equal under every strategy that accepts them. 30 = 12 + 12 + 6 samples."""
     options = {"accumulate": 2, "samples": 30, "replicas": 2, "micro_batches": 2, "steps": 3}
     return verified(tmp_path_factory.mktemp("right"), [*RIGHT, "sparse"], **options)
 
@@ -42,7 +43,7 @@ def test_it_is_equal_under_every_strategy(right, name):
     assert [
         case["cause"] for chosen in cases[name].values() for case in chosen if not case["equal"]
     ] == []
-    # DDP's stages wait for the gradient of every parameter, and FSDP's ranks must take the same
+    # DDP's stages wait for every parameter's gradient, and FSDP's ranks must take the same
     # branches.
     missing = {"unused": {("hybrid", None)}, "routed": {("hybrid", None), ("fsdp", None)}}.get(
         name, set()
@@ -65,7 +66,8 @@ def test_what_is_held_fixed_is_named_and_its_difference_reported(right, name, co
 
 
 def test_buffers_are_compared_and_named(wrong):
-    """Nothing reads them, so the parameters are equal, and comparing those is not enough."""
+    """Nothing reads these buffers, so the parameters are equal. Comparing only parameters is not
+    enough."""
     [case] = wrong[0]["statistics"]["ddp", None]
     assert case["equal"]
     assert case["excused"]["max_difference"] <= 1e-10
@@ -83,7 +85,7 @@ def test_a_stateful_forward_is_not_called_random(right):
     assert state.keys() == {"hunters.py:stateful"}
 
 
-STEPS = 12  # both lengths come several times, and step 7 takes the other branch
+STEPS = 12  # both lengths occur several times, and step 7 takes the other branch
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +113,8 @@ def test_a_branch_that_skips_a_stage_is_trained_or_refused_and_never_hangs(sched
         for case in cases["late"][key]
         if case not in zero_1
     )
-    # DDP would step with gradients that were not reduced, and complain one step later, or never
-    # after the last one.
+    # DDP would step with gradients that are not reduced, and raise only in the next step, or never
+    # after the last step.
     stopped = [case for key in (("ddp", None), ("hybrid", None)) for case in cases["late"][key]]
     assert len(zero_1) == 1
     stopped += zero_1
@@ -194,8 +196,8 @@ def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
     [root], [adam] = cases["root"]["ddp", None], cases["adam"]["ddp", None]
     assert not root["equal"]
     assert adam["equal"]
-    assert adam["tolerance"] == 1e-10  # proved in fp64 …
-    assert adam["excused"]["max_difference"] > 1e-5  # … and so far apart in bf16
+    assert adam["tolerance"] == 1e-10  # equal in fp64 …
+    assert adam["excused"]["max_difference"] > 1e-5  # … and this far apart in bf16
     assert not proof["passed"]
 
 

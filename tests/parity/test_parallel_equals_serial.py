@@ -1,5 +1,5 @@
-"""The master test: every strategy trains like one device, and one that does not is caught and
-named."""
+"""The master test: every strategy trains like one device, and `verify` catches and names one that
+does not."""
 
 import collections
 import importlib.util
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
-    """`paralab verify all`: both kinds of workload, all strategies, all combinations."""
+    """Run `paralab verify all`: both kinds of workloads, all strategies, all combinations."""
     return verify(tmp_path_factory.mktemp("verify"), [], steps=3)
 
 
@@ -28,7 +28,7 @@ def test_every_case_is_equal_in_fp64(proof):
     assert all(
         case["equal"] and case["max_difference"] <= 1e-10 for case in proof["configurations"]
     )
-    # Identical to the last bit everywhere would mean that nothing was split.
+    # If everything were bit-for-bit equal, nothing would have been split.
     assert any(case["max_difference"] > 0 for case in proof["configurations"])
 
 
@@ -81,7 +81,7 @@ def test_every_combination_is_a_case(proof):
 
 
 def test_fp32_is_equal_relative_to_the_update(tmp_path):
-    # Three whole batches, and one of two samples; the other splits are proved in fp64.
+    # Three full batches, and one with two samples. The other splits are verified in fp64.
     options = {"accumulate": 4, "samples": 98, "replicas": 3, "micro_batches": 2}
     found = verify(tmp_path, ["gpt:tiny"], precision="fp32", **options)
     assert found["passed"]
@@ -214,7 +214,7 @@ def groups_on_their_own():
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """One launch of two workloads, in which strategies make mistakes, each its own."""
+    """One launch verifies two workloads, in which each strategy makes a different mistake."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
     names = ["broken.py:one_mistake_in_every_strategy", "broken.py:another_mistake"]
@@ -240,8 +240,8 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (ONE, "single", None, None),
         (ONE, "mp", None, None),
         (ONE, "pipeline", "1f1b", None),
-        (OTHER, "single", None, "2 ×"),  # accumulation steps count in full
-        (OTHER, "dp", None, "from step 1"),  # replicas keep their first weights
+        (OTHER, "single", None, "2 ×"),  # each accumulation step counts as a full batch
+        (OTHER, "dp", None, "from step 1"),  # replicas keep their initial weights
         (OTHER, "ddp", None, "first step's loss"),  # a mean of means
         (OTHER, "fsdp", None, None),
         (OTHER, "fsdp", 1, "synchronization"),  # each rank keeps its own updates

@@ -1,4 +1,4 @@
-"""Recomputation: the same training in less memory, with every strategy."""
+"""Recomputation gives the same training in less memory, with every strategy."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_the_random_numbers_of_training_stay_the_same(tmp_path, workload, strate
 
 
 def test_verification_repeats_the_draws_of_each_sample(tmp_path):
-    """It draws per sample, and the backward pass must draw the same again."""
+    """The model draws per sample, and the backward pass must repeat the same draws."""
     (tmp_path / "dropping.py").write_text(DROPPING)
     options = {"accumulate": 1, "samples": 30, "replicas": 2, "recompute": "full"}
     proof = verify(tmp_path, ["dropping.py:gaussian"], "ddp", **options)

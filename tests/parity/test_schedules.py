@@ -145,9 +145,9 @@ def test_all_stages_skip_the_same_steps_and_the_weights_are_gathered(tmp_path):
         next(event["not_finite"] for event in rank if event["event"] == "gradients")
         for rank in events
     ]
-    # Without an agreement, the second stages would have stepped.
+    # Without agreement, the second stages would have taken the step.
     assert [number > 0 for number in bad] == [True, False, True, False]
-    assert found["samples_per_step"] == 16  # not once per stage
+    assert found["samples_per_step"] == 16  # the warning appears once, not once per stage
     state = torch.load(tmp_path / "run/weights.pt", weights_only=True)
     assert list(state) == [
         f"{layer}.{kind}" for layer in ("first", "second", "last") for kind in ("weight", "bias")

@@ -1,4 +1,4 @@
-"""FSDP: memory per rank, what is communicated and when, and models that are hard to shard."""
+"""FSDP: memory per rank, what it communicates and when, and models that are hard to shard."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests.parity.proofs import verify
 pytestmark = pytest.mark.processes
 
 KINDS = ("parameters", "gradients", "optimizer")
-UNITS = 5  # of mlp:tiny: four layers of one width, and the classifier
-LARGEST = 16 * (16 + 1) * 4  # bytes of one of the four
+UNITS = 5  # layers of mlp:tiny: four of one width, and the classifier
+LARGEST = 16 * (16 + 1) * 4  # bytes of one of these four
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Rows by name and the run folder of one comparison: ddp, and fsdp on 1, 2, and 4 ranks, with
-    and without accumulation, with other ZeRO stages, and with shard groups."""
+    """Run one comparison: ddp, and fsdp on 1, 2, and 4 ranks, with and without accumulation, with
+    other ZeRO stages, and with shard groups. Return its rows by name, and its folder."""
     folder = tmp_path_factory.mktemp("sharded")
     fsdp = [f"fsdp --replicas {ranks}" for ranks in (1, 2, 4)]
     passes = [
@@ -36,7 +36,7 @@ def table(tmp_path_factory):
 
 
 def most_bytes(row, *kinds):
-    """The most bytes of these kinds on any rank."""
+    """Return the largest number of bytes of these kinds on any rank."""
     return max(sum(memory[kind] for kind in kinds) for memory in row["peak_bytes"])
 
 
@@ -46,7 +46,7 @@ def test_memory_per_rank_falls_with_the_ranks(table):
     assert most_bytes(rows["fsdp ×1"], *KINDS) == whole
     assert most_bytes(rows["fsdp ×2"], *KINDS) == pytest.approx(whole / 2, rel=0.05)
     assert most_bytes(rows["fsdp ×4"], *KINDS) == pytest.approx(whole / 4, rel=0.05)
-    # Autograd saves the same: gathered parameters do not count as activations.
+    # Autograd saves the same, because gathered parameters do not count as activations.
     assert most_bytes(rows["fsdp ×2"], "activations") == most_bytes(rows["ddp ×2"], "activations")
 
 
@@ -195,7 +195,8 @@ def test_frozen_unused_tied_and_borrowed_parameters(tmp_path: Path):
     plan = json.loads((tmp_path / found["run_folder"] / "manifest.json").read_text())[
         "configurations"
     ][0]["plan"]
-    # Tied, used elsewhere, called twice, or unused: gathered with the whole model.
+    # Parameters that are tied, used elsewhere, called twice, or unused are gathered with the whole
+    # model.
     assert plan["shard_units"] == ["frozen", "recurrent", "blocks.0", "blocks.1", "blocks.2"]
 
 
@@ -264,7 +265,7 @@ def clipped():
 
 
 def test_zero_1_with_unusual_optimizers(tmp_path: Path):
-    """A bucket view changes the strides of a channels_last parameter, and DDP then mixed up the
+    """A bucket view changes the strides of a channels_last parameter. DDP then mixed up the
     gradient's elements."""
     (tmp_path / "optimizers.py").write_text(OPTIMIZERS)
     names = ("state_in_advance", "groups_and_scheduler", "whole_parameters", "clipped")

@@ -68,7 +68,8 @@ def saved(folder):
 
 
 def test_a_resumed_run_repeats_the_interrupted_one_with_dropout(folder, straight, saved):
-    """Bit for bit: the shards' random streams follow from the common one."""
+    """Training is bit-for-bit equal, because the shards' random streams follow from the common
+    one."""
     resumed = train(folder, "tp", 4, "--checkpoint", "saved", "--resume")
     assert resumed["losses"] == straight["losses"][2:]
     ours, theirs = weights_of(folder, resumed), weights_of(folder, straight)
@@ -77,7 +78,8 @@ def test_a_resumed_run_repeats_the_interrupted_one_with_dropout(folder, straight
 
 
 def test_another_strategy_continues_from_its_checkpoint(folder):
-    """Without dropout, two steps of tp and two of one device are four steps of one device."""
+    """Without dropout, two steps of tp followed by two steps of one device equal four steps of
+    one device."""
     quiet = ("--workload", "block.py:without_dropout")
     train(folder, "tp", 2, "--checkpoint", "handed-over", *quiet)
     resumed = train(folder, "single", 4, "--checkpoint", "handed-over", "--resume", *quiet)
@@ -90,8 +92,8 @@ def test_another_strategy_continues_from_its_checkpoint(folder):
 
 
 def test_memory_and_all_reduces_of_a_rank(straight):
-    """Two blocks: a forward and a backward pass sum once per group. A replicated Linear, the
-    norms, and the rows' biases are whole on every rank."""
+    """In two blocks, forward and backward sum once per group. A replicated Linear, the norms, and
+    the rows' biases are complete on every rank."""
     split = 2 * (16 * 48 + 48 + 16 * 16)
     rest = 2 * (16 + 2 * 16) + 16 * 16 + 16
     for memory in straight["peak_bytes"]:
@@ -103,7 +105,8 @@ def test_memory_and_all_reduces_of_a_rank(straight):
 
 
 def test_a_gradscaler_scales_split_and_replicated_gradients(folder):
-    """It does so in one call, which torch refuses for both kinds. Here, the first steps overflow."""
+    """GradScaler unscales in one call, which torch refuses for split and plain parameters
+    together. Here, the first steps overflow."""
     options = ("--workload", "block.py:workload", "--steps", "3", "--json")
     scale = ("--precision", "fp16", "--loss-scale", "1e38")
     result = run_paralab("run", "tp", *options, *scale, cwd=folder).json

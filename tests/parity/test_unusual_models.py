@@ -1,4 +1,4 @@
-"""Models that were not written for paralab, each a past mistake: verified like any other."""
+"""Models that were not written for paralab. Each one once revealed a bug."""
 
 import json
 import os
@@ -134,7 +134,7 @@ MODELS = ["in_place", "checkpointed", "dropping", "answering", "mapping_with_nam
 
 
 def verified(folder, workloads, **options):
-    """The proof and its manifest."""
+    """Return the proof and its manifest."""
     (folder / "unusual.py").write_text(UNUSUAL)
     proof = verify(folder, workloads, **options)
     return proof, json.loads((folder / proof["run_folder"] / "manifest.json").read_text())
@@ -142,7 +142,7 @@ def verified(folder, workloads, **options):
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
-    # 97 = 32 + 32 + 32 + 1: one rank of two has nothing to do at the end
+    # 97 = 32 + 32 + 32 + 1: at the end, one of the two ranks has no samples
     options = {"accumulate": 1, "samples": 97, "replicas": 2, "micro_batches": 2}
     return verified(
         tmp_path_factory.mktemp("unusual"),
@@ -171,8 +171,8 @@ def test_it_trains_like_one_device(proof, name):
 
 
 def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
-    """Wherever the three cuts of `one_block` are, one is inside the block. A refusal ends all
-    ranks, and the rest needs new ones. So the same cuts are tried once."""
+    """One of the three cuts of `one_block` is always inside the block. A refusal ends all ranks,
+    and the remaining runs need new ones. So paralab tries the same cuts only once."""
     found, manifest = proof
     refused = [case for case in found["skipped"] if UNCUT in case["reason"]]
     mine = [case for case in refused if case["options"]["workload"] == "unusual.py:one_block"]
@@ -195,8 +195,8 @@ def test_cuts_that_are_refused_are_not_tried_with_every_schedule(proof):
 
 
 def test_a_block_that_begins_in_another_stage_of_the_same_rank_is_refused(file):
-    """Rank 0 has the block's first and third part, so it recomputes with real parameters and shapes
-    only. Measured cuts were sometimes like this, and the run failed with torch's own error."""
+    """Rank 0 has the block's first and third parts, so it recomputes with a mix of real parameters
+    and shapes. Measured cuts sometimes led to this, and the run failed with torch's own error."""
     workload = ["--workload", "unusual.py:block_of_one_rank", "--steps", "2"]
     done = run_paralab("run", "pipeline", "--schedule", "interleaved", *workload, cwd=file)
     assert done.code == 1
@@ -254,7 +254,7 @@ def test_batch_norm_of_few_samples_fails_in_no_case(batch_norms):
 
 
 def test_a_case_that_fails_does_not_take_the_others_with_it(file):
-    """BatchNorm refuses single samples; cases with larger micro-batches still get a verdict."""
+    """BatchNorm rejects single samples. Cases with larger micro-batches still get a verdict."""
     options = ["--accumulate", "1", "--batch-size", "6", "--samples", "18"]
     done = run_paralab(
         "verify",
@@ -273,7 +273,7 @@ def test_a_case_that_fails_does_not_take_the_others_with_it(file):
 
 @pytest.fixture(scope="module")
 def plain():
-    """Weights of gpt:tiny after five steps of a plain loop. (`verify` compares our loop with
+    """Return gpt:tiny's weights after five steps of a plain loop. (`verify` compares our loop with
     itself.)"""
     workload = load_workload("gpt:tiny")
     torch.manual_seed(7)
@@ -325,7 +325,7 @@ print(paralab.run(mine, "ddp", replicas=2, steps=3, out="run")["steps"])
 def test_a_script_that_calls_paralab_at_its_top_level_does_not_start_itself_again(
     tmp_path, cloudpickle
 ):
-    """It did, forever: the ranks import the script to find the workload in it."""
+    """The script once started itself forever, because the ranks import it to find the workload."""
     (tmp_path / "script.py").write_text(SCRIPT)
     if not cloudpickle:
         (tmp_path / "cloudpickle.py").write_text("raise ImportError")

@@ -18,7 +18,7 @@ from paralab.workload.summary import Layer, Unit
 from paralab.workload.tensor_group import TensorPlan
 from tests.plan.test_resolve import plan, summary
 
-P, G, OPT = 800, 800, 808  # of the whole model
+P, G, OPT = 800, 800, 808  # parameter, gradient, and state bytes of the whole model
 BUFFERS, BATCH, TEMPORARY = 8, 2, 100  # bytes; bytes per sample; of the optimizer step
 
 
@@ -55,7 +55,7 @@ def kinds(found):
     return [(each.parameters, each.gradients, each.optimizer, each.activations) for each in found]
 
 
-# All of a replica's model is on one device; a(n) = 45 n.
+# A replica's whole model is on one device; a(n) = 45 n.
 @pytest.mark.parametrize(
     ("strategy", "options", "expected"),
     [
@@ -102,8 +102,8 @@ def test_fsdp_gathers_units(options, gathered, unreduced):
 
 
 def test_fsdp_peaks():
-    """Activations are at their maximum before the gradients are. Only `sync_every_pass` already has
-    sharded gradients when a further accumulation step begins."""
+    """Activations reach their maximum before the gradients do. Only with `sync_every_pass` do
+    sharded gradients exist when another accumulation step begins."""
     always = 400 + 408 + BUFFERS + BATCH * 8
     [one, _] = devices("fsdp", replicas=2)
     assert one.peak == always + 800 + 600 + 60 * 8  # gathered, unreduced
@@ -147,7 +147,7 @@ def test_zero_1_divides_optimizer_state_by_parameter():
 @pytest.mark.parametrize(
     ("strategy", "options", "again", "activations"),
     [
-        ("single", {}, [60], [60 * 16]),  # more than the 45 n of the forward pass
+        ("single", {}, [60], [60 * 16]),  # more than the forward pass's 45 n
         ("single", {}, [20], [45 * 16]),  # a small block at the start of a large model
         ("dp", {"replicas": 2}, [60], [60 * 8, 60 * 8]),
         # The stages keep 4 micro-batches of 4: 10 n and 35 n. One of them is computed again.
@@ -225,7 +225,7 @@ def test_sizes_between_and_beyond_the_passes_are_on_a_line():
     [
         ("single", {}, [16]),
         ("ddp", {"replicas": 3}, [4, 6]),  # 6 6 4
-        ("dp", {"replicas": 3}, [4, 6, 16]),  # and the loss of all
+        ("dp", {"replicas": 3}, [4, 6, 16]),  # and the loss of all samples
         ("pipeline", {"micro_batches": 3, "stages": 2}, [5, 6]),  # 6 5 5
         ("pipeline", {"micro_batches": 3, "stages": 2, "schedule": "gpipe"}, [6]),  # padded
         ("single", {"samples": 10}, [10]),  # the data has fewer samples than the batch
@@ -236,8 +236,9 @@ def test_sizes_to_try(strategy, options, sizes):
 
 
 def test_the_estimate_knows_every_strategy_and_option():
-    """Someone who adds one must decide what it does to memory, or refuse it in `find_unsupported`:
-    otherwise plans with it would silently get the estimate of plans without it."""
+    """Whoever adds an option must decide how it affects memory, or refuse it in
+    `find_unsupported`. Otherwise, plans with the option would silently get the estimate of plans
+    without it."""
     in_estimate = "batch_size samples replicas stages schedule micro_batches accumulate placement"
     in_estimate += " precision bucket_mb bucket_view sync_every_pass device"
     in_estimate += " zero shard_groups recompute"

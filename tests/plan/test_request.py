@@ -1,4 +1,4 @@
-"""Every option is written once, on a field of `Request`; what is derived from it agrees."""
+"""Every option is defined once, on a field of `Request`, and everything derived from it agrees."""
 
 from dataclasses import fields
 

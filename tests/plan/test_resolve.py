@@ -1,4 +1,5 @@
-"""A request, a machine, and a summary give a plan, or an error that says what to write instead."""
+"""A request, a machine, and a summary lead to a plan, or to an error that says what to write
+instead."""
 
 import re
 from dataclasses import replace
@@ -232,7 +233,7 @@ def test_low_precision_on_a_cpu_is_tried_first():
 def test_the_plan_announces_legitimate_differences():
     norms = summary(batch_norms=2, dropout=True)
     assert plan("single", of=norms).differences == ()
-    assert plan("mp", of=norms).differences == ()  # the whole batch passes together
+    assert plan("mp", of=norms).differences == ()  # the whole batch passes through together
     [batch_norm, dropout] = plan("ddp", of=norms).differences
     assert "BatchNorm (2 layers)" in batch_norm
     assert "dropout" in dropout
@@ -268,7 +269,7 @@ def test_every_choice_has_a_reason_and_the_plan_survives_json():
 
 
 def launched(*gpus, cores=8.0):
-    """Launched ranks, two per node; each sees these GPUs."""
+    """Return the places of launched ranks, two per node, that each see these GPUs."""
     return [
         Place(f"n{rank // 2 + 1}", rank % 2, tuple(seen), cores) for rank, seen in enumerate(gpus)
     ]

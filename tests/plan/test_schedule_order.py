@@ -30,7 +30,8 @@ SIZES = [(stages, micro) for stages in (2, 3, 4) for micro in (2, 3, 4, 6, 8, 12
 
 
 def picture(schedule, stages, micro_batches):
-    """One line per rank, one column per slot; passes of a rank's second part have a prime."""
+    """Draw one line per rank and one column per slot. Passes of a rank's second part have a
+    prime."""
     lines = []
     slots = simulate(order(schedule, stages, micro_batches))
     for rank in range(stages):
@@ -63,7 +64,7 @@ def test_the_schedules_as_pictures():
 
 
 def torch_order(schedule, stages, micro_batches):
-    """What torch.distributed.pipelining would run: (part, kind, micro-batch) per rank."""
+    """Return what torch.distributed.pipelining would run: (part, kind, micro-batch) per rank."""
     chunks = PARTS_PER_RANK[schedule]
     common = {
         "group_size": stages,

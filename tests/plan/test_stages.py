@@ -37,8 +37,8 @@ def test_no_other_split_is_faster(stages):
 
 
 def test_the_activations_that_every_stage_keeps():
-    """With 10 bytes of activations per sample and layer: gpipe keeps all micro-batches, 1f1b one
-    for each stage from its own to the last."""
+    """With 10 bytes of activations per sample and layer, gpipe keeps all micro-batches. With 1f1b,
+    a stage keeps one for each stage from itself to the last."""
     layers = tuple(Layer(str(n), (str(n),), 1.0, 100, 10.0) for n in range(3))
     given = {
         "of": summary(layers=layers, optimizer_bytes_per_byte=2.0),
@@ -67,8 +67,8 @@ def layers(seconds, flops):
 
 
 def test_noise_does_not_move_the_cuts_and_a_clear_difference_does():
-    """Four equal layers, timed on a busy machine; then one is really slow, which no operation count
-    shows."""
+    """Four equal layers are timed on a busy machine. Then one is really slow, which no operation
+    count shows."""
     flops = [1e9] * 4
     quiet, noisy, slow = [1.0, 1.0, 1.0, 1.0], [1.3, 1.2, 0.5, 0.6], [3.0, 3.0, 0.5, 0.5]
     assert balance(layers(quiet, flops), 2, 8)[0] == [(0, 2), (2, 4)]

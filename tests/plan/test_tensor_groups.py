@@ -18,7 +18,7 @@ def layer(name, *reads, inputs=8, outputs=8, **more):
 
 
 def groups_of(*layers, called=()):
-    """(columns, row) of each group, and the layers that are left."""
+    """Return (columns, row) of each group, and the other layers."""
     groups, left = propose(layers, called)
     return [(group.columns, group.row) for group in groups], set(left)
 
@@ -92,7 +92,7 @@ def test_the_block_is_the_innermost_called_module_around_the_layers():
 
 
 def ways(group, attributes, shards=2, **widths):
-    """(parts, attributes to divide, whether with our own style) of each attempt."""
+    """Return (parts, attributes to divide, whether it uses our own style) of each attempt."""
     layers = {name: layer(name, outputs=width) for name, width in widths.items()}
     tried = attempts(group, layers, tuple(attributes.items()), shards)
     return [(each.parts, each.divided, each.own_style) for each in tried]

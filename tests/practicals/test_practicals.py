@@ -1,8 +1,7 @@
-"""The practicals' scripts, and what a student reads in their output.
-
-Every script starts once per configuration (module-scoped fixtures). Most of them start forked, with
-torch already imported (tests/forked.py). `practical6_ddp.py` and the failing script run under the
-real torchrun, and `practical5_single.py` under the real Python.
+"""The practicals' scripts, and the output that students read. Every script starts once per
+configuration (module-scoped fixtures). Most are forked from a process that has imported torch
+(tests/forked.py). `practical6_ddp.py` and the failing script run under the real torchrun, and
+`practical5_single.py` under the real Python.
 """
 
 import os
@@ -33,8 +32,8 @@ def launch(
     launcher: list[str] | None = None,
     **env: str,
 ) -> tuple[int, str]:
-    """Run a script in one process (ranks = 0) or several: exit code and output. Leaves no process
-    behind."""
+    """Run a script in one process (ranks = 0) or several. Return the exit code and the output, and
+    check that no process remains."""
     outside = {
         key: value
         for key, value in os.environ.items()
@@ -54,7 +53,7 @@ def launch(
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{script.name} was still running after {DEADLINE_SECONDS} s:\n{output}")
-    with pytest.raises(ProcessLookupError):  # no process of the launch's group is alive
+    with pytest.raises(ProcessLookupError):  # no process in the launch's group is alive
         os.killpg(process.pid, 0)
     return process.returncode, output
 
@@ -242,8 +241,8 @@ def test_mixed_precision_reports_speed_size_and_difference(amp: str) -> None:
 
 
 def test_without_scaler_or_usable_cpu_amp_says_so_and_never_crashes(tmp_path: Path) -> None:
-    # On some virtual machines the first float16 product dies with SIGILL. Here the probe's process
-    # does.
+    # On some virtual machines, the first float16 product kills the process with SIGILL. Here, the
+    # trial's process dies that way.
     dying_probe = "import os, sys\nif '-c' in sys.orig_argv: os.kill(os.getpid(), 4)\n"
     (tmp_path / "sitecustomize.py").write_text(dying_probe)
     output = run(

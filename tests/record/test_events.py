@@ -1,4 +1,4 @@
-"""Writing events never blocks, events survive a kill, and the reader tolerates damage."""
+"""Writing events never blocks, events survive a killed process, and the reader tolerates damage."""
 
 import json
 

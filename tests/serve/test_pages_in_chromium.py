@@ -69,7 +69,7 @@ def server(folder: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def open_page(browser: Any, server: dict[str, Any]) -> Iterator[Callable[..., Any]]:
-    """Open a page after the printed address. A script error or a refused request fails the test."""
+    """Open the printed address, then a page. A script error or a refused request fails the test."""
     wrong: list[str] = []
     with browser.new_context(viewport=DESK) as context:
 

@@ -1,8 +1,6 @@
-"""A real Slurm on this machine: a controller and nodes with GPUs that are only counted, in one
-folder, on free ports, ended by pid.
-
-It needs root and the Debian packages slurm-wlm and munge, but no systemd and no cgroups. All nodes
-are this host.
+"""A real Slurm on this machine: a controller and nodes with fake GPUs, in one folder and on free
+ports. It needs root and the Debian packages slurm-wlm and munge, but neither systemd nor cgroups.
+All nodes are this host.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NODES, CPUS = 2, 4
-GPU_FILES = ("/dev/null", "/dev/zero")  # a GPU is a file to Slurm; these are everywhere
+GPU_FILES = ("/dev/null", "/dev/zero")  # to Slurm, a GPU is a file; these files exist everywhere
 START_SECONDS = 120
-BEHIND = ("/usr/sbin", "/usr/bin")  # the daemons are in no user's PATH
+BEHIND = ("/usr/sbin", "/usr/bin")  # the daemons are not in a user's PATH
 
 CONFIGURATION = """\
 ClusterName=paralab
@@ -64,21 +62,23 @@ NODE = (
 
 
 def why_not() -> str | None:
-    """What this machine lacks for it; None if nothing."""
+    """Return what this machine lacks for Slurm, or None."""
     if os.geteuid():
         return "a Slurm of our own needs root"
     missing = [
-        name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if not _found(name)
+        name
+        for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged")
+        if not _find_program(name)
     ]
     return f"not installed: {', '.join(missing)} (Debian: slurm-wlm, munge)" if missing else None
 
 
 @contextmanager
 def cluster() -> Iterator[dict[str, str]]:
-    """Start it; what it gives is the environment in which sbatch, srun and scontrol speak to it."""
+    """Start Slurm, and yield the environment in which sbatch, srun, and scontrol use it."""
     folder = Path(
         tempfile.mkdtemp(prefix="paralab-slurm-")
-    )  # not pytest's: munged refuses a folder that others cannot enter
+    )  # do not use pytest's folder, because munged rejects a folder that others cannot enter
     folder.chmod(0o755)
     try:
         environment = _configure(folder)
@@ -118,10 +118,12 @@ def _start(folder: Path, environment: dict[str, str]) -> None:
     munge = [f"--{name}-file={folder}/munge/{name}" for name in ("key", "pid", "log", "seed")]
     configuration = ["-f", environment["SLURM_CONF"]]
     commands = [
-        [_found("munged"), *munge, f"--socket={folder}/munge/socket"],
-        [_found("slurmctld"), "-c", *configuration],
+        [_find_program("munged"), *munge, f"--socket={folder}/munge/socket"],
+        [_find_program("slurmctld"), "-c", *configuration],
     ]
-    commands += [[_found("slurmd"), *configuration, "-N", f"n{n}"] for n in range(1, NODES + 1)]
+    commands += [
+        [_find_program("slurmd"), *configuration, "-N", f"n{n}"] for n in range(1, NODES + 1)
+    ]
     for command in commands:
         subprocess.run(
             command,
@@ -140,7 +142,7 @@ def _start(folder: Path, environment: dict[str, str]) -> None:
 
 
 def idle(environment: dict[str, str]) -> int:
-    """How many nodes wait for work."""
+    """Return the number of idle nodes."""
     command = ["sinfo", "--noheader", "--Node", "--states=idle", "--partition=debug"]
     done = subprocess.run(
         command,
@@ -153,7 +155,7 @@ def idle(environment: dict[str, str]) -> int:
 
 
 def _cancel_all(environment: dict[str, str]) -> None:
-    """What a failed test has left: the processes of a job outlive the node that started them."""
+    """End what a failed test has left: a job's processes outlive the node that started them."""
     known = {**os.environ, **environment}
     with suppress(subprocess.SubprocessError, OSError):
         subprocess.run(
@@ -165,7 +167,7 @@ def _cancel_all(environment: dict[str, str]) -> None:
 
 
 def _stop(folder: Path) -> None:
-    """The nodes first, the authentication last; each by the number it wrote down."""
+    """End the nodes first and the authentication last, each by the process ID in its file."""
     for path in [*folder.glob("n*.pid"), folder / "slurmctld.pid", folder / "munge" / "pid"]:
         with suppress(OSError, ValueError):
             pid = int(path.read_text())
@@ -185,12 +187,12 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _found(name: str) -> str:
+def _find_program(name: str) -> str:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(BEHIND)) or ""
 
 
 def _free_ports(number: int) -> list[int]:
-    """Held all at once while they are chosen, or one would be given twice."""
+    """Hold all ports while choosing, so that none is returned twice."""
     held = [socket.socket() for _ in range(number)]
     try:
         for one in held:

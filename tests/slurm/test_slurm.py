@@ -1,9 +1,7 @@
-"""paralab and a real Slurm: two nodes on this host. PARALAB_REQUIRE_SLURM=1 makes a missing one a
-failure.
-
-Most jobs train nothing: a stand-in for `srun` sleeps, fails, or leaves a recorded run, so that what
-Slurm does can be waited for without torch. Those that take long (the time limit, a requeue) are
-started first, and looked at last.
+"""paralab with a real Slurm: two nodes on this host. With PARALAB_REQUIRE_SLURM=1, a missing Slurm
+is a failure. Most jobs do not train. A fake `srun` sleeps, fails, or leaves a recorded run, so the
+tests can wait for Slurm without torch. Slow jobs (the time limit, a requeue) start first and are
+checked last.
 """
 
 import json
@@ -45,7 +43,7 @@ esac
 
 
 class Cluster:
-    """Commands to it, as one gives them in a shell."""
+    """Run Slurm commands, as in a shell."""
 
     def __init__(self, environment, folder, recorded):
         self.environment = {
@@ -64,8 +62,8 @@ class Cluster:
         )
 
     def start(self, name, act, *options) -> "Followed":
-        """`paralab run ddp --slurm` in a folder of its own, which goes on while the test does
-        something to its job."""
+        """Run `paralab run ddp --slurm` in a separate folder, while the test does something to its
+        job."""
         folder = self.folder / name
         folder.mkdir()
         command = [
@@ -128,8 +126,7 @@ class Followed:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """The same training on one device, without Slurm; also the recording that the stand-in
-    leaves."""
+    """Train the same on one device without Slurm. The fake `srun` leaves this recording."""
     folder = tmp_path_factory.mktemp("local")
     return run_paralab(
         "run", "single", *TRAINING, "--out", str(folder / "run"), "--json", cwd=folder
@@ -147,7 +144,7 @@ def slurm(tmp_path_factory, request):
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_ones(slurm):
-    """Slurm looks at time limits twice a minute."""
+    """Slurm checks time limits twice a minute."""
     timed = slurm.start("timed", "sleep").wait_for("RUNNING")
     twice = slurm.start("twice", "twice").wait_for("RUNNING")
     slurm.run("scontrol", "update", f"jobid={timed.job}", "EndTime=now+2seconds")
@@ -155,7 +152,7 @@ def slow_ones(slurm):
     twice.wait_for("PENDING (BeginTime")
     slurm.run(
         "scontrol", "update", f"jobid={twice.job}", "StartTime=now"
-    )  # it would be held back for two minutes
+    )  # Slurm would delay it for two minutes
     yield timed, twice
     for followed in (timed, twice):
         if followed.process.poll() is None:
@@ -164,7 +161,7 @@ def slow_ones(slurm):
 
 
 def test_a_job_brings_the_result_back(slurm, local, tmp_path):
-    """The losses of two ranks on two nodes are those of one device here."""
+    """Two ranks on two nodes have the same losses as one device here."""
     done = slurm.paralab(
         "run",
         "ddp",
@@ -192,8 +189,7 @@ def test_a_job_brings_the_result_back(slurm, local, tmp_path):
 
 
 def test_the_printed_script_is_for_sbatch_by_hand(slurm, local, tmp_path):
-    """From another folder, and with the signal that Slurm sends before the time limit, which must
-    not end the ranks."""
+    """Submit from another folder. Slurm's signal before the time limit must not end the ranks."""
     (tmp_path / "here").mkdir()
     steps = ("--workload", "mlp:tiny", "--steps", "300")
     printed = slurm.paralab(
@@ -241,7 +237,7 @@ def test_more_gpus_than_a_node_has(slurm, tmp_path):
     done = slurm.paralab("run", "ddp", "--slurm", "gres=gpu:3", cwd=tmp_path)
     assert done.code == 2
     assert "Requested node configuration is not available" in done.err
-    assert "gpu:2" in done.err  # what the nodes have
+    assert "gpu:2" in done.err  # the table of what the nodes have
     assert "--slurm gres=gpu:N" in done.err
 
 
@@ -279,8 +275,8 @@ def test_a_job_that_somebody_cancels(slurm):
 
 
 def test_scancel_of_a_job_with_checkpoints_saves_the_last_step(slurm, tmp_path):
-    """Slurm signals every process of the job at once, and kills what is left after KillWait (3 s
-    here)."""
+    """Slurm signals every process in the job at once, and kills those that remain after KillWait
+    (3 s here)."""
     run = f"{sys.executable} -m paralab run ddp --replicas 2 --workload mlp:tiny --steps 100000 --checkpoint kept --out run"
     (tmp_path / "job").write_text(f"#!/bin/bash\nexport PYTHONPATH={ROOT}\nsrun -n1 {run}\n")
     number = slurm.run("sbatch", "--parsable", "-n1", "job", cwd=tmp_path)
@@ -330,7 +326,7 @@ def test_a_job_that_failed_before_its_ranks_shows_what_it_printed(slurm):
 
 
 def test_a_job_that_slurm_starts_again(slow_ones):
-    """With the folder of the second start; the first one is kept."""
+    """The second start gets its own folder, and the first folder is kept."""
     _, twice = slow_ones
     assert twice.end() == 0, twice.err
     assert "PENDING (BeginTime" in twice.err
@@ -343,7 +339,7 @@ def test_a_job_that_reaches_its_time_limit(slow_ones):
     assert timed.end() == 1
     assert "00:0" in timed.err  # the limit
     assert "(TIMEOUT, TimeLimit)" in timed.err
-    assert "DUE TO TIME LIMIT" in timed.err  # what the job printed last
+    assert "DUE TO TIME LIMIT" in timed.err  # the last lines that the job printed
     assert "--slurm time=" in timed.err
 
 

@@ -12,7 +12,7 @@ from docs.website.notebook_page import notebook_page
 from tests.conftest import DEADLINE_SECONDS, ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
-# Notebook -> the types of the results that its cells show, by variable
+# Notebook -> variable -> the type of the result that a cell shows
 RESULTS = {
     "tour": {"result": "Result", "check": "VerifyResult", "comparison": "Comparison"},
     "practical5": {"sheet": "Document"},
@@ -40,7 +40,7 @@ def test_a_notebook_is_stored_without_outputs(name):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_notebook_runs_and_shows_its_results(tmp_path, name):
-    # Here, because the quick tests should not need the notebook packages.
+    # Import here, because the quick tests should not need the notebook packages.
     import nbformat
     from nbclient import NotebookClient
 
@@ -59,5 +59,5 @@ def test_a_notebook_runs_and_shows_its_results(tmp_path, name):
 
 
 def _html(cell: Any) -> str:
-    """The HTML that a cell's last expression shows."""
+    """Return the HTML that a cell's last expression shows."""
     return "".join(each.data.get(SHOWN, "") for each in cell.outputs if "data" in each)

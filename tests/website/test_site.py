@@ -18,7 +18,7 @@ from paralab.api import ALL
 from paralab.plan.request import STRATEGIES
 from tests.conftest import ROOT
 
-# Attributes from which a browser loads something when it opens the page
+# Attributes whose address a browser loads when it opens the page
 LOADED = {
     ("script", "src"),
     ("link", "href"),

@@ -1,4 +1,4 @@
-"""A rank inside the test's own process: its plan and its context."""
+"""Run a rank inside the test's own process, with its plan and its context."""
 
 import tempfile
 from contextlib import contextmanager
@@ -64,7 +64,8 @@ def _resolve(request, summary):
 
 @contextmanager
 def make_context(folder: Path, workload, plan, rank=0):
-    """(context, model) of this rank; what setting it up changes in the process is restored."""
+    """Yield (context, model) of this rank. Afterward, restore what the setup changed in the
+    process."""
     writer = EventWriter(Path(tempfile.mkdtemp(dir=folder), "events.jsonl"))
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:

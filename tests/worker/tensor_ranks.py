@@ -1,5 +1,5 @@
-"""Run on two ranks: prove the plans of all families, and wrong groups of some models. Rank 0 prints
-the results as JSON.
+"""Run this on two ranks: it tries to prove the plans of all families, and wrong groups of some
+models. Rank 0 prints the results as JSON.
 
     python -S tests/forked.py 2 tests/worker/tensor_ranks.py
 """
@@ -29,7 +29,7 @@ from paralab.workload.workload import as_workload
 
 
 def swap(group):
-    """Rows instead of columns, and columns instead of rows."""
+    """A wrong group: rows instead of columns, and columns instead of rows."""
     [column] = group.columns
     return replace(group, columns=(group.row,), row=column)
 
@@ -98,7 +98,7 @@ def run_code(name):
 
 
 def unused():
-    """A group whose outputs do not count."""
+    """A group whose outputs do not affect the loss."""
 
     class Gated(nn.Module):
         def __init__(self):
@@ -116,7 +116,7 @@ def unused():
 
 
 class Clipped(torch.optim.AdamW):
-    """Its steps depend on the norm of all gradients together, split or not."""
+    """An optimizer whose steps depend on the norm of all gradients together, split or not."""
 
     def step(self, closure=None):
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -125,7 +125,7 @@ class Clipped(torch.optim.AdamW):
 
 
 class OwnNorms(torch.optim.SGD):
-    """Its steps depend on the norm of this rank's part of each gradient."""
+    """An optimizer whose steps depend on the norm of this rank's part of each gradient."""
 
     def step(self, closure=None):
         for group in self.param_groups:

@@ -12,7 +12,7 @@ NOTHING = MicroBatch(inputs=None, targets=None, share=0.0)
 
 
 def draw(steps):
-    """The sizes of all micro-batches: a list per accumulation step."""
+    """Return the sizes of all micro-batches, with a list per accumulation step."""
     return [[num_samples(micro.inputs) for micro in step] for step in steps]
 
 
@@ -73,8 +73,8 @@ def test_a_rank_without_samples_gets_two_that_count_nothing(tmp_path):
 
 
 def test_samples_that_count_nothing_have_no_loss_even_if_their_logits_are_masked(tmp_path):
-    """Once, the loss of a rank without samples was 0 × the sum of its outputs: NaN for logits of
-    -inf."""
+    """The loss of a rank without samples was once 0 × the sum of its outputs, which is NaN for
+    logits of -inf."""
     workload = make_workload()
     model = torch.nn.Linear(3, 2)
     logits = model(torch.randn(2, 3)).masked_fill(torch.tensor([True, False]), -torch.inf)

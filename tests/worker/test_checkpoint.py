@@ -1,4 +1,4 @@
-"""Save a training and restore it, in one process."""
+"""Save a training run and restore it, in one process."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def model():
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a training from its own seed; close all of them at the end."""
+    """Start training runs, each with its own seed, and close all of them at the end."""
     opened = []
     workload = make_workload(
         model=model,

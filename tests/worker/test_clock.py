@@ -21,7 +21,7 @@ def test_ranks_of_one_machine_share_a_clock():
 
 
 class TwoMachines:
-    """torch.distributed as rank 1 on another machine sees it. Rank 0's clock is 500 s ahead, and
+    """A fake torch.distributed for rank 1 on another machine. Rank 0's clock is 500 s ahead, and
     every message takes 1 ms."""
 
     def __init__(self):

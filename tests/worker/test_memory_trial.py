@@ -42,7 +42,7 @@ class Tied(nn.Module):
 
 
 class Blocks(nn.Module):
-    """The second block is larger than everything that is saved at once."""
+    """The second block is larger than everything else that is saved."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def test_the_peak_of_a_layer():
 
 @pytest.fixture
 def fake_ranks():
-    """4 ranks without processes: their collectives return at once."""
+    """Simulate 4 ranks without processes. Their collectives return at once."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield init_device_mesh("cpu", (4,))
     dist.destroy_process_group()
@@ -226,7 +226,8 @@ def test_a_recurrent_layer_has_no_estimate():
 
 
 def test_a_model_that_needs_values_while_it_is_built():
-    """Its initial values are read, which fake tensors do not have. So it is built for real."""
+    """The model reads its initial values, which fake tensors do not have. So it is built with
+    real tensors."""
 
     def model():
         layer = nn.Linear(3, 2)

@@ -1,4 +1,4 @@
-"""Stages inside one process: nothing of a step outlives it."""
+"""Stages inside one process keep nothing of a step alive after it."""
 
 import gc
 
@@ -13,8 +13,8 @@ from tests.worker.one_rank import plan_workload
 
 
 def test_no_passage_outlives_its_step(tmp_path):
-    """The graph refers to the passage, and the passage to its loss: a cycle that the garbage
-    collector cannot see."""
+    """The graph refers to the passage, and the passage to its loss. The garbage collector cannot
+    see this cycle."""
     plan = plan_workload("mlp:tiny", "pipeline", micro_batches=2, steps=4)
     threads = torch.get_num_threads()
     writer = EventWriter(tmp_path / "rank0.jsonl")

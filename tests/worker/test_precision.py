@@ -1,4 +1,4 @@
-"""What each precision does to the model, the batch, and a step."""
+"""How each precision affects the model, the batch, and a step."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.worker.one_rank import group_of_one, make_plan, make_workload
 
 @pytest.fixture
 def make(monkeypatch):
-    """Precision by name and strategy; the settings of the process are restored."""
+    """Create a precision by name and strategy. Afterward, restore the process's settings."""
     workload, dtype = make_workload(), torch.get_default_dtype()
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield lambda name, strategy="single", **options: Precision(

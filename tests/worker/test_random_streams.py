@@ -81,11 +81,12 @@ def test_a_thread_draws_from_its_stream_in_any_order():
     other = drawn(RandomStreams(2, seed=7), [1, 0, 1, 0])
     assert all(torch.equal(one[number], other[number]) for number in one)
     assert not torch.equal(one[0], one[1])
-    assert torch.equal(torch.rand(4), expected)  # the process's own generator was left alone
+    assert torch.equal(torch.rand(4), expected)  # the process's own generator is unchanged
 
 
 def test_activation_checkpointing_draws_the_same_numbers_on_the_way_back():
-    """It saves and restores the generator's state. Inside a stream, that is the stream's state."""
+    """Checkpointing saves and restores the generator's state. Inside a stream, that is the
+    stream's state."""
     streams = RandomStreams(16, seed=3)
 
     def gradient(number):

@@ -1,4 +1,4 @@
-"""The same samples in the same global batches, whatever the number of ranks."""
+"""Any number of ranks gets the same samples in the same global batches."""
 
 import random
 
@@ -54,7 +54,7 @@ MEMORY = {"input": torch.arange(10.0), "target": torch.arange(10)}
 
 
 def test_lists_in_memory_are_split_like_tensors():
-    """Each batch once contained the whole list, so its entries belonged to other samples."""
+    """Each batch once contained the whole list, so entries belonged to other samples."""
     data = (torch.arange(10.0), {"words": list("abcdefghij"), "classes": ["yes", "no"]})
     for numbers, more in steps(data, 2, 1):
         assert more == {
@@ -75,7 +75,7 @@ def test_ranks_together_see_what_one_rank_sees(data, samples, replicas):
         strict=True,
     )
     for whole, parts in zip(alone, together, strict=True):
-        # An idle rank gets samples that count nothing: leave them out.
+        # Leave out the samples of an idle rank, which have weight zero.
         joined = torch.cat(parts)[: len(whole)]
         assert torch.equal(joined, whole)
 
@@ -135,8 +135,9 @@ class Augmented(Dataset):
 @pytest.mark.parametrize("data", [Augmented(), Subset(Augmented(), range(12))])
 @pytest.mark.parametrize("edges", [[(0, 6)], [(0, 3), (3, 6)], [(0, 1), (1, 5), (5, 6)]])
 def test_a_sample_draws_the_same_on_every_rank(data, edges):
-    """Once, every rank drew from the start of the batch's seed, so ranks got other augmentations
-    than one device. A Subset (of random_split) did so for longer, because it can read batches."""
+    """Every rank once drew from the start of the batch's seed, so its augmentations differed from
+    those of one device. With a Subset (from random_split), this bug remained longer, because a
+    Subset can read batches."""
     workload = Workload(
         model=lambda: None, data=data, loss=lambda output, target: output, name="augmented"
     )

@@ -6,7 +6,7 @@ from paralab.worker.shard_streams import ShardStreams
 
 
 def draw(shard):
-    """Numbers before, in, and after a region, and in a second region, on one shard."""
+    """Return one shard's random numbers before, in, and after a region, and in a second region."""
     torch.manual_seed(7)
     streams = ShardStreams(shard, torch.device("cpu"))
     numbers = [torch.rand(3)]
@@ -30,7 +30,7 @@ def test_shards_differ_only_in_their_regions():
 
 
 def test_a_repeated_forward_pass_repeats_its_numbers():
-    """As activation checkpointing does: it restores only the common state."""
+    """Like activation checkpointing, this restores only the common state."""
     streams = ShardStreams(1, torch.device("cpu"))
     state = torch.get_rng_state()
     drawn = []

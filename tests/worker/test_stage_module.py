@@ -1,4 +1,4 @@
-"""The stages of a model, all in one process: together they compute what the whole model does."""
+"""A model's stages, all in one process. Together, they compute the same as the whole model."""
 
 import copy
 
@@ -51,8 +51,8 @@ class Checkpointed(Blocks):
 
 
 class Past(Blocks):
-    """Computed from the inputs before the cuts and used past them, without being an argument: every
-    process can compute it."""
+    """A value that depends only on the inputs is computed before the cuts and used after them,
+    without being an argument. Every process can compute it."""
 
     def forward(self, x):
         scale = torch.sigmoid(x.detach().sum(1, keepdim=True))
@@ -65,7 +65,7 @@ class Past(Blocks):
 
 
 class Branching(Blocks):
-    """Reads values of its inputs before the cut, and a shape that depends on them."""
+    """The model reads values of its inputs before the cut, and a shape that depends on them."""
 
     def forward(self, x):
         rows = (x[:, 0] > 0).nonzero().squeeze(1)
@@ -82,14 +82,14 @@ class PastParameters(Blocks):
 
 
 class Asking(Blocks):
-    """Reads values that depend on a parameter: another process computes them."""
+    """The model reads values that depend on a parameter, which another process has."""
 
     def forward(self, x):
         return super().forward(x if self.first(x).max().item() > -1e9 else -x)
 
 
 class Views(nn.Module):
-    """What crosses the cut is a view of something larger, which torch cannot detach in place."""
+    """A view of a larger tensor crosses the cut. torch cannot detach a view in place."""
 
     def __init__(self):
         super().__init__()
@@ -124,7 +124,7 @@ def stages_of(model):
 
 
 def cut(model, parts):
-    """One copy of the model per stage, each with its own stage only."""
+    """Return a copy of the model per stage, each with only its own stage."""
     found = []
     for number in range(len(parts)):
         mine = copy.deepcopy(model)
@@ -138,7 +138,8 @@ def cut(model, parts):
 
 
 def there_and_back(parts, live):
-    """Forward through all stages and back, as in a schedule: tensors are sent, not graphs."""
+    """Run forward through all stages and backward again. As in a schedule, this sends tensors,
+    not graphs."""
     sent, kept = (), []
     for part in parts:
         received = tuple(t.detach().requires_grad_(t.requires_grad) for t in sent)
@@ -180,7 +181,7 @@ def test_the_stages_together_are_the_model(make):
         False,
         True,
         True,
-    ):  # a trial, which leaves no trace; then twice, with shapes remembered
+    ):  # first a trial, which changes nothing, then twice with cached shapes
         expected = copy.deepcopy(model)
         for part in parts:
             part.zero_grad()
@@ -220,7 +221,7 @@ def test_nothing_before_a_stage_is_computed_again():
         nn.functional.linear = plain
     assert again is None
     assert first == [True] * 5 + [False]  # once for the shapes …
-    assert calls == [False]  # … and from then on the part alone
+    assert calls == [False]  # … and then only this part
 
 
 @pytest.mark.parametrize(("make", "words"), [(PastParameters, "(6, 1)"), (Asking, "blocks.0")])
@@ -236,7 +237,7 @@ def test_a_model_that_cannot_be_cut_is_refused(make, words):
 @pytest.mark.parametrize("kinds", [["state"], ["random"], ["state", "random"]])
 def test_stages_of_a_forward_that_is_held_fixed(kinds):
     """Every stage runs the whole forward, most of it on shapes. Read-only buffers and seeded draws
-    must work there, too."""
+    must work there too."""
 
     class Restless(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Micro-batches take turns: rows are stages, columns are moments, entries are micro-batches."""
+"""Micro-batches take turns. Rows are stages, columns are times, and entries are micro-batches."""
 
 import threading
 import time
@@ -9,8 +9,8 @@ from paralab.worker.strategies.pipeline_threads import Aborted, StageOrder
 
 
 def sweep(stages, micros, route):
-    """Run every micro-batch through the stages in its thread; return who was where at each
-    moment."""
+    """Run each micro-batch through the stages in its own thread. Return which one was where at
+    each time."""
     order, drawn, lock = StageOrder(stages), [[] for _ in range(stages)], threading.Lock()
 
     def walk(micro):
@@ -21,7 +21,7 @@ def sweep(stages, micros, route):
             time.sleep(0.002)
             order.leave(stage, micro)
 
-    # Started in the wrong order on purpose: the order must put them right.
+    # Start the threads in the wrong order on purpose. `StageOrder` must correct it.
     threads = [threading.Thread(target=walk, args=(micro,)) for micro in reversed(range(micros))]
     for thread in threads:
         thread.start()

@@ -1,5 +1,5 @@
-"""How a rank ends when the launcher stops all ranks. CI once read an interrupted run as failed: rank
-1 lost its connection to rank 0, which had stopped, before its own order arrived."""
+"""How a rank ends when the launcher stops all ranks. CI once reported an interrupted run as
+failed, because rank 1 lost its connection to the stopped rank 0 before its own order arrived."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_an_error_of_the_rank_itself_does_not_wait_for_an_order(tmp_path, monkey
 
 
 def test_an_order_that_arrives_in_a_callback_is_still_an_order(tmp_path, monkeypatch):
-    # torch turned `Stopped` into a RuntimeError, so every third Ctrl-C was read as a failure.
+    # torch turned `Stopped` into a RuntimeError, so every third Ctrl-C was reported as a failure.
     end = end_of_a_rank(tmp_path, monkeypatch, IN_CALLBACK, order_after_seconds=None)
     assert end == (worker.Stopped, [("end", "interrupted")])

@@ -1,4 +1,4 @@
-"""The process that talks to the job's store, without the process: requests and answers."""
+"""Requests to and answers from the store client, without its process."""
 
 import pytest
 

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "strategies" / "tp.md"
 
 @pytest.fixture(scope="module")
 def ranks():
-    """The results of two ranks (tensor_ranks.py)."""
+    """Run tensor_ranks.py on two ranks, and return its results."""
     pytest.importorskip("transformers", reason="needs models: pip install transformers")
     if not can_fork():
         pytest.skip("needs processes that fork, on Linux without an NVIDIA driver")

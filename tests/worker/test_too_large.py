@@ -1,4 +1,5 @@
-"""A model with a trillion parameters is planned on this machine, without its memory."""
+"""paralab plans a model with a trillion parameters on this machine, which does not have the
+memory for it."""
 
 import pytest
 import torch
@@ -47,13 +48,13 @@ def test_a_model_that_fits_is_inspected_with_data(monkeypatch):
 
 @pytest.mark.parametrize(("memory", "is_fake"), [(64, False), (63, True), (None, False)])
 def test_the_parameters_and_gradients_must_fit(monkeypatch, memory, is_fake):
-    """8 parameters of 4 bytes, and as many gradients: 64 bytes."""
+    """8 parameters of 4 bytes and their gradients need 64 bytes."""
     monkeypatch.setattr(too_large, "memory_bytes", lambda: memory)
     assert (fake_if_too_large(make_workload(), "cpu") is not None) is is_fake
 
 
 def test_a_model_that_cannot_be_built_on_the_meta_device(monkeypatch):
-    """It reads a value. Assume that it fits."""
+    """The model reads a value, which has no fake counterpart. Assume that it fits."""
     monkeypatch.setattr(too_large, "memory_bytes", lambda: 1)
 
     def model():

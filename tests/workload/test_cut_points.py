@@ -1,4 +1,4 @@
-"""Where a model can be cut, found from its own forward."""
+"""Find where a model can be cut, from its own forward pass."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def cut(model, inputs=None, split_points=()):
 
 
 class Chain(nn.Module):
-    """A forward that is a chain of its children, with functions in between."""
+    """The forward is a chain of the children, with functions between them."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Skipping(nn.Module):
-    """The head uses the output of the encoder, past the body."""
+    """The head also uses the encoder's output, bypassing the body."""
 
     def __init__(self):
         super().__init__()

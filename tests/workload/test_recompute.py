@@ -39,7 +39,7 @@ class PythonNoise(nn.Module):
 
 
 class Cached(nn.Module):
-    """Like a transformer's cache of keys, which grows in each call."""
+    """It is like a transformer's key cache, which grows in each call."""
 
     def forward(self, x):
         self.seen = torch.cat([self.seen, x]) if hasattr(self, "seen") else x
@@ -131,7 +131,7 @@ class Sines(nn.Module):
 
 
 class Products(Sines):
-    """Products and sines by turns. Each saves its input, and parameters do not count."""
+    """Products and sines alternate. Each saves its input, and parameters do not count."""
 
     def __init__(self):
         super().__init__()

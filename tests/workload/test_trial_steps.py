@@ -1,4 +1,4 @@
-"""What an inspection of a workload finds out, and what a plan refuses because of it."""
+"""What the inspection of a workload finds, and what plans refuse because of it."""
 
 import textwrap
 

@@ -1,4 +1,5 @@
-"""A forward that is held fixed gives every sample the same output, however the batch is split."""
+"""Under verify's controls, forward gives each sample the same output, no matter how the batch is
+split."""
 
 import copy
 from collections import Counter, defaultdict, deque
@@ -15,7 +16,7 @@ X = torch.randn(12, 8, dtype=torch.float64)
 
 
 class Drawing(nn.Module):
-    """Draws in every layout that a forward may use."""
+    """The model draws random numbers in every layout that a forward may use."""
 
     def __init__(self):
         super().__init__()
@@ -63,13 +64,13 @@ def test_parts_of_a_batch_give_what_the_whole_gives(make, kind, cuts):
     try:
         model = make()
         with torch.no_grad():
-            if kind != "batch_norm" or 1 not in cuts:  # which refuses a single sample
+            if kind != "batch_norm" or 1 not in cuts:  # it rejects a single sample
                 loose = torch.cat([model(part) for part in X.split(cuts)])
                 assert not torch.allclose(loose, model(X))
             with controlled(model, [kind], X[:3]):
                 whole = model(X)
                 assert torch.allclose(torch.cat([model(part) for part in X.split(cuts)]), whole)
-                # A copy of the model (a replica) is held fixed as well.
+                # The controls also apply to a copy of the model (a replica).
                 assert torch.allclose(copy.deepcopy(model)(X[:5]), whole[:5])
     finally:
         torch.set_default_dtype(torch.float32)
@@ -152,7 +153,7 @@ def test_generators_and_tensors_inside_containers_are_restored():
 
 
 def test_a_counter_stays_a_counter():
-    """Its copy once counted pairs, and a defaultdict could not be copied."""
+    """A copy once counted pairs, and a defaultdict could not be copied."""
     model = nn.Module()
     model.calls, model.lists = Counter("aab"), defaultdict(list, a=[1])
     before = state_of(model)
@@ -177,7 +178,8 @@ def test_a_cast_to_fp32_does_not_amplify_rounding_in_fp64():
 
 
 def test_casts_are_ignored_only_if_the_model_works_without_them():
-    """Gemma's norms cast to fp32, and verify called ddp wrong: the gradients differed by 5e-9."""
+    """Gemma's norms cast to fp32. verify once called ddp wrong, because the gradients differed
+    by 5e-9."""
     numbers = torch.rand(3, 3, dtype=torch.float64)
     other = torch.ones(3, 3)
     assert casts_in_vain(lambda: numbers.float() + 1)

@@ -1,4 +1,4 @@
-"""Built-in workloads, users' files, and the errors for wrong ones."""
+"""Built-in workloads, users' files, and errors for wrong files."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_a_built_in_workload_learns(family):
 
 
 def test_mlp_has_as_many_logits_as_classes():
-    # It once had 1024 logits for labels from 0 to 9.
+    # The workload once had 1024 logits for labels from 0 to 9.
     workload = load_workload("mlp")
     inputs, labels = workload.data
     logits = workload.model()(inputs[:2])

@@ -55,7 +55,7 @@ def found(
         severity = "suspect"
     if severity == "error" and not _is_reached(script, where):
         severity = "suspect"
-    file = shown(script, where.module)
+    file = path_to_show(script, where.module)
     fix = fix or entries[id].fix
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
 
@@ -80,7 +80,7 @@ def _in_test(where: At) -> bool:
     return scope is not None
 
 
-def shown(script: Script, module: Module) -> str:
+def path_to_show(script: Script, module: Module) -> str:
     """Return the path to show to the user: the script's as given, others relative to its folder."""
     if module is script.modules[0]:
         return str(script.path)
@@ -109,7 +109,7 @@ def replace(script: Script, module: Module, node: ast.AST, text: str) -> tuple[E
     line = module.lines[first - 1].encode()
     start, stop = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
     new = line[:start] + text.encode() + line[stop:]
-    return (Edit(shown(script, module), first, first, (new.decode(),)),)
+    return (Edit(path_to_show(script, module), first, first, (new.decode(),)),)
 
 
 def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
@@ -128,7 +128,9 @@ def insert(
     indent = module.lines[at.lineno - 1][: at.col_offset]
     line = (at.end_lineno or at.lineno) + 1 if after else at.lineno
     return (
-        () if indent.strip() else (Edit(shown(script, module), line, line - 1, (indent + text,)),)
+        ()
+        if indent.strip()
+        else (Edit(path_to_show(script, module), line, line - 1, (indent + text,)),)
     )
 
 
@@ -156,4 +158,4 @@ def out_of_branch(script: Script, call: Call, branch: ast.AST) -> tuple[Edit, ..
         return ()
     moved = indent + lines[body.lineno - 1][body.col_offset :]
     left = (header,) if len(branch.body) > 1 else ()
-    return (Edit(shown(script, call.module), branch.lineno, body.lineno, (moved, *left)),)
+    return (Edit(path_to_show(script, call.module), branch.lineno, body.lineno, (moved, *left)),)

@@ -68,6 +68,6 @@ sysconfig.get_config_vars()
 _real_system = platform.system
 platform.system = lambda: _real_system() if _is_exempt() else "Darwin"
 sys.platform = "darwin"
-sys.modules["_scproxy"] = types.SimpleNamespace(  # what urllib imports there
+sys.modules["_scproxy"] = types.SimpleNamespace(  # urllib imports this there
     _get_proxy_settings=dict, _get_proxies=dict
 )

@@ -11,11 +11,11 @@ from paralab.doctor.passes import passes
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
     calls,
+    find_stuck,
     fits,
     has_failed,
     mismatches,
     named,
-    stuck,
     times_called,
 )
 from paralab.doctor.source_context import opposite, site_conditions
@@ -76,7 +76,7 @@ def _one_may_have_left(seen: Observation) -> bool:
 def _judge(seen: Observation, mismatch: Mismatch, one: Side, other: Side) -> Finding | None:
     """Report the rank whose call is wrong: the call that the other rank never makes."""
     clashes = not fits(one.call, other.call)
-    waits = [w for rank in seen.ranks if (w := stuck(rank)) and w.group == mismatch.group]
+    waits = [w for rank in seen.ranks if (w := find_stuck(rank)) and w.group == mismatch.group]
     certain = clashes or any(where.number >= (mismatch.number or 0) for where in waits)
     pairs = ((one, other), (other, one))
     shared = [times_called(far.rank, near.operation) > 0 for near, far in pairs]

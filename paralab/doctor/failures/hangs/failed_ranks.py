@@ -10,7 +10,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import listed, make_finding
-from paralab.doctor.rank_collectives import raised_of_its_own, stuck
+from paralab.doctor.rank_collectives import find_stuck, raised_of_its_own
 
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
@@ -19,7 +19,7 @@ def used_other_parameters(seen: Observation) -> Finding | None:
     """Report ranks whose backward passes reach different parameters: DDP waits for the others."""
     complaining = [rank for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message]
     for one, other in permutations(seen.ranks, 2):
-        waits, theirs = stuck(other), other.of(Backward)
+        waits, theirs = find_stuck(other), other.of(Backward)
         for number, mine in enumerate(one.of(Backward)):
             its = theirs[number].without_grad if number < len(theirs) else None
             missing = mine.without_grad or []

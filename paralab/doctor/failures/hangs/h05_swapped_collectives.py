@@ -8,7 +8,7 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, check, describe
-from paralab.doctor.source_context import opposite, written
+from paralab.doctor.source_context import opposite, statement_at
 
 Calls = dict[int, Collective]
 
@@ -59,7 +59,7 @@ def _calls(rank: WatchedRank, group: str) -> Calls:
 def _text(call: Collective) -> tuple[str, ...]:
     """Return a call's code, because both branches of an `if` may contain it on different lines."""
     assert call.site
-    return tuple(written(place) for place in call.site.stack)
+    return tuple(statement_at(place) for place in call.site.stack)
 
 
 def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
@@ -88,8 +88,8 @@ def _report(
     assert first
     assert partner
     why = (
-        f"Collective number {window[0]} is `{written(first.place)}` on rank {one.rank} and "
-        f"`{written(partner.place)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
+        f"Collective number {window[0]} is `{statement_at(first.place)}` on rank {one.rank} and "
+        f"`{statement_at(partner.place)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
         "of the two values."
     )
     evidence = [

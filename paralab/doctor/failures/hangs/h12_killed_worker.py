@@ -91,10 +91,10 @@ def _killed(logs: Logs) -> Findings:
     ranks = {event.rank for event in killed} or {line.rank for line in memory}
     rank = next(iter(ranks)) if len(ranks) == 1 else None
     who = killed[0].who if len(killed) == 1 else "A rank" if rank is None else f"Rank {rank}"
-    said = "The kernel reports that memory ran out." if memory else "It could not print an error."
+    known = "The kernel reports that memory ran out." if memory else "It could not print an error."
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
     why = (
-        f"Another process killed {who} with SIGKILL. {said} The other ranks only lost their "
+        f"Another process killed {who} with SIGKILL. {known} The other ranks only lost their "
         "connection."
     )
     fix = f"{ENTRY.fix} `dmesg | grep -i oom` shows whether memory ran out."

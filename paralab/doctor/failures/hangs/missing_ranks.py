@@ -10,10 +10,10 @@ from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
     Stuck,
+    find_stuck,
     is_same_call,
     mismatches,
     named,
-    stuck,
     times_called,
 )
 from paralab.doctor.source_context import Leaving, returns_before
@@ -22,7 +22,9 @@ from paralab.record.victims import WAITED
 
 def did_not_come(seen: Observation) -> Finding | None:
     """Report the first collective that some ranks entered and another rank never called."""
-    stuck_ranks = {rank.rank: where for rank in seen.ranks if (where := stuck(rank)) is not None}
+    stuck_ranks = {
+        rank.rank: where for rank in seen.ranks if (where := find_stuck(rank)) is not None
+    }
     if seen.stalled_seconds is not None and not seen.ended_by_us:
         for rank in seen.ranks:
             victim = next((w for w in stuck_ranks.values() if w.rank is not rank), None)
@@ -38,7 +40,7 @@ def did_not_come(seen: Observation) -> Finding | None:
 
 
 def describe_end(rank: WatchedRank) -> str:
-    where = stuck(rank)
+    where = find_stuck(rank)
     if where is None:
         return f"rank {rank.rank}: ended with it"
     return f"rank {rank.rank}: {'failed' if where.failed else 'waits'} in {named(where.operation)}"
@@ -67,7 +69,7 @@ def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | Non
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:
         return _finished(seen, where, rank)
-    elsewhere = stuck(rank)
+    elsewhere = find_stuck(rank)
     if elsewhere is not None and elsewhere.group != where.group:
         return None
     if rank.state in STOPPED:

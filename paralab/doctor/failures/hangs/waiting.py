@@ -42,7 +42,7 @@ def waited_for_a_rank(logs: Logs) -> Findings:
         yield from _left_early(logs, victims[0])
 
 
-def _stands(event: Event) -> str:
+def _describe_position(event: Event) -> str:
     """Return where a rank was: "in `loss.backward()` (train.py:31), where DDP averages …"."""
     if event.at is None:
         return "at an unknown line"
@@ -69,7 +69,7 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
     counted = f"In one collective, the ranks sent tensors of different sizes{counted}. "
     evidence = tuple(map(str, lines[:2]))
     for event in victims:
-        why = f"{counted}{named([event.rank])} was {_stands(event)}"
+        why = f"{counted}{named([event.rank])} was {_describe_position(event)}"
         if event.in_buffers and event.alone:
             return _alone(event, f"{why}.", evidence)
         if event.in_buffers:
@@ -88,7 +88,7 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
     first = next((event for event in victims if event.at), None)
     if first is None:
         return Finding("H06", "error", counted, entries["H06"].fix, evidence=evidence)
-    why = f"{counted}{named([first.rank])} was {_stands(first)}."
+    why = f"{counted}{named([first.rank])} was {_describe_position(first)}."
     return first.finding("H06", "error", why, evidence=(*evidence, *first.evidence()))
 
 
@@ -98,7 +98,7 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     rank = absent[0] if len(absent) == 1 else None
     last = logs.last.get(rank) if rank is not None and not barrier else None
     who, more = named(absent) if absent else "Another rank", [str(last)] if last else []
-    why = f"{named([first.rank])} waited until its timeout {_stands(first)}. {who} never arrived"
+    why = f"{named([first.rank])} waited until its timeout {_describe_position(first)}. {who} never arrived"
     why += f"; the last line there is `{last.text.strip()[:160]}`." if last else "."
     if first.alone:
         return _alone(first, why, more)
@@ -116,7 +116,7 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
 
 
 def _two_places(first: Event, other: Event) -> Finding:
-    why = f"{named([first.rank])} waited until its timeout {_stands(first)}"
+    why = f"{named([first.rank])} waited until its timeout {_describe_position(first)}"
     who, more = named([other.rank]), other.evidence()
     if first.at == other.at and other.waited:
         why += (
@@ -128,7 +128,7 @@ def _two_places(first: Event, other: Event) -> Finding:
     if first.at == other.at:
         why += f". {who} reached the same line later: its work took longer than the timeout."
         return _suspect("H13", first, why, other.rank, more)
-    why += f", while {who[0].lower()}{who[1:]} was {_stands(other)}."
+    why += f", while {who[0].lower()}{who[1:]} was {_describe_position(other)}."
     if first.in_backward != other.in_backward:
         training, behind = (first, other) if first.in_backward else (other, first)
         why += f" {named([behind.rank])} has left the training loop: it had fewer batches, or it "
@@ -140,7 +140,7 @@ def _two_places(first: Event, other: Event) -> Finding:
 
 def _left_early(logs: Logs, first: Event) -> Findings:
     """Report a rank that exited with code 0: all victims lost it, and no rank failed."""
-    was = f"{named([first.rank])} was {_stands(first)}"
+    was = f"{named([first.rank])} was {_describe_position(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")
         return
