@@ -159,7 +159,7 @@ def find_mismatches(
         if len(numbered) > 1:
             mismatches += [*_difference(group, numbered, differ), *_behind(group, numbered, over)]
     mismatches.sort(key=lambda mismatch: (mismatch.number or 0, mismatch.group or ""))
-    return [*_across_groups(mismatches, calls), *mismatches, *_without_numbers(calls, differ)]
+    return [*_across_groups(mismatches), *mismatches, *_without_numbers(calls, differ)]
 
 
 def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatch]:
@@ -212,9 +212,7 @@ def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
         yield Mismatch("stuck", group, lowest, calls)
 
 
-def _across_groups(
-    mismatches: Sequence[Mismatch], ranks: Mapping[int, Sequence[CollectiveCall]]
-) -> Iterator[Mismatch]:
+def _across_groups(mismatches: Sequence[Mismatch]) -> Iterator[Mismatch]:
     """Yield two ranks that wait for each other, each in a group where the other is missing."""
     late = [(m, rank) for m in mismatches if m.kind == "behind" for rank in m.behind]
     for (one, behind), (other, behind_too) in combinations(late, 2):

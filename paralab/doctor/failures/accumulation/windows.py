@@ -192,15 +192,13 @@ class Window:
         inside = list(event.path)
         inside = inside[inside.index(self.loop) + 1 :] if self.loop in inside else []
         truths = [
-            self.script.decide(
-                item, event.scope_at(chain), 0, self.env_at(event, chain, env, item.node)
-            )
+            self.script.decide(item, event.scope_at(chain), 0, self.env_at(chain, env, item.node))
             for chain, item in inside
             if isinstance(item, If)
         ]
         return False if False in truths else None if None in truths else True
 
-    def env_at(self, event: Event, chain: Chain, env: Env, node: ast.AST) -> Env:
+    def env_at(self, chain: Chain, env: Env, node: ast.AST) -> Env:
         """Adjust `env` for a node above the line that increments the counter, or in a function that
         the loop calls."""
         if chain == self.loop[0] and self.start == 1 and self._is_above_the_count(node):
@@ -226,7 +224,7 @@ class Window:
                 self.script,
                 item.item,
                 event.scope_at(chain),
-                self.env_at(event, chain, env, item.node),
+                self.env_at(chain, env, item.node),
             )
             for chain, item in event.path
             if isinstance(item, With)

@@ -154,7 +154,7 @@ def asks_for_rank(script: Script, owner: Scope) -> bool:
     return any(_DIVIDES.search(ast.unparse(one.node)) for one in family)
 
 
-def is_for_evaluation(script: Script, call: Call) -> bool:
+def is_for_evaluation(call: Call) -> bool:
     """Return whether the name given to a call's result suggests validation or testing."""
     parent: ast.AST | None = call.node
     while parent is not None and not isinstance(parent, ast.stmt):

@@ -53,7 +53,7 @@ def no_sampler(script: Script) -> Findings:
             continue
         if any(script.differs(way.test, scope) for way in loader.inside(If)):
             continue  # only one rank has this loader
-        if is_for_evaluation(script, loader) or not (loader in linked or "train" in code(data)):
+        if is_for_evaluation(loader) or not (loader in linked or "train" in code(data)):
             continue
         shuffle = loader.argument(2, "shuffle") or ast.Constant(False)
         why = f"No sampler: every rank goes through all of `{code(data)}`"

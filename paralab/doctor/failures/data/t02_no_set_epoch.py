@@ -81,7 +81,7 @@ def no_set_epoch(script: Script) -> Findings:
     for sampler in samplers:
         loaders = _loaders_of(script, sampler)
         hidden = not loaders or not every  # which loop reads it
-        if hidden and not any(is_for_evaluation(script, one) for one in (sampler, *loaders)):
+        if hidden and not any(is_for_evaluation(one) for one in (sampler, *loaders)):
             why = f"`{code(sampler.node)}` shuffles with seed + epoch, and nothing in the project calls `set_epoch`."
             doubt = "if a loop reads it more than once"
             yield found(script, "T02", "suspect", sampler, why, doubt=doubt)
@@ -114,7 +114,7 @@ def _loop_of(
             place = training.loop_over(script, loader)
             if place and _repeats(script, *training.loops[place - 1]):
                 return *training.loops[place], True
-    if is_for_evaluation(script, sampler) or any(is_for_evaluation(script, one) for one in loaders):
+    if is_for_evaluation(sampler) or any(is_for_evaluation(one) for one in loaders):
         return None
     for training in every:
         for loop, scope in training.loops:

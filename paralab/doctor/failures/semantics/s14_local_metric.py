@@ -53,7 +53,7 @@ def sum_shown_as_mean(script: Script) -> Findings:
             continue
         sure = _is_mean(script, given, reduce.scope)
         uses = _uses_after(script, given, reduce)
-        shows = bool(uses) and all(_is_shown(script, use, reduce.scope) for use in uses)
+        shows = bool(uses) and all(_is_shown(use, reduce.scope) for use in uses)
         if sure is None or not shows:
             continue
         shown = at(uses[0], reduce.scope)
@@ -131,8 +131,8 @@ def _uses_after(script: Script, given: ast.Name, reduce: Call) -> list[ast.Name]
     ]
 
 
-def _is_shown(script: Script, use: ast.Name, scope: Scope) -> bool:
-    """Return whether a value is printed or logged unchanged; undecided for `return x.item()`."""
+def _is_shown(use: ast.Name, scope: Scope) -> bool:
+    """Return whether a value is printed or logged unchanged."""
     parents = scope.module.parents
     node: ast.AST = use
     while node in parents:
