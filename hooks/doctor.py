@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pre-commit hook: checks scripts with plain Python, so nothing is installed, least of all
+"""The pre-commit hook checks scripts with plain Python. It does not need any package, not even
 torch."""
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """Return the conditions around all frames of a call: a caller's also apply to its helper."""
+    """Return the conditions around all frames of a call. A caller's conditions also apply to its
+    helper."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 

@@ -26,8 +26,8 @@ OPTIONS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "forward_sync_buffers"),
     "gradient_as_bucket_view",
 )
-MOST_IGNORED = 1000  # names
-MOST_NODES = 2000  # of autograd's graph, to search for a tensor that a collective overwrote
+MOST_IGNORED = 1000  # number of names to record
+MOST_NODES = 2000  # search this many nodes of the graph for an overwritten tensor
 
 
 class Models:

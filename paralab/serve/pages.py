@@ -65,7 +65,7 @@ def list_parts(rows: Sequence[Row], experiment: str = "") -> dict[str, object]:
         title = row.name.removeprefix(f"{experiment}/") if experiment else row.name
         shown.append((row.name, render("row", row=row, title=title).strip()))
     hidden = len(rows) - len(shown)
-    note = f"This list shows the newest {MOST_ROWS:,} of {len(rows):,}." if hidden else ""
+    note = f"This list shows the newest {MOST_ROWS:,} of {len(rows):,} runs." if hidden else ""
     return {"rows": shown, "count": plural(len(rows), "folder"), "note": note}
 
 

@@ -192,7 +192,7 @@ class Follower:
         self.seconds_of: dict[int, float] = {}  # from the first rank's start to the last one's end
         self.attempt = 0
         self.events_read = 0
-        self._bounds: dict[int, tuple[float, float]] = {}  # of the steps that some ranks finished
+        self._bounds: dict[int, tuple[float, float]] = {}  # of steps that only some ranks finished
         self._events = folder.events
         self._tails = self._open()
         self._first_start, self._last_end = float("inf"), 0.0

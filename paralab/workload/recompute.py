@@ -118,8 +118,8 @@ def _set_python_random_state(state: tuple[Any, Any]) -> None:
 
 
 def _same_random_state() -> MakeContext:
-    """Remember the generators of Python and numpy. The contexts repeat their draws from here on.
-    torch.utils.checkpoint does that only for torch's generators."""
+    """Remember the state of Python's and numpy's generators. Inside the returned contexts, they
+    draw the same numbers again. torch.utils.checkpoint does that only for torch's generators."""
     state = python_random_state()
 
     @contextmanager

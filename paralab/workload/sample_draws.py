@@ -107,8 +107,8 @@ def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
 
 
 def replay_draws() -> Callable[[], AbstractContextManager[None]]:
-    """Remember this point of the forward pass. The contexts repeat the draws from here on, which
-    recomputation needs in the backward pass."""
+    """Remember this point of the forward pass. Inside the returned contexts, the draws after it
+    are repeated, as recomputation in the backward pass requires."""
     mode, path, calls = _thread.mode, list(_thread.path), _thread.calls.copy()
 
     @contextmanager

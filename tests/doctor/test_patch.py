@@ -187,7 +187,7 @@ def test_every_finding_that_is_left_has_a_reason(script):
     assert done.ids == ("G01",)
     assert reasons(done) == {
         "A01": "another fix changes the same lines; run --fix again",
-        "H03": "needs a change by hand",
+        "H03": "must be fixed by hand",
         "G09": "only a suspect",
     }
     assert script.read_text() == "loss = f(x) / 4\nloss.backward()\nstep()\n"

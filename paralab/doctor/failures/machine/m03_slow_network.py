@@ -59,7 +59,7 @@ def _between_ranks(facts: Facts) -> Findings:
         why = (
             f"An all-reduce of {size(link.bytes)} between two ranks on this machine takes "
             f"{seconds(link.seconds)}, {link.seconds / link.copy_seconds:.0f} times as long as a "
-            f"copy in memory ({seconds(link.copy_seconds)}). Usual is 5 to 15 times."
+            f"copy in memory ({seconds(link.copy_seconds)}). The usual range is 5 to 15 times."
         )
         fix = "Check what else is running (top), and use more cores per rank."
         doubt = "on an idle machine"

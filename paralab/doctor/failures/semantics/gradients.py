@@ -52,7 +52,7 @@ def explain_gradients(apart: Apart) -> Finding | None:
         return None  # DDP did not finish averaging and raises in the next forward
     synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
     if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
-        return None  # local steps: the ranks average parameters at intervals, or may still do so
+        return None  # local SGD: the ranks average parameters at intervals, or may do so later
     apart = replace(apart, names=inside)
     for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
         if finding := cause(apart):

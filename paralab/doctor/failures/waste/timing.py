@@ -69,7 +69,8 @@ class Reduction:
 
 
 def reductions(seen: Observation) -> Reduction | None:
-    """Return DDP's times. The rank that waits least arrived last: its wait is the sending time."""
+    """Return DDP's times. The rank that waits least arrived last, so its wait is only the
+    transfer time."""
     per_rank = [
         {e.iteration: e for e in rank.of(Reduced) if e.model == 0 and e.iteration > WARM_UP}
         for rank in seen.ranks
