@@ -20,23 +20,20 @@ CPU = [
     for strategy in ("single", "dp", "ddp", "fsdp", "mp", "pipeline", "hybrid")
 ]
 CPU += [
-    f"{words} {workload} {options}"
+    f"fsdp {workload} {options}"
     for workload in ("mlp", "gpt", "cnn")
-    for words, options in (
-        ("fsdp", "zero=1 replicas=3"),
-        ("fsdp", "zero=2"),
-        ("fsdp", "replicas=4 shard_groups=2"),
-        ("tp", "shards=2"),
-        ("single", "recompute=full"),
-        ("single", "recompute=selective"),
-        ("pipeline", "schedule=1f1b recompute=full"),
-    )
+    for options in ("zero=1 replicas=3", "zero=2", "replicas=4 shard_groups=2")
 ]
 CPU += [
+    "tp mlp",
+    "tp gpt",
+    "tp examples/huggingface.py:workload",
+    "single gpt recompute=full",
+    "single gpt recompute=selective",
     "dp gpt recompute=full",
     "fsdp gpt recompute=selective",
     "tp gpt recompute=full",
-    "tp examples/huggingface.py",
+    "pipeline gpt schedule=1f1b recompute=full",
     "single gpt accumulate=4",
     "single gpt precision=bf16",
     "fsdp gpt precision=bf16",

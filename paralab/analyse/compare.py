@@ -168,7 +168,9 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
             error = each.error or f"no step finished{status}"
             failed.append(FailedRow.like(each, error=error, runs=each.runs if each.error else []))
     rows = [_with_break_even(row, rows) for row in rows]
-    baseline = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
+    first = next((row for row in rows if row.strategy == "single"), rows[0] if rows else None)
+    named = [row for row in rows if row.name == manifest.baseline]
+    baseline = next(iter(named), None) if manifest.baseline else first
     return Comparison.like(
         manifest,
         rounds=len(rounds) or outcome.rounds,

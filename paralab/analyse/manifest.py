@@ -54,10 +54,31 @@ class ExperimentManifest(Manifest, frozen=True, kw_only=True):
     configurations: list[Planned]
     about: About = About()
     left_out: tuple[LeftOut, ...] = ()
+    baseline: str | None = None  # if it is not `single` or the first one
+
+
+class Pruned(Record, frozen=True, kw_only=True):
+    """A configuration that `tune` did not measure, because it does not fit a device's memory."""
+
+    name: str
+    command: str
+    needed_bytes: int  # estimated
+
+
+class SearchNotes(Record, frozen=True, kw_only=True):
+    """What `tune` did not measure, and why."""
+
+    considered: int = 0
+    untried: int = 0  # because --trials limits the search
+    pruned: tuple[Pruned, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    not_estimated: tuple[LeftOut, ...] = ()  # their memory is unknown
 
 
 class TuneManifest(Manifest, frozen=True, kw_only=True):
-    default: str  # the name of the default configuration
+    devices: int | None = None  # how many every layout uses; None if only options were searched
+    device_bytes: int | None = None  # the memory limit, if there is one
+    any_batch: bool = False  # whether configurations may have different batch sizes
 
 
 def kind_of(folder: Path) -> str:

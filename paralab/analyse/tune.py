@@ -1,26 +1,30 @@
-"""Read a search from its folder: the command to use, and its speed-up over the default."""
+"""Read a search from its folder: the command to use, its speed-up over the default, its margin over
+the runners-up, and what was not measured."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from paralab.analyse.blocks import Cell, Document, Evidence, Finding, Line, Lines, Section
 from paralab.analyse.compare import Row, comparison_of
-from paralab.analyse.confidence import SpeedUp
-from paralab.analyse.manifest import TuneManifest, manifest_of
-from paralab.analyse.phrases import times_as_fast
+from paralab.analyse.confidence import SpeedUp, speed_up
+from paralab.analyse.manifest import SearchNotes, TuneManifest, manifest_of
+from paralab.analyse.phrases import interval, times_as_fast
 from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
-from paralab.analyse.table_cells import Cells, number, table
-from paralab.analyse.verdict import is_same_training
+from paralab.analyse.table_cells import Cells, exact, name, table, words
+from paralab.analyse.table_cells import number as measure
+from paralab.analyse.verdict import is_same_training, largest_memory
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
-from paralab.record.types import Record
-from paralab.units import seconds
+from paralab.record.types import Record, convert, read_object
+from paralab.units import plural, rate, seconds, size
 
 DEFAULT_MB = 25.0  # PyTorch's default bucket size, which places the default on the curve
 HIGH = ("fp32", "fp64")
+SHOWN = 6  # names in a sentence
 
 
 class Tuned(Record, frozen=True, kw_only=True):
@@ -28,7 +32,9 @@ class Tuned(Record, frozen=True, kw_only=True):
 
     name: str
     command: str
+    batch_size: int
     step_seconds: Spread
+    samples_per_second: float | None
     speed_up: SpeedUp
     precision: str
     loss_difference: float | None
@@ -49,13 +55,22 @@ class CurvePoint(Record, frozen=True, kw_only=True):
 
 class TuneResult(Record, frozen=True, kw_only=True):
     """What `tune --json` prints: the fastest configuration that trains like the default, and the
-    fastest one in low precision if that is even faster."""
+    fastest one in low precision if that is even faster.
+
+    margin      how much faster `chosen` is than the best runner-up, in the same rounds
+    runners_up  the other finalists that train like the default, the fastest first
+    """
 
     kind: str
+    devices: int | None = None  # how many each layout uses; None if only options were searched
+    device_bytes: int | None = None  # the memory limit
     default: Tuned
     chosen: Tuned
     best_is_default: bool
+    margin: SpeedUp | None = None
+    runners_up: tuple[Tuned, ...] = ()
     low_precision: Tuned | None
+    search: SearchNotes = SearchNotes()
     curve: list[CurvePoint]
     rungs: list[str]
     run_folder: str
@@ -67,26 +82,37 @@ class TuneResult(Record, frozen=True, kw_only=True):
 def choice_of(folder: Path) -> TuneResult:
     manifest = manifest_of(folder, TuneManifest)
     rungs = rungs_of(folder)
-    final = comparison_of(rungs[-1])
-    default = next((row for row in final.rows if row.name == manifest.default), None)
+    final, path = comparison_of(rungs[-1]), folder / "search.json"
+    default = next((row for row in final.rows if row.name == final.baseline), None)
     if default is None:
         problem = f"The search in {folder} did not measure the default configuration."
         raise UsageError(problem, fix="run paralab tune again")
-    faster = [r for r in final.rows if is_same_training(r) and r.ratio.verdict == "faster"]
-    same = [row for row in faster if row.precision == default.precision]
-    chosen = max(same, key=lambda row: row.ratio.value, default=default)
-    rounded = [row for row in faster if row.precision not in (*HIGH, default.precision)]
-    low = max(rounded, key=lambda row: row.ratio.value, default=None)
+    sound = [row for row in final.rows if is_same_training(row) or row is default]
+    sound.sort(key=lambda row: row.ratio.value, reverse=True)
+    faster = [row for row in sound if row.ratio.verdict == "faster"]
+    same = [row for row in sound if row.precision == default.precision]
+    chosen = next((row for row in same if row in faster), default)
+    others = [row for row in same if row is not chosen]
+    low = next((row for row in faster if row.precision not in (*HIGH, default.precision)), None)
     return TuneResult(
         kind="tune",
+        devices=manifest.devices,
+        device_bytes=manifest.device_bytes,
         default=_tuned(default),
         chosen=_tuned(chosen),
         best_is_default=chosen is default,
+        margin=_margin(chosen, others[0]) if others else None,
+        runners_up=tuple(map(_tuned, others)),
         low_precision=_tuned(low) if low and low.ratio.value > chosen.ratio.value else None,
-        curve=curve(rungs[0]),
+        curve=max(map(curve, rungs), key=len),
         rungs=[rung.name for rung in rungs],
         run_folder=str(folder),
+        search=convert(read_object(path), SearchNotes, path) if path.exists() else SearchNotes(),
     )
+
+
+def _margin(chosen: Row, other: Row) -> SpeedUp:
+    return speed_up(other.round_seconds_per_sample, chosen.round_seconds_per_sample)
 
 
 def rungs_of(folder: Path) -> list[Path]:
@@ -99,7 +125,8 @@ def rungs_of(folder: Path) -> list[Path]:
 
 
 def _tuned(row: Row) -> Tuned:
-    return Tuned.like(row, exposed_seconds=row.metrics.exposed_communication_seconds)
+    exposed = row.metrics.exposed_communication_seconds
+    return Tuned.like(row, batch_size=row.batch.size, exposed_seconds=exposed)
 
 
 def curve(rung: Path) -> list[CurvePoint]:
@@ -127,13 +154,47 @@ def _megabytes(point: CurvePoint) -> float:
 def document(folder: Path) -> Document:
     manifest, choice = manifest_of(folder, TuneManifest), choice_of(folder)
     final = rungs_of(folder)[-1]
-    rest = report(comparison_of(final), final, _sections(choice))
+    sections = [*_curve_sections(choice), _measured_section(folder), *_not_measured(choice)]
+    rest = report(comparison_of(final), final, sections)
     general = [each for each in rest.findings if each.kind in ("same", "warning")]
     title = f"Tune: {manifest.workload.name}"
     return replace(rest, title=title, findings=(*findings(choice), *general))
 
 
-def _sections(choice: TuneResult) -> list[Section]:
+def _measured_section(folder: Path) -> Section:
+    rows = [
+        {
+            "rung": exact(number),
+            "configuration": name(row.name),
+            "rounds": exact(len(row.round_seconds)),
+            "step time": measure(row.step_seconds.median, seconds),
+            "samples/s": measure(row.samples_per_second, rate),
+            "speed-up": measure(row.ratio.value, "{:.2f}".format),
+            "memory": measure(largest_memory(row), size),
+        }
+        for number, path in enumerate(rungs_of(folder), 1)
+        for row in comparison_of(path).rows
+    ]
+    note = "Speed-ups are relative to the default in the same rung. Only the last rung is verified."
+    return Section("What the search measured", (table("", rows, note),))
+
+
+def _not_measured(choice: TuneResult) -> list[Section]:
+    found = choice.search
+    pruned = [
+        {"configuration": name(each.name), "needs": measure(each.needed_bytes, size)}
+        for each in found.pruned
+    ]
+    refused = [{"configuration": name(e.name), "reason": words(e.reason)} for e in found.left_out]
+    tables = (
+        table(f"Do not fit in {size(choice.device_bytes)}", pruned, "Estimated or measured."),
+        table("Cannot run here", refused),
+    )
+    blocks = tuple(each for each in tables if each.rows)
+    return [Section("What the search did not measure", blocks)] if blocks else []
+
+
+def _curve_sections(choice: TuneResult) -> list[Section]:
     points = choice.curve
     if not points:
         return []
@@ -156,33 +217,93 @@ def _curve_row(point: CurvePoint) -> Cells:
     return {
         "bucket": Cell("25 MB, the first 1 MB (default)" if mb is None else f"{mb:g} MB", mb),
         "all-reduces": Cell(f"{point.buckets:g}", point.buckets),
-        "step time": number(point.step_seconds, seconds),
-        "communication": number(point.communication_seconds, seconds),
-        "exposed": number(point.exposed_seconds, seconds),
+        "step time": measure(point.step_seconds, seconds),
+        "communication": measure(point.communication_seconds, seconds),
+        "exposed": measure(point.exposed_seconds, seconds),
     }
 
 
 def findings(choice: TuneResult) -> tuple[Finding, ...]:
-    default, chosen, low = choice.default, choice.chosen, choice.low_precision
+    found = [_fastest(choice), *_runners_up(choice), *_low_precision(choice), *_unmeasured(choice)]
+    return tuple(found)
+
+
+def _fastest(choice: TuneResult) -> Finding:
+    default, chosen = choice.default, choice.chosen
     before, after = default.step_seconds.median, chosen.step_seconds.median
     evidence: Evidence = {"default_seconds": before, "chosen_seconds": after}
     if choice.best_is_default:
         text = (
-            f"Keep the default ({seconds(before)} per step): no setting with identical training "
-            "results was measurably faster."
+            f"Keep `{default.name}` ({seconds(before)} per step): no configuration with identical "
+            "training results was measurably faster."
         )
-    else:
-        evidence["speed_up"] = chosen.speed_up.to_dict()
+        return Finding("fastest", text, evidence)
+    evidence["speed_up"] = chosen.speed_up.to_dict()
+    faster = times_as_fast(chosen.speed_up)
+    text = f"`{chosen.name}` takes {seconds(after)} per step, and the default {seconds(before)}: "
+    if chosen.batch_size != default.batch_size:
         text = (
-            f"`{chosen.name}` takes {seconds(after)} per step, and the default {seconds(before)}: "
-            f"{times_as_fast(chosen.speed_up)}. Use: `{chosen.command}`"
+            f"`{chosen.name}` trains {rate(chosen.samples_per_second or 0)} samples/s, and the "
+            f"default {rate(default.samples_per_second or 0)}. A batch of {chosen.batch_size} instead "
+            f"of {default.batch_size} samples is different training. In samples per second: "
         )
-    fastest = Finding("fastest", text, evidence)
-    if not low:
-        return (fastest,)
+    return Finding("fastest", f"{text}{faster}. Use: `{chosen.command}`", evidence)
+
+
+def _runners_up(choice: TuneResult) -> Iterator[Finding]:
+    if not choice.runners_up or choice.margin is None:
+        return
+    first, *rest = choice.runners_up
+    margin, best = choice.margin, f"`{choice.chosen.name}`"
+    text = f"{best} is {times_as_fast(margin)} compared with the runner-up `{first.name}`"
+    if margin.verdict == "no difference":
+        text = f"{best} and the runner-up `{first.name}` are equally fast ({interval(margin)})"
+    elif margin.verdict != "faster":
+        why = f"Too noisy ({interval(margin)})" if interval(margin) else "Too few rounds"
+        text = f"{why} to tell {best} from the runner-up `{first.name}`"
+    text += f". Then: {_listed([each.name for each in rest])}" if rest else ""
+    names = [each.name for each in choice.runners_up]
+    yield Finding("margin", f"{text}.", {"margin": margin.to_dict(), "runners_up": names})
+
+
+def _low_precision(choice: TuneResult) -> Iterator[Finding]:
+    low = choice.low_precision
+    if low is None:
+        return
     moved = low.loss_difference
     losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
+    losses = (
+        "its losses " + losses if low.batch_size == choice.default.batch_size else "other batches"
+    )
     faster = f"In low precision, `{low.name}` is {times_as_fast(low.speed_up)}"
-    text = f"{faster}; its losses {losses}. Use: `{low.command}`"
-    evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
-    return fastest, Finding("next", text, evidence)
+    text = f"{faster}; {losses}. Use: `{low.command}`"
+    evidence: Evidence = {"speed_up": low.speed_up.to_dict(), "loss_difference": moved}
+    yield Finding("next", text, evidence)
+
+
+def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
+    found = choice.search
+    if choice.device_bytes is not None:
+        pruned, unknown = len(found.pruned), len(found.not_estimated)
+        limit = f"{size(choice.device_bytes)} per device"
+        text = f"All of {plural(found.considered, 'configuration')} fit in {limit}"
+        if pruned:
+            text = f"{pruned} of {found.considered} configurations "
+            text += "does not fit" if pruned == 1 else "do not fit"
+            text += f" in {limit}: {_listed([each.name for each in found.pruned])}"
+        text += f". The memory of {unknown} could not be estimated" if unknown else ""
+        evidence: Evidence = {"pruned": pruned, "considered": found.considered}
+        yield Finding("pruned", f"{text}.", evidence | {"not_estimated": unknown})
+    if found.untried:
+        text = f"--trials left {plural(found.untried, 'configuration')} untried."
+        yield Finding("untried", text, {"untried": found.untried})
+    if found.left_out:
+        names = [each.name for each in found.left_out]
+        text = f"{plural(len(names), 'configuration')} cannot run here: {_listed(names)}."
+        yield Finding("left out", text, {"left_out": names})
+
+
+def _listed(names: list[str]) -> str:
+    """List the first names; the page lists all."""
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more

@@ -254,5 +254,10 @@ def _warnings(comparison: Comparison) -> Iterator[Finding]:
     for failed in comparison.failed:
         text = f"`{failed.name}` failed: {failed.error}"
         yield Finding("warning", text, {"command": failed.command})
+    reasons: dict[str, list[str]] = defaultdict(list)
     for each in comparison.left_out:
-        yield Finding("warning", f"`{each.name}` was left out: {each.reason}", {})
+        reasons[each.reason].append(each.name)
+    for reason, names in reasons.items():
+        listed = ", ".join(f"`{name}`" for name in names)
+        were = "was" if len(names) == 1 else "were"
+        yield Finding("warning", f"{listed} {were} left out: {reason}", {"left_out": names})

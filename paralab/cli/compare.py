@@ -35,9 +35,17 @@ NO_PROOF = flag(
 )
 
 
+ALL = flag(
+    "--all every",
+    MEASUREMENT,
+    "Measure every strategy, with every way to divide its work that this machine and model support.",
+)
+
+
 @click.command(cls=Command, short_help="Measure configurations side by side.")
 @click.argument("configurations", nargs=-1, metavar='[STRATEGY | "STRATEGY --OPTION …"]...')
 @request_options(steps=STEPS)
+@ALL
 @ROUNDS
 @NO_PROOF
 @OUT
@@ -45,6 +53,7 @@ NO_PROOF = flag(
 def compare(
     configurations: tuple[str, ...],
     as_json: bool,
+    every: bool,
     out: Path | None,
     rounds: int | None,
     no_proof: bool,
@@ -57,14 +66,22 @@ def compare(
 
     \b
     paralab compare --workload gpt
+    paralab compare --all --workload gpt
     paralab compare single "ddp --replicas 2" "ddp --replicas 2 --accumulate 4"
     """
     from paralab.experiment import compare as comparison
-    from paralab.experiment.configurations import Configuration, default_configurations
+    from paralab.experiment.configurations import (
+        Configuration,
+        all_configurations,
+        default_configurations,
+    )
 
     base = Request(strategy="single", **given(options))
+    if every and configurations:
+        problem = f"--all already includes configurations such as {configurations[0]!r}."
+        raise UsageError(problem, fix="leave out --all or the configurations")
     asked = [Configuration(_parse_configuration(text, base)) for text in configurations]
-    asked = asked or default_configurations(base)
+    asked = asked or (all_configurations if every else default_configurations)(base)
     say = printer(quiet=as_json)
     result = comparison.compare(asked, rounds=rounds, verify=not no_proof, out=out, say=say)
     report(result, as_json)

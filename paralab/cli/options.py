@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import click
 
 from paralab.cli.command import NO_BREAK, Option
+from paralab.errors import UsageError
 from paralab.launch.run_options import OUTPUT, RunOptions
 from paralab.plan.option import Option as Described
 from paralab.plan.option import options_of
-from paralab.plan.request import STRATEGIES, Request
+from paralab.plan.request import DEVICES, STRATEGIES, Request
 from paralab.record.types import Record
+from paralab.units import parse_size
 
 Decorator = Callable[[Any], Any]
 R = TypeVar("R", bound=Record)
@@ -102,7 +104,22 @@ def printer(quiet: bool) -> Callable[[str], None]:
     return lambda line: errors.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
+def _to_bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None or (value := parse_size(text)) is not None:
+        return None if text is None else value
+    problem = f"--device-memory {text} is not a size."
+    raise UsageError(problem, fix="--device-memory 16GB, or 16GiB")
+
+
 OUT = options_from(RunOptions, "out")
+DEVICE_MEMORY = flag(
+    "--device-memory device_memory",
+    DEVICES,
+    "The memory of each device: say what fits, and find the largest batch that fits.",
+    "the GPU's memory",
+    metavar="SIZE, such as 16GB",
+    callback=_to_bytes,
+)
 JSON = flag("--json as_json", OUTPUT, "Print a single JSON object on stdout.")
 
 

@@ -6,25 +6,16 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, STRATEGY, flag, given, request_options
-from paralab.errors import UsageError
-from paralab.plan.request import DEVICES, Request
-from paralab.units import parse_size
+from paralab.cli.options import DEVICE_MEMORY, JSON, STRATEGY, given, request_options
+from paralab.plan.request import Request
 
 
 @click.command(cls=Command, short_help="Print the plan for a run without starting it.")
 @STRATEGY
 @request_options()
-@flag(
-    "--device-memory device_memory",
-    DEVICES,
-    "Say whether the plan fits a device with this much memory, and find the largest batch that "
-    "fits.",
-    "the GPU's memory",
-    metavar="SIZE, such as 16GB",
-)
+@DEVICE_MEMORY
 @JSON
-def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any) -> None:
+def plan(strategy: str, as_json: bool, device_memory: int | None, **options: Any) -> None:
     """Print the plan for a run, its memory, and the reason for each choice, without training."""
     from paralab.experiment.memory import with_fit
     from paralab.experiment.planning import make_plan
@@ -38,10 +29,9 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
         print_tensor_plan,
     )
 
-    given_bytes = _bytes(device_memory) if device_memory else None
     request = Request(strategy=strategy, **given(options))
     resolved, inspected = make_plan(request, large=True)
-    resolved = with_fit(request, inspected, resolved, given_bytes)
+    resolved = with_fit(request, inspected, resolved, device_memory)
     if as_json:
         click.echo(json.dumps(resolved.to_json()))
         return
@@ -52,10 +42,3 @@ def plan(strategy: str, as_json: bool, device_memory: str | None, **options: Any
     print_memory(resolved)
     print_reasons(resolved)
     print_tensor_plan(resolved)
-
-
-def _bytes(text: str) -> int:
-    if (value := parse_size(text)) is None:
-        problem = f"--device-memory {text} is not a size."
-        raise UsageError(problem, fix="--device-memory 16GB, or 16GiB")
-    return value

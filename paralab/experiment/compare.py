@@ -29,6 +29,7 @@ from paralab.experiment.planning import create_run, slug
 from paralab.experiment.reference_runs import ReferencePair, ReferenceRuns
 from paralab.experiment.run import finish
 from paralab.experiment.shared_launch import has_started, is_complete, train_all
+from paralab.launch.inspect import Inspected
 from paralab.launch.job import Print, Training
 from paralab.machine.signals import interrupted, number_of
 from paralab.plan.plan import label
@@ -53,10 +54,16 @@ def compare(
     out: Path | None = None,
     say: Print = lambda line: None,
     more: Callable[[Comparison, float], bool] = lambda result, seconds: False,
+    baseline: str | None = None,
+    inspected: Inspected | None = None,
 ) -> Comparison:
-    """Measure the configurations and compute the comparison from the run folders. `more` gets the
-    result and the seconds spent so far, and decides whether to measure the same number of rounds
-    again."""
+    """Measure the configurations and compute the comparison from the run folders.
+
+    more       gets the result and the seconds spent so far, and decides whether to measure the same
+               number of rounds again
+    baseline   the name of the configuration to compare with, if it is not `single`
+    inspected  the workload, if it was already inspected
+    """
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
         raise UsageError(f"{rounds} rounds are too few.", fix="1 round, or 3 for an interval")
@@ -64,12 +71,13 @@ def compare(
     if kind == "compare" and len(workloads) > 1:
         problem = f"Different workloads cannot be compared: {', '.join(workloads)}."
         raise UsageError(problem, fix="give --workload once, outside the quotes")
-    resolved, left_out = resolve_all(with_distinct_names(configurations))
+    resolved, left_out = resolve_all(with_distinct_names(configurations), inspected)
 
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].inspected.summary.name)}")
     folder.write_manifest(
         kind=kind,
         about=(about or About()).to_dict(),
+        baseline=baseline,
         machine=asdict(resolved[0].inspected.machine),
         workload=asdict(resolved[0].inspected.summary),
         left_out=[each.to_dict() for each in left_out],

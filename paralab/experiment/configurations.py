@@ -14,6 +14,8 @@ from paralab.plan.option import flag_of, options_of, to_words
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import (
     APPLIES,
+    DDP,
+    PARALLELISM,
     STRATEGIES,
     Options,
     Request,
@@ -54,15 +56,16 @@ class Resolved:
 
 
 def resolve_all(
-    configurations: Sequence[Configuration],
+    configurations: Sequence[Configuration], known: Inspected | None = None
 ) -> tuple[list[Resolved], list[LeftOut]]:
-    """Return the plans, and what cannot run. All CPU devices get the same number of cores."""
+    """Return the plans, and what cannot run. All CPU devices get the same number of cores. `known`
+    is the inspection of the only workload, if it was already inspected."""
     refuse_inside()
     strategies: dict[str, list[str]] = {}
     for each in configurations:
         workload = check_reference(each.request.workload)
         strategies.setdefault(workload, []).append(each.request.strategy)
-    inspections: dict[str, Inspected] = {}
+    inspections = dict.fromkeys(strategies, known) if known else {}
     left_out: list[LeftOut] = []
 
     def resolve_one(each: Configuration, threads: int | None) -> Resolved | None:
@@ -121,6 +124,29 @@ def default_configurations(base: Request) -> list[Configuration]:
     ]
     requests = [with_common(base, own) for own in asked]
     return [Configuration(each, optional=number > 3) for number, each in enumerate(requests)]
+
+
+def all_configurations(base: Request) -> list[Configuration]:
+    """Return the default configurations, and every strategy with every way to divide its work.
+
+    An option that `single` also has, such as recomputation, does not depend on the strategy, so
+    `single` is enough to see its effect.
+    """
+    asked: list[Options] = [{"strategy": name} for name in STRATEGIES]
+    for each in options_of(Request):
+        choices = each.choices if each.heading in (PARALLELISM, DDP) else ()
+        examples = each.examples or tuple({each.name: choice} for choice in choices)
+        names = ["single"] if each.applies_to("single") else each.strategies
+        asked += [{"strategy": name, **example} for name in names for example in examples]
+
+    requests = [each.request for each in default_configurations(base)]
+    requests += [with_common(base, own) for own in asked]
+    different: dict[str, Request] = {}
+    for request in requests:
+        different.setdefault(label(request), request)
+    order = list(STRATEGIES)
+    ordered = sorted(different.values(), key=lambda request: order.index(request.strategy))
+    return [Configuration(request, optional=True) for request in ordered]
 
 
 def with_common(base: Request, own: Options) -> Request:

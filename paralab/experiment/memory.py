@@ -4,8 +4,9 @@ A trial with fake tensors gives the numbers (`paralab.worker.memory_trial`), and
 `paralab.plan.estimate` divides them between the devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from paralab.errors import UsageError
 from paralab.experiment.planning import resolve_here
@@ -49,11 +50,31 @@ def with_fit(request: Request, inspected: Inspected, plan: Plan, given: int | No
     return replace(plan, memory=replace(memory, fit=fit))
 
 
+def estimate_all(plans: Sequence[Plan]) -> list[MemoryEstimate]:
+    """Estimate many plans in one child process. Plans whose models run alike share a trial of the
+    smallest and the largest micro-batch; sizes between these are on a line."""
+
+    def kind(plan: Plan) -> Any:
+        blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # autocast's cache
+        return plan.precision, plan.shards_parameters, plan.stage_parts, plan.tensor_plan, blocks
+
+    shared: dict[Any, list[Plan]] = {}
+    for plan in plans:
+        if not find_unsupported(plan):
+            shared.setdefault(kind(plan), []).append(plan)
+    asked = []
+    for alike in shared.values():
+        sizes = {size for plan in alike for size in micro_batch_sizes(plan)}
+        asked.append((alike[0], sorted({min(sizes), max(*sizes, 2 * min(sizes))})))
+    trials = dict(zip(shared, try_memory(asked) if asked else (), strict=True))
+    return [_estimate(plan, find_unsupported(plan) or trials[kind(plan)]) for plan in plans]
+
+
 def _try(plan: Plan) -> MemoryTrial | str:
     if reason := find_unsupported(plan):
         return reason
     sizes = micro_batch_sizes(plan)
-    return try_memory(plan, [*sizes, 2 * max(sizes)])
+    return try_memory([(plan, [*sizes, 2 * max(sizes)])])[0]
 
 
 def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
@@ -107,7 +128,7 @@ def _find_largest(
         sizes = set(micro_batch_sizes(plan)) - {each.samples for each in trial.passes}
         if not sizes:
             return replace(fit, largest_batch_size=largest, largest_batch_bytes=needed(plan))
-        more = try_memory(plan, sorted(sizes))
+        [more] = try_memory([(plan, sorted(sizes))])
         if isinstance(more, str):
             return replace(fit, no_largest=f"a trial with batch size {largest} failed: {more}")
         trial = replace(trial, passes=trial.passes + more.passes)

@@ -1,44 +1,47 @@
-"""`paralab tune`: search for the bucket size, accumulation, micro-batches, precision, and DDP
-options with the fastest optimizer step.
+"""`paralab tune`: search for the configuration with the most samples per second.
 
 The search is successive halving over rounds of measurements. paralab does not use a search library,
 because there are few options with few values each, and a measurement takes seconds. It is more
 important to measure each value next to the default, at about the same time.
 
-    rung 1   the default and every single change, one round       -> the curve by bucket size
-    rung 2   the promising changes combined, two rounds           -> the better half of them
-    final    the best and the default, verified, five rounds      -> how much faster, how certain
+    layouts   every way to use the devices, one round             -> the best three
+    changes   these and every single change, one round            -> the curve by bucket size
+    combined  the promising changes combined, two rounds          -> the best of everything
+    final     the best and the default, verified, five rounds     -> how much faster, how certain
 
-Low precision is measured the same way but listed separately. It is fast because it rounds, which
-changes the last digits of the results.
+Before a rung, configurations that do not fit in memory are pruned. Low precision is measured the
+same way but listed separately. It is fast because it rounds, which changes the last digits of the
+results.
 """
 
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.compare import Comparison, Row
+from paralab.analyse.manifest import Pruned
 from paralab.analyse.tune import TuneResult, choice_of
-from paralab.errors import RunFailed, UsageError
+from paralab.errors import RunFailed, UsageError, unknown
+from paralab.experiment.candidates import Candidates
 from paralab.experiment.compare import compare
-from paralab.experiment.configurations import Configuration
+from paralab.experiment.configurations import with_common
 from paralab.experiment.planning import inspect_once, slug
 from paralab.launch.job import Print
 from paralab.machine.host import Machine
 from paralab.plan.check import check
-from paralab.plan.plan import label
-from paralab.plan.request import APPLIES, Options, Request
-from paralab.plan.schedules import misfit
+from paralab.plan.request import ALL, STRATEGIES, Options, Request
+from paralab.plan.search_space import TUNED, changes, divided, layouts
 from paralab.record.folder import RunFolder
+from paralab.units import plural, size
 from paralab.workload.reference import check_reference
-from paralab.workload.summary import Summary
 
-TUNED = ("bucket_mb", "accumulate", "micro_batches", "bucket_view", "static_graph", "precision")
 FINAL_ROUNDS = 5
+KEPT = 3  # layouts whose options are searched
 TOLERATED = 1.02  # a change that looks at most this much slower on its own may help in combination
 FULL = 0.95  # skip configurations that need more than this share of a device's memory
 
@@ -46,148 +49,246 @@ FULL = 0.95  # skip configurations that need more than this share of a device's 
 def tune(
     base: Request,
     *,
+    devices: int | None = None,
+    device_bytes: int | None = None,
+    any_batch: bool = False,
     trials: int | None = None,
     budget_seconds: float | None = None,
     out: Path | None = None,
     say: Print = lambda line: None,
 ) -> TuneResult:
-    """Run the search, and compute the choice from the run folders of the rungs."""
-    check(base)
-    if base.strategy not in ("ddp", "pipeline", "hybrid"):
-        problem = f"{base.strategy} has no buckets or micro-batches to tune."
-        raise UsageError(problem, fix="tune ddp, pipeline, or hybrid")
+    """Run the search, and compute the choice from the run folders of the rungs.
+
+    devices       search every way to use this many devices
+    device_bytes  what a device has; by default, a GPU's memory
+    any_batch     also search the batch size
+    """
+    if base.strategy not in (ALL, *STRATEGIES):
+        raise unknown("strategy", base.strategy, [ALL, *STRATEGIES])
+    names = list(STRATEGIES) if base.strategy == ALL else [base.strategy]
+    first = replace(base, strategy=names[0], workload=check_reference(base.workload))
+    if base.strategy != ALL:
+        check(first)
     started = time.perf_counter()
-    base = replace(base, workload=check_reference(base.workload))
-    machine, summary = inspect_once(base, [base.strategy])
+    inspected = inspect_once(first, names, blocks=True)
+    machine, summary = inspected
+    on_gpu = bool(machine.gpus) and base.device != "cpu"
+    if base.strategy == ALL and devices is None:
+        devices = len(machine.gpus) if on_gpu else machine.cores
+    if device_bytes is None and on_gpu:
+        device_bytes = int(FULL * min(gpu.memory_bytes for gpu in machine.gpus))
+    candidates = Candidates(inspected, device_bytes, base.batch_size or summary.batch_size)
+    roots = candidates.admit(_roots(first, names, devices), save=True)
+    if not roots:
+        raise _nothing_fits(candidates)
+
     folder = RunFolder.create(out, f"tune_{base.strategy}_{slug(summary.name)}")
     folder.write_manifest(
-        kind="tune", machine=asdict(machine), workload=asdict(summary), default=label(base)
+        kind="tune",
+        machine=asdict(machine),
+        workload=asdict(summary),
+        devices=devices,
+        device_bytes=device_bytes,
+        any_batch=any_batch,
     )
-    spent = 0
+    search = _Search(folder, candidates, roots, say)
 
     def left() -> bool:
         """Return whether the budget allows another rung before the final one."""
         enough_time = budget_seconds is None or time.perf_counter() - started < budget_seconds / 2
-        return enough_time and (trials is None or spent < trials / 2)
+        return enough_time and (trials is None or search.spent < trials / 2)
 
-    singles = single_changes(base, summary, on_gpu=bool(machine.gpus) and base.device != "cpu")
-    if trials is not None:
-        singles = singles[: max(1, trials // 2)]
-    say(f"rung 1: the default and {len(singles)} single changes, one round")
-    rungs = [_rung(folder, 1, base, singles, 1)]
-    spent += len(singles) + 1
-    combined = combinations(base, rungs[0])
-    if combined and left():
-        say(f"rung 2: {len(combined)} combinations, two rounds")
-        rungs.append(_rung(folder, 2, base, combined, 2))
-        spent += 2 * (len(combined) + 1)
-    finalists = _finalists(base, rungs)
+    def most(requests: list[Request], rounds: int = 1) -> list[Request]:
+        """Limit a rung to the trials that are left for it: half of all are for the final rung."""
+        if trials is None:
+            return requests
+        chosen = requests[: max(1, (trials // 2 - search.spent) // rounds)]
+        search.untried += len(requests) - len(chosen)
+        return chosen
+
+    if len(roots) > 1:
+        search.measure(f"{plural(len(roots), 'layout')}", most(roots))
+    if left() or not search.times:
+        search.keep_best(KEPT)
+        single = [changes(root, summary, on_gpu, any_batch) for root in search.roots]
+        own = most(candidates.admit(_in_turns(single), save=any_batch))
+        search.measure(f"{plural(len(own), 'single change')}", [*search.roots, *own])
+    if left() and (combined := most(candidates.admit(search.combine()), 2)):
+        search.measure(f"{plural(len(combined), 'combination')}", combined, 2)
+    finalists = candidates.admit(search.finalists())
     rounds = FINAL_ROUNDS
     if trials is not None:
-        rounds = max(2, min(FINAL_ROUNDS, (trials - spent) // (len(finalists) + 1)))
-    say(f"final: the default and {len(finalists)} more, {rounds} rounds, verified")
-    rungs.append(_rung(folder, len(rungs) + 1, base, finalists, rounds, say))
+        rounds = max(2, min(FINAL_ROUNDS, (trials - search.spent) // (len(finalists) + 1)))
+    search.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
+    folder.write("search.json", search.notes())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
     folder.write("result.json", result.to_dict())
     return result
 
 
-def single_changes(base: Request, summary: Summary, on_gpu: bool) -> list[Request]:
-    """Return the default with one option changed, for each option that was not given."""
-    batch = base.batch_size or summary.batch_size
-    mebi = summary.parameter_bytes / 2**20
-    stages, per_replica = base.stages or 2, batch // (base.replicas or 1)
-    values: dict[str, list[Any]] = {
-        "bucket_mb": [round(mebi / n, 2) for n in (1, 2, 4, 8, 16, 32) if mebi / n >= 0.05],
-        "accumulate": [n for n in (2, 4) if batch // (base.replicas or 2) >= n],
-        "micro_batches": [
-            n
-            for n in (2, 4, 8, 16)
-            if per_replica >= n and not (base.schedule and misfit(base.schedule, stages, n))
-        ],
-        # With a schedule, gradients are summed without DDP.
-        "bucket_view": [] if base.schedule else [True],
-        "static_graph": [True] if (base.accumulate or 1) == 1 else [],
-        "precision": ["tf32", "bf16", "fp16"] if on_gpu else ["bf16"],
-    }
-    return [
-        replace(base, **{name: value})
-        for name in TUNED
-        if getattr(base, name) is None and base.strategy in APPLIES.get(name, (base.strategy,))
-        for value in values[name]
+def _roots(base: Request, names: list[str], devices: int | None) -> list[Request]:
+    """Return the layouts to search. The options that the user gave stay fixed."""
+    if devices is None:
+        return [base]
+    fixed = [
+        own
+        for own in layouts(devices, names)
+        if all(
+            getattr(base, axis) in (None, number)
+            for axis, number in own.items()
+            if axis != "strategy"
+        )
     ]
+    found = [with_common(base, own) for own in fixed]
+    if not found:
+        problem = f"{' and '.join(names)} cannot use exactly {plural(devices, 'device')}."
+        raise UsageError(problem, fix="another number of --devices, or tune all")
+    if len(names) == 1:
+        return found
+    found.sort(key=lambda layout: layout.strategy not in ("single", "ddp"))  # the default is first
+    alone = [] if devices == 1 else [with_common(base, {"strategy": "single"})]
+    return [*_in_turns([divided(layout) for layout in found]), *alone]
 
 
-def combinations(base: Request, rung: Comparison) -> list[Request]:
-    """Combine the best values that do not look slower: all of them, and all but one."""
-    times = _relative_times(rung)
-    best: Options = {}
-    for name in TUNED:
-        values = {getattr(request, name): time_ for request, time_ in times}
-        values.pop(None, None)
-        if name == "precision" or getattr(base, name) is not None or not values:
-            continue
-        value = min(values, key=lambda value: values[value])
-        if values[value] <= TOLERATED:
-            best[name] = value
-    if best.get("accumulate"):
-        best.pop("static_graph", None)
-
-    fewer = [{name: best[name] for name in best if name != left_out} for left_out in best]
-    changed = [each for each in [best, *fewer] if len(each) > 1]
-    return list(dict.fromkeys(replace(base, **each) for each in changed))
+def _in_turns(columns: list[list[Request]]) -> list[Request]:
+    """Return the first of each column, then the second of each: --trials may end the list early."""
+    return [each for row in zip_longest(*columns) for each in row if each]
 
 
-def _finalists(base: Request, rungs: list[Comparison]) -> list[Request]:
-    """Return the two best configurations, and the best one in the fastest low precision."""
-    times = sorted(chain(*map(_relative_times, rungs)), key=lambda each: each[1])
-    chosen, low = [], []
-    for request, time_ in times:
-        if (request.precision or "fp32") == (base.precision or "fp32"):
-            chosen.append(replace(request, threads_per_device=None))
-        elif request.precision and time_ < 1:
-            low.append(request.precision)
-    chosen = chosen[:2]
-    if low:
-        chosen.append(replace(chosen[0] if chosen else base, precision=low[0]))
-    return list(dict.fromkeys(chosen))
+def _nothing_fits(candidates: Candidates) -> UsageError:
+    if not candidates.pruned:
+        reasons = "\n".join(f"{e.name}: {e.reason}" for e in candidates.left_out.values())
+        return UsageError("None of these configurations can run here.", detail=reasons)
+    least = min(candidates.pruned.values(), key=lambda each: each.needed_bytes)
+    return UsageError(
+        f"None of {len(candidates.considered)} configurations fits in {size(candidates.limit)}: "
+        f"{least.name} needs the least, {size(least.needed_bytes)} without recomputation.",
+        fix="a smaller --batch-size, more --devices, or a larger --device-memory",
+    )
 
 
-def _rung(
-    folder: RunFolder,
-    number: int,
-    base: Request,
-    changed: list[Request],
-    rounds: int,
-    say: Print | None = None,
-) -> Comparison:
-    """Measure the default next to the changes. The final rung (with `say`) verifies them."""
-    others = [Configuration(request, optional=True) for request in changed if request != base]
-    configurations = [Configuration(base), *others]
-    path = folder.path / f"rung{number}"
-    tell = say or (lambda line: None)
-    rung = compare(configurations, rounds=rounds, verify=say is not None, out=path, say=tell)
-    for failed in rung.failed:
-        if failed.name == configurations[0].label:
-            raise RunFailed(f"The default fails: {failed.error}", fix=f"read the logs in {path}")
-    return rung
+class _Search:
+    """What was measured. `times` are seconds per sample, relative to the default."""
+
+    def __init__(
+        self, folder: RunFolder, candidates: Candidates, roots: list[Request], say: Print
+    ) -> None:
+        self.folder, self.candidates, self.roots, self.say = folder, candidates, roots, say
+        self.default: Request | None = (
+            roots[0] if len(roots) == 1 else None
+        )  # until the layouts are measured
+        self.times: dict[Request, float] = {}
+        self.rungs = self.spent = self.untried = 0
+
+    def measure(
+        self, what: str, requests: Sequence[Request], rounds: int = 1, verify: bool = False
+    ) -> None:
+        """Measure a rung: the default next to these. The final rung verifies them."""
+        self.rungs += 1
+        self.say(f"rung {self.rungs}: {what}, {plural(rounds, 'round')}")
+        first = [self.default] if self.default else []
+        every = [self.candidates.configure(r) for r in dict.fromkeys([*first, *requests])]
+        self.spent += len(every) * rounds
+        path = self.folder.path / f"rung{self.rungs}"
+        rung = compare(
+            every,
+            rounds=rounds,
+            verify=verify,
+            out=path,
+            say=self.say if verify else lambda line: None,
+            baseline=every[0].name if self.default else None,
+            inspected=self.candidates.inspected,
+        )
+        for failed in rung.failed:
+            if not rung.rows or (self.default and failed.name == every[0].name):
+                raise RunFailed(f"{failed.name} fails: {failed.error}", f"read the logs in {path}")
+        self.times |= self._relative_times(rung, {each.name: each.request for each in every})
+        self._choose_default()
+
+    def _choose_default(self) -> None:
+        """Compare with the first layout that was measured and fits."""
+        if self.default:
+            return
+        self.default = next((root for root in self.roots if root in self.times), None)
+        if self.default is None:
+            raise _nothing_fits(self.candidates)
+        one = self.times[self.default]
+        self.times = {request: time_ / one for request, time_ in self.times.items()}
+
+    def _relative_times(self, rung: Comparison, asked: dict[str, Request]) -> dict[Request, float]:
+        """Return the times of what fits in memory."""
+        seconds = {row.name: statistics.median(row.round_seconds_per_sample) for row in rung.rows}
+        times = {}
+        for row in rung.rows:
+            if _fits(row, rung.machine, self.candidates.limit):
+                times[asked[row.name]] = seconds[row.name] / seconds[str(rung.baseline)]
+            else:
+                needed = max(memory.bytes for memory in row.peak_bytes)
+                pruned = Pruned(name=row.name, command=row.command, needed_bytes=needed)
+                self.candidates.pruned[row.name] = pruned
+        return times
+
+    def keep_best(self, number: int) -> None:
+        known = [root for root in self.roots if root in self.times]
+        if known:
+            self.roots = sorted(known, key=self.times.__getitem__)[:number]
+
+    def combine(self) -> list[Request]:
+        """Combine each layout's best values that do not look slower: all of them, and all but one."""
+        combined = []
+        for root in self.roots:
+            best: Options = {}
+            for name in TUNED:
+                values = {
+                    getattr(request, name): time_ / self.times[root]
+                    for request, time_ in self.times.items()
+                    if root in self.times and _only_change(root, request) == name
+                }
+                if values and name != "precision":
+                    value = min(values, key=lambda value: values[value])
+                    best |= {name: value} if values[value] <= TOLERATED else {}
+            if best.get("accumulate"):
+                best.pop("static_graph", None)
+            fewer = [{name: best[name] for name in best if name != left_out} for left_out in best]
+            combined += [replace(root, **own) for own in [best, *fewer] if len(own) > 1]
+        return list(dict.fromkeys(combined))
+
+    def finalists(self) -> list[Request]:
+        """Return the two best configurations, the best one of another strategy, and the best one in
+        the fastest low precision."""
+        assert self.default
+        ordered = sorted(self.times, key=self.times.__getitem__)
+        same = [r for r in ordered if r.precision == self.default.precision and r != self.default]
+        low = [r for r in ordered if r.precision != self.default.precision and self.times[r] < 1]
+        chosen = same[:2]
+        chosen += [r for r in same if chosen and r.strategy != chosen[0].strategy][:1]
+        chosen += [replace((chosen or [self.default])[0], precision=r.precision) for r in low[:1]]
+        return list(dict.fromkeys(chosen))
+
+    def notes(self) -> dict[str, object]:
+        found = self.candidates
+        return {
+            "considered": len(found.considered),
+            "untried": self.untried,
+            "pruned": [each.to_dict() for each in found.pruned.values()],
+            "left_out": [each.to_dict() for each in found.left_out.values()],
+            "not_estimated": [{"name": name, "reason": why} for name, why in found.unknown.items()],
+        }
 
 
-def _relative_times(rung: Comparison) -> list[tuple[Request, float]]:
-    """Return each change that fits in memory, with its step time relative to the first row."""
-    default, *changed = rung.rows
-    return [
-        (row.request, row.step_seconds.median / default.step_seconds.median)
-        for row in changed
-        if _fits(row, rung.machine)
-    ]
+def _only_change(root: Request, request: Request) -> str | None:
+    """Return the name of the only option that differs."""
+    differing = [name for name in vars(root) if getattr(root, name) != getattr(request, name)]
+    return differing[0] if len(differing) == 1 else None
 
 
-def _fits(row: Row, machine: Machine) -> bool:
+def _fits(row: Row, machine: Machine, limit: int | None) -> bool:
     """Return whether a configuration fits in memory. On a GPU, compare the allocator's peak with
     device memory. On CPUs, compare the tensors on all devices with the machine's memory."""
     peaks = [memory.bytes for memory in row.peak_bytes]
+    if limit is not None and peaks and max(peaks) > limit:
+        return False
     if machine.gpus and row.peak_bytes and row.peak_bytes[0].how == "allocator":
         return max(peaks) <= FULL * min(gpu.memory_bytes for gpu in machine.gpus)
     return machine.memory_bytes is None or sum(peaks) <= FULL * machine.memory_bytes

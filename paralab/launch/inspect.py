@@ -49,18 +49,20 @@ def inspect_workload(inspection: Inspection) -> Inspected:
     return Inspected(msgspec.convert(answer["machine"], Machine), summary)
 
 
-def try_memory(plan: Plan, sizes: Sequence[int]) -> MemoryTrial | str:
-    """Run a memory trial with micro-batches of these sizes. If it fails, return the reason; a
-    failed trial leaves only the estimate unknown."""
-    question = {"plan": plan.to_json(), "sizes": list(sizes)}
+def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial | str]:
+    """Run memory trials of these plans, each with micro-batches of these sizes. If one fails, return
+    the reason; a failed trial leaves only the estimate unknown."""
+    question = [{"plan": plan.to_json(), "sizes": list(sizes)} for plan, sizes in asked]
     answer = _run("paralab.worker.memory_trial", question, TRIAL_SECONDS)
-    if answer.timed_out:
-        return f"the trial took more than {TRIAL_SECONDS} s"
     if answer.value is None:
-        return f"the trial's process exited with code {answer.code}"
-    if "reason" in answer.value:
-        return str(answer.value["reason"])
-    return msgspec.convert(answer.value["trial"], MemoryTrial)
+        reason = f"the trial's process exited with code {answer.code}"
+        if answer.timed_out:
+            reason = f"the trial took more than {TRIAL_SECONDS} s"
+        return [reason] * len(asked)
+    return [
+        str(each["reason"]) if "reason" in each else msgspec.convert(each["trial"], MemoryTrial)
+        for each in answer.value
+    ]
 
 
 def _ask(inspection: Inspection | None) -> dict[str, Any]:
@@ -78,19 +80,20 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
         raise ParalabError(problem, detail="\n".join(answer.output.splitlines()[-15:]))
     if "error" in answer.value:
         raise UsageError(**answer.value["error"])
-    return answer.value
+    value: dict[str, Any] = answer.value
+    return value
 
 
 class _Answer(NamedTuple):
     """What a child process wrote and how it ended. `value` is None if it wrote no answer."""
 
-    value: dict[str, Any] | None
+    value: Any
     code: int | None
     output: str
     timed_out: bool = False
 
 
-def _run(module: str, question: dict[str, Any] | None, deadline_seconds: float) -> _Answer:
+def _run(module: str, question: Any, deadline_seconds: float) -> _Answer:
     """Start the process that writes the answer, and wait for it."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         path, asked, log = (Path(folder, n) for n in ("answer.json", "question.json", "log.txt"))

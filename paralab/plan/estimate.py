@@ -9,9 +9,10 @@ activations a(n) of n samples. Each device counts
     ddp                p + g + o         + a(n)
     fsdp               (p + g + o) / s   + a(n) + gathered parameters + unreduced gradients, where s
                        is the number of shards; with ZeRO-1, p + g + o of its own parameters
-    tp                 p + g + o         + a(n), all of a trial with the first shard's layers
     mp, pipeline,      p + g + o of its stage's parameters
     hybrid             + a of its stage, for each micro-batch between its forward and backward
+    with shards        the same, but the model of the trial has only the first shard of each layer
+                       that tp or hybrid splits
 
 where n is the size of the largest micro-batch: 64 = 2 ranks × 4 accumulation steps × 8 samples has
 a(8). The peak at one time is larger than such a sum (temporary tensors) or smaller (in the first
@@ -46,8 +47,8 @@ def find_unsupported(plan: Plan) -> str | None:
     """Return why there is no estimate for this plan. A wrong one would be worse than none."""
     if plan.strategy not in ESTIMATED:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
-    if plan.tensor_plan and plan.strategy != "tp":
-        return f"the effect of --shards in {plan.strategy} on memory is not estimated yet"
+    if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:
+        return f"the effect of {plan.precision} on split layers with --zero is not estimated yet"
     return COMPILED if plan.compile else None
 
 
@@ -83,10 +84,10 @@ def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
     for rank in plan.ranks:
         names = list(dict.fromkeys(device.name for device in rank.devices))
         for name in names:
-            if plan.stage_parts:
-                estimates.append(_estimate_stages(plan, trial, rank, name))
-            elif plan.shards_parameters:
+            if plan.shards_parameters:
                 estimates.append(_estimate_shard(plan, trial, rank, name))
+            elif plan.stage_parts and (plan.schedule or not plan.tensor_plan):
+                estimates.append(_estimate_stages(plan, trial, rank, name))
             elif plan.strategy == "dp":
                 estimates.append(_estimate_replica(plan, trial, rank, names.index(name)))
             else:
@@ -157,6 +158,8 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
         step_bytes //= plan.replicas
     if plan.strategy == "ddp" or plan.zero == 1:
         buckets = 0 if plan.bucket_view else state.gradients
+    elif plan.rank_replicas > 1:
+        buckets = min(state.gradients, _bucket_bytes(plan))
 
     again = state.gradients + trial.at(size, lambda each: each.again)
     accumulates = plan.accumulate > 1 or plan.bucket_view
@@ -164,6 +167,11 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     moving = max(moving, state.gradients + step_bytes)
     peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
     return _device(rank, name, state, trial.at(size, _kept), peak, buckets=buckets)
+
+
+def _bucket_bytes(plan: Plan) -> int:
+    """Return the size of a bucket in which gradients are summed without DDP."""
+    return int((plan.bucket_mb or BUCKET_MB) * 2**20)
 
 
 def _estimate_replica(
@@ -186,7 +194,7 @@ def _estimate_replica(
 def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
     """fsdp. Each parameter is sharded like torch.chunk along dim 0: 5 rows over 2 ranks -> 3 2."""
     ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
-    number = rank.rank % ranks
+    number = rank.replica % ranks
     rows = {each.name: chunk_sizes(each.rows, ranks)[number] for each in trial.weights}
 
     def shard(each: Weight, size: int) -> int:
@@ -247,8 +255,8 @@ def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) 
     temporary = trial.at(size, lambda each: max(0, each.again - _kept(each)))
     buckets = None
     if plan.rank_replicas > 1:
-        largest = (plan.bucket_mb or BUCKET_MB) * 2**20
-        buckets = min(state.gradients, int(largest)) if plan.schedule else state.gradients
+        largest = _bucket_bytes(plan) if plan.schedule else state.gradients
+        buckets = min(state.gradients, largest)
     peak = state.total + activations + max(temporary, trial.step_bytes) + (buckets or 0)
     peak += _always(trial, samples)
     return _device(rank, name, state, activations, peak, buckets=buckets)

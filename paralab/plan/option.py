@@ -31,6 +31,8 @@ class Option:
     shown       the text for `[default: …]`, if it is neither the default nor the usual value
     label       converts a value to text for a label; None if labels do not mention the option
     always      whether the label also mentions the usual value
+    axis        whether the value is a number of devices: the product of all axes uses that many
+    examples    sets of options that `compare --all` tries; if empty, each of the choices
     name        the name of the field and the Python argument; the flag is derived from it
     kind        int, float, str, bool, or Path; if the default is None, the value may also be None
     """
@@ -45,6 +47,8 @@ class Option:
     shown: str | None = None
     label: Callable[[Any], str] | None = None
     always: bool = False
+    axis: bool = False
+    examples: tuple[dict[str, Any], ...] = ()
     name: str = ""
     kind: type = str
 

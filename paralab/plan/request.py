@@ -31,6 +31,7 @@ STRATEGIES: Mapping[str, str] = {
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
     "hybrid": "a grid of replicas × stages × shards: ddp or fsdp, a pipeline, and tensor parallelism",
 }
+ALL = "all"  # where a command accepts every strategy
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
@@ -78,6 +79,7 @@ class Request:
         usual=2,
         label="×{}".format,
         always=True,
+        axis=True,
     )
     stages: int | None = option(
         "Devices that share one copy of the model.",
@@ -86,6 +88,7 @@ class Request:
         usual=2,
         label=lambda number: plural(number, "stage"),
         always=True,
+        axis=True,
     )
     zero: int | None = option(
         "What replicas shard: 1 is optimizer state (with DDP), 2 also gradients, 3 also parameters.",
@@ -102,6 +105,7 @@ class Request:
         strategies=("fsdp",),
         usual=1,
         label=lambda number: plural(number, "shard group"),
+        examples=({"shard_groups": 2, "replicas": 4},),
     )
     shards: int | None = option(
         "Devices that share each layer; every device processes the entire batch.",
@@ -111,6 +115,7 @@ class Request:
         shown="2 for tp, 1 for hybrid",
         label=lambda number: plural(number, "shard") if number > 1 else "",
         always=True,
+        axis=True,
     )
     schedule: str | None = option(
         "Run each stage in its own process, in this order.",
@@ -153,6 +158,7 @@ class Request:
         PARALLELISM,
         strategies=COMPILED,
         label=lambda _: "compile",
+        examples=({"compile": True},),
     )
     precision: str | None = option(
         "Training precision; fp16 uses a GradScaler.",

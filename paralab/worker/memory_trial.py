@@ -2,7 +2,7 @@
 
 A fake model may be larger than this machine's memory.
 
-python -m paralab.worker.memory_trial ANSWER.json QUESTION.json
+python -m paralab.worker.memory_trial ANSWER.json QUESTIONS.json
 """
 
 from __future__ import annotations
@@ -53,19 +53,20 @@ def main() -> NoReturn:
     leave_to_the_launcher()
     end_with_the_parent()
     skip_compiler_import()
-    path, question = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
-    try:
-        plan = Plan.from_json(question["plan"])
-        workload = load_workload(plan.workload)
-        gc.freeze()
-        gc.enable()
-        trial = run_trial(plan, workload, question["sizes"])
-        answer: dict[str, Any] = {"trial": asdict(trial)}
-    except Exception as error:
-        answer = {"reason": _explain(error)}
+    path, questions = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    gc.freeze()
+    gc.enable()
+    answer = [_answer(Plan.from_json(each["plan"]), each["sizes"]) for each in questions]
     path.write_text(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)  # without waiting for the thread that watches the parent
+
+
+def _answer(plan: Plan, sizes: list[int]) -> dict[str, Any]:
+    try:
+        return {"trial": asdict(run_trial(plan, load_workload(plan.workload), sizes))}
+    except Exception as error:
+        return {"reason": _explain(error)}
 
 
 def run_trial(plan: Plan, workload: Workload, sizes: list[int]) -> MemoryTrial:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from paralab.analyse.compare import (
     loss_difference,
 )
 from paralab.analyse.confidence import speed_up
+from paralab.analyse.manifest import Pruned, SearchNotes
 from paralab.analyse.report import report, same_training
 from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
@@ -212,6 +214,8 @@ def test_tuning_says_when_the_default_is_best():
         return Tuned(
             name=name,
             command=f"paralab run {name}",
+            batch_size=32,
+            samples_per_second=32 / step,
             step_seconds=Spread(median=step, p10=step, p90=step),
             speed_up=SpeedUp(value=1.2, low=1.1, high=1.3, verdict="faster"),
             precision="fp32",
@@ -237,6 +241,19 @@ def test_tuning_says_when_the_default_is_best():
     [finding] = tuned_findings(replace(choice, chosen=better, best_is_default=False))
     assert "1.20 times as fast (1.10–1.30)" in finding.text
     assert "paralab run ddp --bucket-mb 4" in finding.text
+
+    larger = replace(better, batch_size=64, samples_per_second=800.0)
+    [finding] = tuned_findings(replace(choice, chosen=larger, best_is_default=False))
+    assert "64" in finding.text
+    assert "800" in finding.text
+    assert not re.search(r"\bms\b", finding.text)  # steps of different batches are not compared
+
+    notes = SearchNotes(considered=9, pruned=(Pruned(name="tp", command="", needed_bytes=2**31),))
+    limited = replace(choice, device_bytes=2**30, search=notes, runners_up=(better,))
+    limited = replace(limited, margin=SpeedUp(value=0.8, low=0.7, high=1.3, verdict="too noisy"))
+    found = {finding.kind: finding for finding in tuned_findings(limited)}
+    assert found["pruned"].evidence == {"pruned": 1, "considered": 9, "not_estimated": 0}
+    assert found["margin"].evidence["runners_up"] == [better.name]
 
 
 def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):

@@ -218,6 +218,22 @@ def test_tune_prints_a_command_that_runs(tmp_path):
     )
 
 
+def test_tune_searches_layouts_that_fit(tmp_path):
+    """A replica of mlp:tiny needs 26.0 KiB for the entire batch, and with DDP 23.4 KiB for half of
+    it. With less for activations, it fits."""
+    options = ["--workload", "mlp:tiny", "--trials", "8", "--steps", "4", "--json"]
+    limits = ["--devices", "2", "--device-memory", "22KiB"]
+    result = run_paralab("tune", *limits, *options, cwd=tmp_path).json
+    pruned = {each["name"]: each["needed_bytes"] for each in result["search"]["pruned"]}
+    assert {"ddp ×2", "single"} <= set(pruned)
+    assert min(pruned.values()) > 22 * 1024
+    measured = [result["default"], result["chosen"], *result["runners_up"]]
+    assert len({each["name"] for each in measured}) >= 2
+    assert not set(pruned) & {each["name"] for each in measured}
+    assert all(each["verify"]["equal"] for each in measured)
+    assert result["search"]["untried"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -226,7 +242,10 @@ def test_tune_prints_a_command_that_runs(tmp_path):
         (["compare", "ddp --replcas 2"], ["--replcas"]),
         (["scale", "single", "--replicas", "1,2"], ["single"]),
         (["scale", "ddp", "--replicas", "two"], ["two"]),
-        (["tune", "single"], ["single"]),
+        (["tune", "sinlge"], ["Did you mean 'single'"]),
+        (["tune", "hybrid", "--devices", "3"], ["3 devices"]),
+        (["tune", "--device-memory", "16"], ["--device-memory 16"]),
+        (["compare", "--all", "ddp"], ["--all", "ddp"]),
         (["show", "."], ["."]),
         (["compare", "ddp --bucket-mb nan"], ["--bucket-mb nan"]),
         (["compare", "single", "--steps", "0"], ["--steps 0"]),

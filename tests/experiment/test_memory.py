@@ -58,11 +58,12 @@ def trials(monkeypatch, activations):
     list of sizes that paralab tried."""
     tried = []
 
-    def try_memory(plan, sizes):
+    def try_memory(asked):
+        [(_, sizes)] = asked
         tried.append(list(sizes))
         weight = Weight("w", 10, 250, P, True, 0, 0, 0)
         passes = (Pass(n, 0, (activations(n),), 0, 0, activations(n), 0) for n in sizes)
-        return MemoryTrial((weight,), {}, (), tuple(passes), 0)
+        return [MemoryTrial((weight,), {}, (), tuple(passes), 0)]
 
     monkeypatch.setattr(memory, "try_memory", try_memory)
     return tried
@@ -109,7 +110,7 @@ def test_without_a_size_there_is_no_answer(monkeypatch):
 
 
 def test_what_cannot_be_estimated_has_a_reason(monkeypatch):
-    monkeypatch.setattr(memory, "try_memory", lambda plan, sizes: "the trial broke")
+    monkeypatch.setattr(memory, "try_memory", lambda asked: ["the trial broke"])
     found = with_memory(make_plan()).memory
     assert (found.devices, found.not_estimated) == ((), "the trial broke")
     unknown = replace(make_plan(), strategy="new")

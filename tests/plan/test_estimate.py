@@ -15,7 +15,7 @@ from paralab.plan.option import options_of
 from paralab.plan.request import STRATEGIES, Request
 from paralab.plan.sharding import owners
 from paralab.workload.summary import Layer, Unit
-from paralab.workload.tensor_group import TensorPlan
+from paralab.workload.tensor_group import TensorGroup, TensorPlan
 from tests.plan.test_resolve import plan, summary
 
 P, G, OPT = 800, 800, 808  # parameter, gradient, and state bytes of the whole model
@@ -127,6 +127,25 @@ def test_zero_2_keeps_all_units_gathered():
 def test_shard_groups_share_the_shards():
     """2 groups of 2 shards: rank 2 has the same shard as rank 0."""
     assert kinds(devices("fsdp", replicas=4, shard_groups=2)) == [(400, 400, 408, 45 * 4)] * 4
+
+
+def test_shards_of_a_grid():
+    """Ranks 0 and 1 are the shards of replica 0. The trial has only the first shard. fsdp divides its
+    rows between replicas: of 5 and 2 rows, the first replica has 3 and 1, and the second 2 and 1."""
+    group = TensorGroup("", ("0",), "1", 150, kept=True)
+    found = summary(tensor_plan=TensorPlan(2, (group,), parameters=200))
+    first = Weight("0.weight", 5, 150, 600, True, 600, 600, 4)
+    one = replace(trial(), weights=(first, *trial().weights[1:]))
+    options = {"replicas": 2, "stages": 1, "shards": 2, "batch_size": 16}
+    plain, sharded = (plan("hybrid", of=found, zero=zero, **options) for zero in (None, 3))
+    assert [each[0] for each in kinds(estimate(plain, one))] == [P] * 4
+    assert [each[0] for each in kinds(estimate(sharded, one))] == [
+        360 + 100,
+        360 + 100,
+        240 + 100,
+        240 + 100,
+    ]
+    assert [each.buckets for each in estimate(plain, one)] == [G] * 4  # gradients are summed flat
 
 
 def test_owners():
@@ -248,8 +267,8 @@ def test_the_estimate_knows_every_strategy_and_option():
     only_tp = {"shards"}  # the trial has only the first shard
     assert {each.name for each in options_of(Request)} == known | only_tp | {"compile"}
     assert find_unsupported(replace(make("single"), compile=True))
-    split = replace(make("hybrid"), tensor_plan=TensorPlan(2, ()))
-    assert find_unsupported(split)
+    split = {"tensor_plan": TensorPlan(2, ()), "zero": 3, "precision": "bf16"}
+    assert find_unsupported(replace(make("hybrid"), **split))
     plans = {strategy: replace(make("single"), strategy=strategy) for strategy in STRATEGIES}
     assert not any(map(find_unsupported, plans.values()))
     assert "new" in find_unsupported(replace(make("single"), strategy="new"))

@@ -1,0 +1,95 @@
+"""Choose which of `tune`'s configurations to measure: those that this machine and model support, and
+that fit in a device's memory according to the estimate."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from paralab.analyse.manifest import LeftOut, Pruned
+from paralab.errors import UsageError
+from paralab.experiment.configurations import Configuration
+from paralab.experiment.memory import estimate_all
+from paralab.experiment.planning import resolve_here
+from paralab.launch.inspect import Inspected
+from paralab.plan.plan import Plan, label
+from paralab.plan.request import Request
+from paralab.plan.search_space import SAVERS
+
+
+@dataclass
+class Candidates:
+    """limit    bytes that a configuration may need on one device; None if nobody said
+    pruned      what needs more
+    left_out    what cannot run
+    unknown     why some have no estimate: configuration -> reason
+    """
+
+    inspected: Inspected
+    limit: int | None
+    batch_size: int
+    pruned: dict[str, Pruned] = field(default_factory=dict)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    considered: set[str] = field(default_factory=set)
+
+    def name(self, request: Request) -> str:
+        """Labels do not mention the batch size."""
+        batch = request.batch_size or self.batch_size
+        return label(request) + (f" · batch {batch}" if batch != self.batch_size else "")
+
+    def configure(self, request: Request) -> Configuration:
+        return Configuration(request, name=self.name(request), optional=True)
+
+    def admit(self, requests: Iterable[Request], save: bool = False) -> list[Request]:
+        """Return what can be measured. With `save`, replace a configuration that does not fit with
+        the first one that does because it recomputes blocks or accumulates."""
+        plans: dict[Request, Plan] = {}
+        for request in dict.fromkeys(requests):
+            self.considered.add(self.name(request))
+            try:
+                plans[request] = resolve_here(request, self.inspected)
+            except UsageError as error:
+                name = self.name(request)
+                self.left_out[name] = LeftOut(name=name, reason=error.problem)
+        large = self._find_large(plans)
+        for request in large:
+            name, command = self.name(request), self.configure(request).command
+            self.pruned[name] = Pruned(name=name, command=command, needed_bytes=large[request])
+        smaller = self._save(list(large)) if save else {}
+        admitted = [smaller.get(request, request) for request in plans]
+        return [request for request in dict.fromkeys(admitted) if request not in large]
+
+    def _find_large(self, plans: dict[Request, Plan]) -> dict[Request, int]:
+        """Return the estimated bytes of each configuration that does not fit."""
+        if self.limit is None:
+            return {}
+        large = {}
+        for request, memory in zip(plans, estimate_all(list(plans.values())), strict=True):
+            if memory.peak is None:
+                self.unknown[self.name(request)] = memory.not_estimated or memory.no_peak or ""
+            elif memory.peak > self.limit:
+                large[request] = memory.peak
+        return large
+
+    def _save(self, large: Sequence[Request]) -> dict[Request, Request]:
+        """Return a configuration that fits for each that does not, if there is one."""
+        ways: dict[Request, list[Request]] = {
+            request: [
+                replace(request, **way)
+                for way in SAVERS
+                if all(getattr(request, name) is None for name in way)
+            ]
+            for request in large
+        }
+        plans: dict[Request, Plan] = {}
+        for request in [way for each in ways.values() for way in each]:
+            try:
+                plans[request] = resolve_here(request, self.inspected)
+            except UsageError:
+                continue  # this model has no blocks, or the batch cannot be split further
+        too_large = self._find_large(plans)
+        fitting = [request for request in plans if request not in too_large]
+        return {
+            request: next(way for way in each if way in fitting)
+            for request, each in ways.items()
+            if not set(fitting).isdisjoint(each)
+        }

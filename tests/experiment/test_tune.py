@@ -1,0 +1,172 @@
+"""Which configurations `tune` measures. Estimates and measurements are made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from paralab.errors import UsageError
+from paralab.experiment import candidates, configurations, tune
+from paralab.experiment.candidates import Candidates
+from paralab.experiment.configurations import all_configurations
+from paralab.launch.inspect import Inspected
+from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate
+from paralab.plan.plan import label
+from paralab.plan.request import STRATEGIES, Request
+from paralab.workload.summary import Block
+from tests.launch.fakes import MACHINE, SUMMARY
+
+MODES = ("full", "selective")
+INSPECTED = Inspected(MACHINE, replace(SUMMARY, blocks=(Block("0", MODES, False),)))
+
+
+@pytest.fixture
+def estimated(monkeypatch):
+    """Each sample of a micro-batch needs 10 bytes, and with recomputation 5 or 2."""
+
+    def estimate_all(plans):
+        asked.append(len(plans))
+        return [MemoryEstimate(not_estimated="?") if p.compile else memory(p) for p in plans]
+
+    def memory(plan):
+        samples = max(rank.samples_per_step for rank in plan.ranks) // plan.accumulate
+        each = {None: 10, "selective": 5, "full": 2}[plan.recompute]
+        peak = samples * each
+        return MemoryEstimate((DeviceEstimate(0, "cpu:0", 0, 0, 0, 0, 0, 0, 0, 0, peak),))
+
+    asked = []
+    monkeypatch.setattr(candidates, "estimate_all", estimate_all)
+    return asked
+
+
+def make(limit):
+    return Candidates(INSPECTED, limit, batch_size=64)
+
+
+def test_what_does_not_fit_is_pruned(estimated):
+    """64 samples on one device need 640 bytes, on 2 devices 320, and on 4 devices 160."""
+    four = [Request("ddp", replicas=n) for n in (2, 4)]
+    found = make(300)
+    assert found.admit([Request("single"), *four]) == [four[1]]
+    assert {name: each.needed_bytes for name, each in found.pruned.items()} == {
+        "single": 640,
+        "ddp ×2": 320,
+    }
+    assert estimated == [3]
+    assert make(None).admit([Request("single"), *four]) == [Request("single"), *four]
+    assert estimated == [3]  # nothing to compare an estimate with
+
+
+def test_what_cannot_run_is_listed(estimated):
+    found = make(300)
+    assert found.admit([Request("ddp", replicas=100), Request("ddp", replicas=4)]) == [
+        Request("ddp", replicas=4)
+    ]
+    assert list(found.left_out) == ["ddp ×100"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "saver"),
+    [
+        (320, {"recompute": "selective"}),
+        (319, {"recompute": "full"}),
+        (127, {"recompute": "full", "accumulate": 4}),
+    ],
+)
+def test_a_layout_that_does_not_fit_recomputes_or_accumulates(estimated, limit, saver):
+    assert make(limit).admit([Request("single")], save=True) == [Request("single", **saver)]
+    assert make(7).admit([Request("single")], save=True) == []
+
+
+def test_what_the_user_gave_stays(estimated):
+    given = Request("single", recompute="selective")
+    assert make(100).admit([given], save=True) == [replace(given, accumulate=4)]
+
+
+def test_what_has_no_estimate_is_measured(estimated):
+    compiled = Request("single", compile=True)
+    found = make(10)
+    assert found.admit([compiled]) in ([compiled], [])  # [] if this machine has no compiler
+    if not found.left_out:
+        assert list(found.unknown) == ["single · compile"]
+
+
+def test_names_mention_another_batch():
+    assert make(None).name(Request("single", batch_size=128)) == "single · batch 128"
+    assert make(None).name(Request("single", batch_size=64)) == "single"
+
+
+def make_search(roots, times):
+    search = tune._Search(None, make(None), roots, lambda line: None)
+    search.times = times
+    return search
+
+
+def test_promising_changes_are_combined():
+    """bf16 is not a promising change, because it is other training; accumulation looks slower."""
+    root = Request("ddp", replicas=2)
+    one, two, view = ({"bucket_mb": 1.0}, {"bucket_mb": 2.0}, {"bucket_view": True})
+    times = {root: 1.0, replace(root, **one): 0.9, replace(root, **two): 0.8}
+    times |= {replace(root, **view): 1.01, replace(root, precision="bf16"): 0.5}
+    times |= {replace(root, accumulate=2): 1.2, replace(root, static_graph=True): 0.95}
+    assert make_search([root], times).combine() == [
+        replace(root, **two, **view, static_graph=True),
+        replace(root, **view, static_graph=True),
+        replace(root, **two, static_graph=True),
+        replace(root, **two, **view),
+    ]
+
+
+def test_changes_are_relative_to_their_own_layout():
+    """The pipeline is slower than the default. Its own changes are compared with it."""
+    default, root = Request("ddp"), Request("pipeline")
+    both = {"micro_batches": 8, "accumulate": 2}
+    times = {default: 1.0, root: 2.0}
+    times |= {replace(root, **{name: value}): 1.9 for name, value in both.items()}
+    assert make_search([default, root], times).combine() == [replace(root, **both)]
+
+
+def test_finalists():
+    """The two best, the best of another strategy, and the best in the fastest low precision."""
+    ddp = Request("ddp")
+    times = {ddp: 1.0, Request("tp"): 0.9, Request("fsdp"): 0.7}
+    times |= {Request("ddp", bucket_mb=1.0): 0.6, Request("ddp", bucket_mb=2.0): 0.5}
+    times |= {Request("ddp", precision="bf16"): 0.8, Request("single", precision="fp16"): 2.0}
+    assert make_search([ddp], times).finalists() == [
+        Request("ddp", bucket_mb=2.0),
+        Request("ddp", bucket_mb=1.0),
+        Request("fsdp"),
+        Request("ddp", bucket_mb=2.0, precision="bf16"),
+    ]
+
+
+def test_the_layouts_to_search():
+    def roots(base, devices, *names):
+        return [label(each) for each in tune._roots(base, list(names), devices)]
+
+    assert roots(Request("ddp", replicas=3), None, "ddp") == ["ddp ×3"]
+    every = roots(Request("single"), 4, *STRATEGIES)
+    assert every[0] == "ddp ×4"
+    assert every[-1] == "single"
+    assert {"fsdp ×4 · ZeRO-1", "pipeline · 4 stages · 1f1b", "hybrid ×2 · 2 stages"} <= set(every)
+    assert len(set(every)) == len(every)
+    fixed = roots(Request("single", stages=2), 4, *STRATEGIES)
+    assert not {"mp · 4 stages", "hybrid ×2 · 1 stage · 2 shards"} & set(fixed)
+    assert "hybrid ×2 · 2 stages" in fixed
+    with pytest.raises(UsageError, match="3 devices"):
+        roots(Request("hybrid"), 3, "hybrid")
+
+
+def test_compare_all_has_every_strategy_and_way_to_divide_it(monkeypatch):
+    monkeypatch.setattr(configurations, "inspect_once", lambda *_: INSPECTED)
+    found = all_configurations(Request("single"))
+    names = [each.label for each in found]
+    assert len(set(names)) == len(names)
+    assert all(each.optional for each in found)  # what cannot run is listed
+    assert {each.request.strategy for each in found} == set(STRATEGIES)
+    assert {each.request.zero for each in found} >= {1, 2}
+    assert {each.request.schedule for each in found} >= {"gpipe", "1f1b", "zero-bubble"}
+    assert "fsdp ×4 · 2 shard groups" in names
+    # What does not depend on the strategy is tried once.
+    assert [n for n in names if "recompute" in n] == [f"single · recompute {m}" for m in MODES]
+    fixed = all_configurations(Request("single", precision="bf16"))
+    assert {each.request.precision for each in fixed} == {"bf16"}
