@@ -24,6 +24,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from paralab.show.console import PIPED_WIDTH
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "tour.md"
 BLOCK = re.compile(
@@ -31,7 +33,6 @@ BLOCK = re.compile(
     r"\$ (?P<command>[^\n]+)\n(?P<old>.*?)```",
     re.DOTALL,
 )
-COLUMNS = 124  # without a terminal, paralab uses 120 columns
 SECONDS = 400
 
 
@@ -88,7 +89,7 @@ def shorten(lines: list[str], first: int, last: int, mark: str | None) -> list[s
 
 def wrap(line: str) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent) or [""]
+    return textwrap.wrap(line, PIPED_WIDTH, subsequent_indent=indent) or [""]
 
 
 def refresh(only: list[str]) -> None:

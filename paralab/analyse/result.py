@@ -170,7 +170,7 @@ class Result(Numbers, frozen=True, kw_only=True):
     warm_up_steps: int
     samples_per_step: float | None  # less than the batch size if an epoch has fewer samples
     run_folder: str
-    wall_seconds: float | None = None  # including process start-up
+    wall_seconds: float | None = None  # including process startup
     report: str | None = None  # the page, if one was written
     memory_not_estimated: str | None = None  # why `peak_bytes` has no estimates, if the plan tried
     slurm: SlurmInfo | None = None

@@ -9,8 +9,9 @@ from paralab.units import size
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 NOTE = (
-    "Memory: estimated with fake tensors. sum: each kind at its own maximum, as a CPU run counts "
-    "it. peak: the most at one time, including buckets, buffers, the batch, and temporary tensors."
+    "Memory: estimated with fake tensors. sum: the columns added up, each at its own maximum, as "
+    "in a run on CPU cores. peak: the most at one time, including buckets, buffers, the batch, "
+    "and temporary tensors."
 )
 
 

@@ -132,7 +132,7 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     shared = "; [yellow]the devices share cores[/]" if crowded else ""
     yield "step time", f"{times}, {plural(result.warm_up_steps, 'warm-up step')} excluded{shared}"
     training, wall = seconds(result.total_seconds), seconds(result.wall_seconds)
-    yield "total time", f"{training} training, {wall} including process start-up"
+    yield "total time", f"{training} training, {wall} including process startup"
     yield "samples/s", rate(result.samples_per_second)
 
     if result.compilation:
