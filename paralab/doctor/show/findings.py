@@ -84,7 +84,7 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
     shown = f"{Path(first.file).name}:{first.line}:" if first.file and context else None
     for evidence in first.evidence:
         if not (shown and evidence.startswith(shown)):
-            table.add_row("  seen", Text(evidence))
+            table.add_row("  evidence", Text(evidence))
     if first.gain:
         table.add_row("  gain", f"{first.gain:.0%} of the step")
     for number, other in enumerate(others[:MOST_PLACES]):
