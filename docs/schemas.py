@@ -15,7 +15,7 @@ from paralab.analyse.tune import TuneResult
 from paralab.analyse.verify import VerifyResult
 from paralab.cli.checkpoint import CheckpointList
 from paralab.course.class_report import ClassReport
-from paralab.doctor.finding import Failure, Looked, Severity
+from paralab.doctor.finding import Failure, MachineFact, Severity
 from paralab.doctor.registry import Entry, Source
 from paralab.plan.plan import Plan
 from paralab.record.types import Record
@@ -75,9 +75,9 @@ class DoctorReport(Record, frozen=True, kw_only=True):
     hidden: dict[str, int]
     failures: list[Failure]
     notes: list[str]
-    facts: list[Looked]
-    looked_at: str
-    not_looked_at: str
+    facts: list[MachineFact]
+    checked: str
+    not_checked: str
     fixed: Fixed | None
     command_exit_code: int | None
     exit_code: int

@@ -105,14 +105,14 @@ class Case:
         self.add(apply(source, subject, ids=ids, on_error=note))
 
     def close(
-        self, subject: str, ways: Sequence[Source], looked_at: str, not_looked_at: str, **more: Any
+        self, subject: str, ways: Sequence[Source], checked: str, not_checked: str, **more: Any
     ) -> Diagnosis:
         return Diagnosis(
             subject,
             tuple(ways),
             tuple(ordered(list(dict.fromkeys(self.findings)))),
-            looked_at,
-            not_looked_at,
+            checked,
+            not_checked,
             ignored=tuple(dict.fromkeys(self.ignored)),
             hidden=dict(self.hidden),
             failures=tuple(dict.fromkeys(self.failures)),
@@ -127,19 +127,19 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
     given = sort_paths(paths)
     case = Case(settings)
     ways: list[Source] = []
-    looked_at, not_looked_at = [], []
+    checked, not_checked = [], []
     if given.scripts or given.projects:
         ways.append("script")
-        looked_at.append(_check_scripts(case, given))
-        not_looked_at.append(_beyond_scripts(given))
+        checked.append(_check_scripts(case, given))
+        not_checked.append(_beyond_scripts(given))
     if given.runs:
         from paralab.doctor.recorded import Recorded
 
         ways.append("run")
         for folder in given.runs:
             case.run_checks("run", Recorded.read(folder))
-        looked_at.append(f"{plural(len(given.runs), 'recorded run')} for {_number('run')}")
-        not_looked_at.append("the script of the run (`paralab doctor SCRIPT.py` checks it)")
+        checked.append(f"{plural(len(given.runs), 'recorded run')} for {_number('run')}")
+        not_checked.append("the script of the run (`paralab doctor SCRIPT.py` checks it)")
     if given.logs:
         from paralab.doctor.logs.reading import read_logs
 
@@ -147,12 +147,12 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
         logs = read_logs(given.logs)
         case.notes += logs.notes
         case.run_checks("log", logs)
-        looked_at.append(f"{plural(len(given.logs), 'log')} for {_number('log')}")
-        not_looked_at.append("failures that print nothing")
+        checked.append(f"{plural(len(given.logs), 'log')} for {_number('log')}")
+        not_checked.append("failures that print nothing")
     subject = (
         ", ".join(map(str, paths)) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
     )
-    return case.close(subject, ways, "; ".join(looked_at), "; ".join(not_looked_at))
+    return case.close(subject, ways, "; ".join(checked), "; ".join(not_checked))
 
 
 def accept_findings(paths: Sequence[Path], settings: Settings) -> Diagnosis:
@@ -278,7 +278,7 @@ def preflight(settings: Settings | None = None) -> Diagnosis:
     from paralab.doctor import preflight
 
     case = Case(settings)
-    facts = preflight.look()
+    facts = preflight.gather_facts()
     case.run_checks("machine", facts)
     return case.close(
         "this machine",

@@ -90,7 +90,7 @@ class Port:
         return f"{which} is {'free' if self.free else 'in use' + owner}"
 
 
-def look_at_port(environment: Mapping[str, str]) -> Port:
+def inspect_port(environment: Mapping[str, str]) -> Port:
     asked = _number(environment, "MASTER_PORT")
     number = asked or DEFAULT_PORT
     try:
@@ -133,7 +133,7 @@ class Address:
         return f"{self.name} {resolves}{answers[self.connects]}"
 
 
-def look_at_address(environment: Mapping[str, str]) -> Address | None:
+def inspect_address(environment: Mapping[str, str]) -> Address | None:
     """Resolve MASTER_ADDR, and connect to it if another process should be listening."""
     name = environment.get("MASTER_ADDR")
     if not name:
@@ -178,7 +178,7 @@ class Memory:
     killed: int | None = None
 
 
-def look_at_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
+def inspect_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
     """Read cgroup v2 as a container sees it, or else cgroup v1."""
     first = ("limit_in_bytes", "usage_in_bytes", "oom_control")
     for limit, used, events in (
@@ -211,7 +211,7 @@ class Disk:
     free_bytes: int
 
 
-def look_at_disk(path: Path) -> Disk:
+def inspect_disk(path: Path) -> Disk:
     try:
         with tempfile.NamedTemporaryFile(dir=path, prefix=".paralab-"):
             writable = True
@@ -220,6 +220,6 @@ def look_at_disk(path: Path) -> Disk:
     return Disk(str(path), writable, shutil.disk_usage(path).free)
 
 
-def look_at_network() -> dict[str, int]:
+def inspect_network() -> dict[str, int]:
     """Return the speed of each active interface in Mbit/s, without those that do not report it."""
     return {name: s.speed for name, s in psutil.net_if_stats().items() if s.isup and s.speed}

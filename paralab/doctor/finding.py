@@ -56,7 +56,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Looked:
+class MachineFact:
     """One fact about this machine, good or bad. `value`: the measurement, or why there is none.
     `findings`: the ids of findings about it."""
 

@@ -1,4 +1,4 @@
-"""Preflight: check this machine and its allocation before training. `look` gathers facts, and the
+"""Preflight: check this machine and its allocation before training. `gather_facts` gathers facts, and the
 machine checks judge them.
 
 An unknown fact is None, and `unknown` gives the reason. This process never imports torch;
@@ -20,15 +20,15 @@ from paralab.doctor.environment import (
     Launch,
     Memory,
     Port,
+    inspect_address,
+    inspect_cgroup,
+    inspect_disk,
+    inspect_network,
+    inspect_port,
     launch_of,
-    look_at_address,
-    look_at_cgroup,
-    look_at_disk,
-    look_at_network,
-    look_at_port,
     resolve,
 )
-from paralab.doctor.finding import Finding, Looked
+from paralab.doctor.finding import Finding, MachineFact
 from paralab.doctor.probes import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
 from paralab.machine.host import cpu_name, memory_bytes, usable_cores
 from paralab.machine.precision import Probe, probe_cpu
@@ -91,7 +91,7 @@ class Facts:
 CONCERNS = tuple("CUDA_ NCCL_ GLOO_ TORCH_ TORCHELASTIC_ OMP_ MKL_ ONEDNN_ SLURM_ TP_".split())
 
 
-def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
+def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
     """Gather all facts. CPU-heavy tests take turns, and nothing else runs during the timed one."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
@@ -111,7 +111,7 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
     pairs = gpu_pairs(len(gpus)) if len(gpus) > 1 and torch and "nccl" in torch.backends else ()
     if not pairs:
         unknown["GPU pairs"] = f"needs two GPUs and NCCL; torch sees {plural(len(gpus), 'GPU')}"
-    megabits = look_at_network()
+    megabits = inspect_network()
     infiniband = tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*")))
     if not infiniband and not megabits:
         unknown["network"] = "no active interface reports its speed"
@@ -129,15 +129,15 @@ def look(environment: Mapping[str, str] = os.environ, folder: Path | None = None
         machine_cores=os.cpu_count() or 1,
         cpu=cpu_name(),
         memory_bytes=memory_bytes(),
-        cgroup=look_at_cgroup(),
+        cgroup=inspect_cgroup(),
         driver_gpus=seen_gpus,
         torch=torch,
-        port=look_at_port(environment),
-        address=look_at_address(environment),
+        port=inspect_port(environment),
+        address=inspect_address(environment),
         host=host,
         host_address=host_address,
         shared_bytes=shared,
-        disks=tuple(map(look_at_disk, folders)),
+        disks=tuple(map(inspect_disk, folders)),
         limits=_limits(),
         megabits=megabits,
         infiniband=infiniband,
@@ -201,7 +201,7 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield f"GPU pair {'-'.join(pair.direct.ranks)}", str(pair.direct)
 
 
-def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
+def table(facts: Facts, findings: Sequence[Finding]) -> list[MachineFact]:
     """Return every fact with its verdict."""
     found = []
     for name, value in rows(facts):
@@ -212,7 +212,7 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[Looked]:
             verdict = "not checked" if name in facts.unknown else "not set"
         if about:
             verdict = ", ".join(dict.fromkeys(f"{f.severity} {f.id}" for f in about))
-        found.append(Looked(name, shown, verdict, tuple(f.id for f in about)))
+        found.append(MachineFact(name, shown, verdict, tuple(f.id for f in about)))
     return found
 
 

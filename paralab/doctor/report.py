@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import SEVERITIES, Failure, Finding, Looked
+from paralab.doctor.finding import SEVERITIES, Failure, Finding, MachineFact
 from paralab.doctor.patch import diff
 from paralab.doctor.registry import Source
 from paralab.doctor.sources import Sources
@@ -20,13 +20,13 @@ class Diagnosis:
     subject: str  # what was checked: train.py, a command, this machine
     ways: tuple[Source, ...]
     findings: tuple[Finding, ...]  # most certain first
-    looked_at: str  # a description of what was checked
-    not_looked_at: str  # what was not checked, so that nobody reads "nothing found" as a guarantee
+    checked: str  # a description of what was checked
+    not_checked: str  # what was not checked, so that nobody reads "nothing found" as a guarantee
     ignored: tuple[Ignored, ...] = ()
     hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
     failures: tuple[Failure, ...] = ()  # what could not be checked
     notes: tuple[str, ...] = ()
-    facts: tuple[Looked, ...] = ()  # facts about this machine, good or bad
+    facts: tuple[MachineFact, ...] = ()  # facts about this machine, good or bad
     command_exit_code: int | None = None  # exit code of the watched command
     sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
@@ -65,8 +65,8 @@ class Diagnosis:
             failed = f"The command ended with exit code {self.command_exit_code}; "
             start = f"{failed}nothing" if self.command_exit_code else "Nothing"
             lines.append(f"{start} found {_where(self.subject)}.")
-            lines.append(f"Checked: {self.looked_at}.")
-            lines.append(f"Not checked: {self.not_looked_at}.")
+            lines.append(f"Checked: {self.checked}.")
+            lines.append(f"Not checked: {self.not_checked}.")
         suspects = self.count("suspect")
         if suspects and not suspects_shown:
             lines.append(f"{suspects}, possible but undecided. Try: --suspects")
@@ -94,8 +94,8 @@ class Diagnosis:
             "failures": [asdict(failure) for failure in self.failures],
             "notes": list(self.notes),
             "facts": [asdict(fact) for fact in self.facts],
-            "looked_at": self.looked_at,
-            "not_looked_at": self.not_looked_at,
+            "checked": self.checked,
+            "not_checked": self.not_checked,
             "command_exit_code": self.command_exit_code,
         }
 

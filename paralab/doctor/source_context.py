@@ -131,7 +131,7 @@ def around(place: Place) -> list[ast.AST]:
 def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
     found: list[Leaving] = []
 
-    def look(node: ast.AST, condition: Condition | None, in_loop: bool) -> None:
+    def visit(node: ast.AST, condition: Condition | None, in_loop: bool) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
                 continue
@@ -142,9 +142,9 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
             inner = condition
             if isinstance(child, ast.If):
                 inner = Condition(place.file, child.lineno, ast.unparse(child.test), "body")
-            look(child, inner, in_loop or isinstance(child, (ast.For, ast.While)))
+            visit(child, inner, in_loop or isinstance(child, (ast.For, ast.While)))
 
-    look(owner, None, False)
+    visit(owner, None, False)
     return found
 
 

@@ -70,7 +70,7 @@ class Site:
         return {**pages.list_parts(rows, name), "classes": found}, False
 
     def run_state(self, name: str) -> tuple[Parts, bool]:
-        snapshot = self.run(name).look()
+        snapshot = self.run(name).update()
         return pages.run_parts(snapshot), snapshot.status in IS_OVER
 
     def class_state(self, name: str, practical: str) -> tuple[Parts, bool]:
@@ -87,7 +87,7 @@ class Site:
 
     def run_page(self, request: Request) -> str:
         name = _name(request)
-        snapshot = self.run(name).look()
+        snapshot = self.run(name).update()
         parts = pages.run_parts(snapshot)
         return pages.render("run", name=name, run=snapshot, parts=parts)
 

@@ -23,14 +23,14 @@ MOST_BYTES = 200 << 20  # bytes of events; the doctor does not read more than th
 
 
 class LiveRun:
-    """One run. `look` may be called from several threads."""
+    """One run. `update` may be called from several threads."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.folder = root, RunFolder(open_folder(root, name))
         self.manifest = manifest_of(self.folder.path, RunManifest)
         self.follower = Follower(self.manifest.plan, self.folder)
         self._lock = threading.Lock()
-        self._looked_at = float("-inf")
+        self._updated_at = float("-inf")
         self._seen: tuple[object, ...] = ()
         self._snapshot: Snapshot | None = None
         self._findings: tuple[Finding, ...] = ()
@@ -38,12 +38,12 @@ class LiveRun:
         self._doctor_due = 0.0  # time.monotonic()
         self._examined: tuple[int, Status] = (0, "starting")
 
-    def look(self) -> Snapshot:
+    def update(self) -> Snapshot:
         """Read the new events. If there are none, the snapshot is the same object as before."""
         with self._lock:
             now = time.monotonic()
-            if self._snapshot is None or now - self._looked_at >= POLL_SECONDS:
-                self._looked_at = now
+            if self._snapshot is None or now - self._updated_at >= POLL_SECONDS:
+                self._updated_at = now
                 self._read()
             assert self._snapshot is not None
             return self._snapshot

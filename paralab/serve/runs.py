@@ -92,10 +92,10 @@ def stamp_of(paths: Iterable[Path]) -> Stamp:
 def find_runs(root: Path, inside: bool = False) -> Iterator[Path]:
     """Yield run and experiment folders. If the root is an experiment (`inside`), yield its runs."""
     folders = [(root, 0)]
-    looked_at = 0
-    while folders and looked_at < MOST_FOLDERS:
+    num_visited = 0
+    while folders and num_visited < MOST_FOLDERS:
         folder, level = folders.pop()
-        looked_at += 1
+        num_visited += 1
         try:
             entries = list(os.scandir(folder))
         except OSError:

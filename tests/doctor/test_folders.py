@@ -326,7 +326,7 @@ def test_per_file_ignores_and_exclude(project):
     assert [(each.finding.file, each.by) for each in diagnosis.ignored] == [
         ("tests/train.py", "per-file-ignores")
     ]
-    assert "1 file excluded" in diagnosis.looked_at
+    assert "1 file excluded" in diagnosis.checked
 
 
 # --- the baseline

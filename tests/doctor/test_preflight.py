@@ -14,9 +14,9 @@ import pytest
 from paralab.doctor import environment, probes
 from paralab.doctor.catalog import apply
 from paralab.doctor.environment import Address, Disk, Memory, Port, launch_of
-from paralab.doctor.preflight import Facts, Limits, look, table
+from paralab.doctor.preflight import Facts, Limits, gather_facts, table
 from paralab.doctor.probes import Gpu, Link, Pair, Torch
-from paralab.doctor.show.findings import print_looked
+from paralab.doctor.show.findings import print_facts
 from paralab.machine.precision import Probe
 
 GIB = 2**30
@@ -316,11 +316,11 @@ def test_the_owner_of_a_port_is_named():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         number = listener.getsockname()[1]
-        port = environment.look_at_port({"MASTER_PORT": str(number)})
+        port = environment.inspect_port({"MASTER_PORT": str(number)})
         assert (port.free, port.asked) == (False, True)
         if sys.platform == "linux":
             assert port.owner_pid == os.getpid()
-    assert environment.look_at_port({"MASTER_PORT": str(number)}).free
+    assert environment.inspect_port({"MASTER_PORT": str(number)}).free
 
 
 def test_an_address_is_resolved_and_tried_by_those_who_connect():
@@ -328,12 +328,12 @@ def test_an_address_is_resolved_and_tried_by_those_who_connect():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        assert environment.look_at_address({**there, "RANK": "1"}).connects is True
-        assert environment.look_at_address({**there, "RANK": "0"}).connects is None, (
+        assert environment.inspect_address({**there, "RANK": "1"}).connects is True
+        assert environment.inspect_address({**there, "RANK": "0"}).connects is None, (
             "rank 0 opens it itself"
         )
-    assert environment.look_at_address({**there, "RANK": "1"}).connects is False
-    assert environment.look_at_address({}) is None
+    assert environment.inspect_address({**there, "RANK": "1"}).connects is False
+    assert environment.inspect_address({}) is None
 
 
 def test_a_name_server_without_an_answer_is_given_up(monkeypatch):
@@ -348,13 +348,13 @@ def test_a_name_server_without_an_answer_is_given_up(monkeypatch):
 
 
 def test_a_container_with_a_limit(tmp_path):
-    assert environment.look_at_cgroup(tmp_path) is None
+    assert environment.inspect_cgroup(tmp_path) is None
     (tmp_path / "memory.max").write_text("4294967296\n")
     (tmp_path / "memory.current").write_text("1024\n")
     (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    assert environment.look_at_cgroup(tmp_path) == Memory(4 * GIB, 1024, 1)
+    assert environment.inspect_cgroup(tmp_path) == Memory(4 * GIB, 1024, 1)
     (tmp_path / "memory.max").write_text("max\n")
-    assert environment.look_at_cgroup(tmp_path).limit_bytes is None
+    assert environment.inspect_cgroup(tmp_path).limit_bytes is None
 
 
 def test_gpu_pairs_go_round_the_ring(monkeypatch):
@@ -392,9 +392,9 @@ def children_of(pid):
 
 
 @pytest.mark.processes
-def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
+def test_this_machine_is_checked_in_time_and_nothing_is_left_running(capsys):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    facts = look()
+    facts = gather_facts()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # It takes 15 s on two idle cores. On a busy machine, only the CPU time is meaningful.
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 30
@@ -410,7 +410,7 @@ def test_this_machine_is_looked_at_in_time_and_nothing_is_left_running(capsys):
         name in facts.precisions or f"{name} on CPU" in facts.unknown for name in ("bf16", "fp16")
     )
     findings = apply("machine", facts)
-    print_looked(table(facts, findings))
+    print_facts(table(facts, findings))
     shown = capsys.readouterr().out
     assert "all-reduce" in shown
     assert "GPU pairs" in shown

@@ -44,6 +44,6 @@ def test_damage_never_breaks_a_page(tmp_path, monkeypatch, name, seed):
         for path in chance.sample(files, k=min(2, len(files))):
             path.write_bytes(damage(path.read_bytes(), chance))
         with suppress(*EXPECTED):  # the page shows the explanation
-            run_parts(LiveRun(tmp_path, folder.name).look())
+            run_parts(LiveRun(tmp_path, folder.name).update())
     rows = Listing(tmp_path).read()
     assert len(list_parts(rows)["rows"]) == 6

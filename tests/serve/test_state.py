@@ -17,7 +17,7 @@ from tests.serve.conftest import RUNS
 @pytest.mark.parametrize("name", ["ddp", "hybrid", "dp", "straggler", "raised"])
 def test_a_finished_run_shows_the_numbers_of_its_result(tmp_path, name):
     shutil.copytree(RUNS / name, tmp_path / name)
-    snapshot, result = LiveRun(tmp_path, name).look(), result_of(tmp_path / name)
+    snapshot, result = LiveRun(tmp_path, name).update(), result_of(tmp_path / name)
     assert snapshot.status == result.status
     assert (snapshot.step, snapshot.num_steps) == (
         result.reached_step,
@@ -32,7 +32,7 @@ def test_a_finished_run_shows_the_numbers_of_its_result(tmp_path, name):
 
 def test_ranks_of_a_failed_run(tmp_path):
     shutil.copytree(RUNS / "killed", tmp_path / "killed")
-    snapshot = LiveRun(tmp_path, "killed").look()
+    snapshot = LiveRun(tmp_path, "killed").update()
     assert snapshot.status == "failed"
     assert "SIGKILL" in snapshot.sentence
     assert [rank.status for rank in snapshot.ranks] == ["failed", "gone"]
@@ -48,19 +48,19 @@ def test_a_growing_run_is_read_incrementally(tmp_path, monkeypatch):
     for path in files:
         path.write_bytes(b"")
     run = LiveRun(tmp_path, "run")
-    assert run.look().status == "starting"
+    assert run.update().status == "starting"
 
     opened = []
     for part in range(1, 11):
         for path, content in zip(files, contents, strict=True):
             path.write_bytes(content[: len(content) * part // 10])
-        opened.append(run.look())
+        opened.append(run.update())
     steps = [snapshot.step for snapshot in opened]
     assert steps == sorted(steps)
     assert len(set(steps)) > 3
-    assert opened[-1] == LiveRun(tmp_path, "run").look()
+    assert opened[-1] == LiveRun(tmp_path, "run").update()
     assert sum(tail._position for tail in run.follower._tails) == sum(map(len, contents))
-    assert run.look() is opened[-1]  # without news, the same object
+    assert run.update() is opened[-1]  # without news, the same object
 
 
 def test_a_run_without_an_end_is_not_suspected_while_it_may_run(tmp_path, monkeypatch):
@@ -71,12 +71,12 @@ def test_a_run_without_an_end_is_not_suspected_while_it_may_run(tmp_path, monkey
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(line for line in lines if '"end"' not in line[:20]))
     monkeypatch.setattr(live_run, "is_running", lambda start: True)
-    snapshot = LiveRun(tmp_path, "run").look()
+    snapshot = LiveRun(tmp_path, "run").update()
     assert snapshot.status == "running"
     assert "H12" not in {finding.id for finding in snapshot.findings}
     monkeypatch.setattr(live_run, "is_running", lambda start: False)
     monkeypatch.setattr(live_run, "last_written", lambda folder: 0.0)
-    snapshot = LiveRun(tmp_path, "run").look()
+    snapshot = LiveRun(tmp_path, "run").update()
     assert snapshot.status == "killed"
     assert "H12" in {finding.id for finding in snapshot.findings}
 
@@ -99,7 +99,7 @@ def test_a_restarted_run_continues_with_its_next_attempt(tmp_path, monkeypatch):
         first = [event for event in events if event.get("step", 0) < 4 and event["event"] != "end"]
         write(name, [*first, {"event": "end", "time": 9.0, "status": "failed"}])
     run = LiveRun(tmp_path, "run")
-    assert run.look().step == 4
+    assert run.update().step == 4
 
     again = {
         name.replace(".jsonl", ".1.jsonl"): [
@@ -112,10 +112,10 @@ def test_a_restarted_run_continues_with_its_next_attempt(tmp_path, monkeypatch):
     for name, events in again.items():
         first = next(n for n, event in enumerate(events) if event["event"] == "step")
         write(name, events[: first + 1])
-    assert run.look().step == 3  # the fourth step of the first attempt no longer counts
+    assert run.update().step == 3  # the fourth step of the first attempt no longer counts
     for name, events in again.items():
         write(name, events)
-    snapshot = run.look()
+    snapshot = run.update()
     assert (snapshot.restarts, snapshot.step, snapshot.status) == (1, 6, "completed")
     before = result_of(RUNS / "ddp").losses
     expected = [*before[:2], *(loss / 2 for loss in before[2:])]

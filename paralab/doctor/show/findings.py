@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Finding, Looked
+from paralab.doctor.finding import Finding, MachineFact
 from paralab.doctor.patch import Fixes, diff, shown_path
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.lines import shown_findings
@@ -22,7 +22,7 @@ MOST_PLACES = 20  # show this many places for one failure; --format concise list
 
 
 def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
-    print_looked(diagnosis.facts)
+    print_facts(diagnosis.facts)
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in shown_findings(diagnosis, suspects):
         groups.setdefault((finding.severity, finding.id), []).append(finding)
@@ -36,7 +36,7 @@ def print_diagnosis(diagnosis: Diagnosis, suspects: bool = False) -> None:
         _print(Text(line, style="dim"))
 
 
-def print_looked(rows: Sequence[Looked]) -> None:
+def print_facts(rows: Sequence[MachineFact]) -> None:
     if not rows:
         return
     table = plain_table("what", "value", "verdict")

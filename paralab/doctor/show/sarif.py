@@ -42,7 +42,7 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
         "columnKind": "unicodeCodePoints",
         "results": results,
-        "properties": {"lookedAt": diagnosis.looked_at, "notLookedAt": diagnosis.not_looked_at},
+        "properties": {"checked": diagnosis.checked, "notChecked": diagnosis.not_checked},
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
