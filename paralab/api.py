@@ -56,6 +56,9 @@ class ConfigurationOptions(TypedDict, total=False):
     schedule: str | None
     micro_batches: int | None
     accumulate: int | None
+    sync_every: int | None
+    outer_lr: float | None
+    outer_momentum: float | None
     placement: str | None
     recompute: str | None
     compile: bool | None
@@ -67,6 +70,8 @@ class ConfigurationOptions(TypedDict, total=False):
     static_graph: bool | None
     find_unused: bool | None
     sync_every_pass: bool | None
+    compress: str | None
+    powersgd_rank: int | None
     steps: int | None
     epochs: int | None
     device: str

@@ -16,7 +16,7 @@ from paralab.analyse.result import PeakMemory
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.time_tables import where_time_goes
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
-from paralab.analyse.verify import apart_from
+from paralab.analyse.verify import apart_from, describe_simulated
 from paralab.units import plural, rate, seconds, size
 
 Chart = blocks.Timeline | blocks.Schedule | blocks.Split | blocks.Lines
@@ -137,11 +137,14 @@ def _row(row: Row) -> Cells:
 
 
 def same_training(row: Row) -> str:
-    """Return `equal`, `equal, loss ±2e-05` (in low precision), `equal apart from …`, or `differs`."""
+    """Return `equal`, `equal, loss ±2e-05` (in low precision), `equal apart from …`, `as simulated,
+    …` (if it is lossy), or `differs`."""
     if row.verify is None:
         return "not checked"
-    if not row.verify.equal:
+    if not row.verify.passed:
         return "differs"
+    if row.verify.as_simulated:
+        return describe_simulated(row.verify)
     if reason := apart_from(row.verify):
         return f"equal apart from {reason}"
     if row.not_finite_losses:

@@ -206,7 +206,7 @@ def _compute(recording: Recording) -> Result:
     elapsed = seconds_between(timed)  # including data loading
     per_second = sum(samples) / elapsed if elapsed else None
     failures = read_failures(recording.folder)
-    skipped = sum(step[0].skipped for step in steps)
+    skipped = sum(any(event.skipped for event in step) for step in steps)
     devices = list(dict.fromkeys(device.name for rank in plan.ranks for device in rank.devices))
     return Result.like(
         plan,

@@ -15,7 +15,8 @@ from paralab.analyse.phrases import (
     times_as_fast,
 )
 from paralab.analyse.scaling import losses_of, perfect_seconds
-from paralab.analyse.verify import alike, apart_from
+from paralab.analyse.verify import alike, apart_from, describe_simulated
+from paralab.plan.lossy import is_lossy
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
@@ -32,6 +33,9 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         return (_parts(baseline), *found, *_warnings(comparison))
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
+    # A faster step that learns something else does not win.
+    lossy = [] if is_lossy(baseline.request) else [row for row in rows if is_lossy(row.request)]
+    sound = [row for row in sound if row not in lossy]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
     several = baseline.ratio.low is not None
     best = max(faster if several else sound, key=lambda row: row.ratio.value, default=baseline)
@@ -46,12 +50,15 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         elif parallel.ratio.verdict in ("faster", "slower"):
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
+    findings += [_lossy(row, baseline) for row in lossy if row.speed_up]
     return (*findings, *_compiling(rows), *_same(rows), *_busy(baseline), *_warnings(comparison))
 
 
 def is_same_training(row: Row) -> bool | None:
-    """Return True if equal, False if it differs, or None if not checked."""
-    return None if row.verify is None else row.verify.equal
+    """Return True if equal, False if it differs, or None if it is not checked or lossy."""
+    if row.verify is None or row.verify.as_simulated:
+        return None
+    return row.verify.equal
 
 
 def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
@@ -215,6 +222,19 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         yield Finding("next", text, {"data_wait_seconds": data})
 
 
+def _lossy(row: Row, baseline: Row) -> Finding:
+    """Say what a lossy configuration gains, and how differently it trains."""
+    check = row.verify
+    trains = "it was not verified"
+    if check:
+        steps = plural(check.steps, "step")
+        trains = f"{describe_simulated(check)} after {steps}" if check.passed else "it DIFFERS"
+    speed = f"{times_as_fast(row.ratio)}, compared with `{baseline.name}`"
+    text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}, but {trains}."
+    apart = check and check.excused and check.excused.max_difference
+    return Finding("lossy", text, {"speed_up": row.ratio.to_dict(), "difference": apart})
+
+
 def _same(rows: list[Row]) -> Iterator[Finding]:
     checked = [(row, row.verify) for row in rows if row.verify is not None]
     if not checked:
@@ -228,12 +248,16 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     if excused:
         fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
         text += f" For {len(excused)} of them, known causes were held fixed: {fixed}."
+    simulated = [row.name for row, check in checked if check.as_simulated]
+    if simulated:
+        text += f" As simulated, but lossy: {', '.join(f'`{name}`' for name in simulated)}."
     evidence = {"equal": len(equal), "of": len(checked), "max_difference": largest}
     tolerance = {"tolerance": checked[0][1].tolerance}
     yield Finding("same", text, evidence | tolerance)
     for row, check in checked:
-        if not check.equal:
-            text = f"`{row.name}` differs from a single device: {check.cause}."
+        if not check.passed:
+            than = "a single device" if check.as_simulated is None else "its simulation"
+            text = f"`{row.name}` differs from {than}: {check.cause}."
             yield Finding("warning", text, tolerance | {"max_difference": check.max_difference})
 
 

@@ -7,6 +7,9 @@ measured.
            sums that cancel keep their terms' rounding errors)
 
 Losses, buffers, and first-step gradients must meet the same tolerance, relative to their size.
+
+A lossy configuration (`paralab.plan.lossy`) is never equal to a single device. The check compares it
+with a simulation of the same algorithm instead, with the same tolerances.
 """
 
 import math
@@ -27,7 +30,8 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e
 ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 0.1, "bf16": 0.5, "fp16": 0.5}
 
 
-WAYS = ("schedule", "zero", "shard_groups", "recompute", "compile")
+LOSSY = ("compress", "powersgd_rank", "sync_every", "outer_lr", "outer_momentum")
+WAYS = ("schedule", "zero", "shard_groups", "recompute", "compile", *LOSSY)
 
 
 class _Differences(Record, frozen=True, kw_only=True):
@@ -48,14 +52,24 @@ class Excuse(_Differences, frozen=True, kw_only=True):
 
 
 class Verification(_Differences, frozen=True, kw_only=True):
-    """Whether a configuration trains like one device. `control`: what both sides held fixed."""
+    """Whether a configuration trains like one device. `control`: what both sides held fixed.
 
+    `as_simulated` is whether a lossy configuration equals its simulation on one device. It is None
+    for the others, and `equal` is False for lossy ones. `excused` is how far those are from a
+    single device."""
+
+    as_simulated: bool | None = None
     steps: int
     worst_parameter: str | None = None
     cause: str | None = None  # why it differs
     serious: bool  # True if the difference is always a mistake
     control: tuple[str, ...] = ()
     excused: Excuse | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether training is correct: like one device, or as simulated."""
+        return self.equal or self.as_simulated is True
 
 
 class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,6 +89,11 @@ class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
     shard_groups: int | None = None
     recompute: str | None = None
     compile: bool | None = None
+    compress: str | None = None
+    powersgd_rank: int | None = None
+    sync_every: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
 
     @property
     def ways(self) -> dict[str, Any]:
@@ -95,7 +114,8 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class VerifyResult(Record, frozen=True, kw_only=True):
-    """The result of `verify --json`. `passed`: all configurations that ran are equal."""
+    """The result of `verify --json`. `passed`: all configurations that ran are equal, or, if they are
+    lossy, as simulated."""
 
     strategy: str
     workloads: list[str]
@@ -111,7 +131,10 @@ class VerifyResult(Record, frozen=True, kw_only=True):
 
 
 def judge(
-    precision: str, ranks: Sequence[Verify], split_problem: str | None = None
+    precision: str,
+    ranks: Sequence[Verify],
+    split_problem: str | None = None,
+    reference: str = "the single device",
 ) -> Verification:
     """Return the differences, whether they are within tolerance, and the cause if they are not.
     `split_problem` is a problem with the loss or the model that the single-device run found."""
@@ -142,7 +165,9 @@ def judge(
     cause = None
     if not equal:
         certain = split_problem or _counted_several_times(ranks) or serious
-        cause = certain or _guess(ranks, differences, buffers, loss_errors, tolerance, worst)
+        cause = certain or _guess(
+            ranks, differences, buffers, loss_errors, tolerance, worst, reference
+        )
     known, known_buffers = (
         {name: value if math.isfinite(value) else None for name, value in values.items()}
         for values in (differences, buffers)
@@ -174,6 +199,11 @@ def failed_verification(precision: str, error: str) -> Verification:
     )
 
 
+def compared_with_simulation(proof: Verification) -> Verification:
+    """Return the outcome for a lossy configuration, whose reference was a simulation."""
+    return replace(proof, equal=False, as_simulated=proof.equal)
+
+
 def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> Verification:
     """Return the outcome for a configuration that differs from one device for a known reason.
 
@@ -182,9 +212,10 @@ def with_excuse(proof: Verification, plan: Plan, asked: Verification | None) -> 
     `_inexcusable`."""
     if asked is None:
         return proof
-    problem = _inexcusable(proof, plan.precision, asked) if proof.equal else None
+    problem = _inexcusable(proof, plan.precision, asked) if proof.passed else None
     if problem:
-        proof = replace(proof, equal=False, cause=problem)
+        as_simulated = None if proof.as_simulated is None else False
+        proof = replace(proof, equal=False, as_simulated=as_simulated, cause=problem)
     return replace(proof, excused=Excuse.like(asked, reasons=list(plan.differences)))
 
 
@@ -195,7 +226,8 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     gradients, limit = asked.gradient_difference, ROUNDING[precision]
     if "casts" in proof.control:
         limit = max(limit, ROUNDING["fp32"])
-    rounds = set(proof.control) <= {"casts"}  # there is no other reason
+    # there is no other reason
+    rounds = set(proof.control) <= {"casts"} and proof.as_simulated is None
     if rounds and gradients is not None and gradients > limit:
         return (
             f"in {precision}, the first step's gradients differ by {gradients:.2g}, more than "
@@ -209,6 +241,7 @@ CONTROLS = {
     "random": "random numbers",
     "state": "state that the forward pass changes",
     "casts": "casts to fp32",
+    "rank_order": "the order of additions",
 }
 
 
@@ -216,7 +249,8 @@ def apart_from(proof: Verification) -> str:
     """Return what was held fixed (`BatchNorm and random numbers`), or "" if it did not matter."""
     if not proof.excused or proof.excused.equal:
         return ""
-    return " and ".join(CONTROLS[kind] for kind in proof.control) or "rounding"
+    fixed = " and ".join(CONTROLS[kind] for kind in proof.control)
+    return fixed or ("rounding" if proof.as_simulated is None else "")
 
 
 def _measure(precision: str) -> str:
@@ -240,11 +274,12 @@ def _guess(
     loss_errors: list[float],
     tolerance: float,
     worst_parameter: str,
+    reference: str,
 ) -> str:
     """Explain why training differs, based on the first quantity that differs."""
     factor, residual = float(ranks[0].gradient_factor), float(ranks[0].gradient_residual)
     if abs(factor - 1.0) > 1e-3 and residual < 1e-4:
-        scaled = f"{factor:.4g} × the single device's gradient in the first step"
+        scaled = f"{factor:.4g} × {reference}'s gradient in the first step"
         return f"wrong scale: {scaled}, so losses are not weighted by their share of the batch"
     if loss_errors and loss_errors[0] > tolerance:
         check = "check the samples, the weights of the parts, and the forward pass"
@@ -314,10 +349,19 @@ def _largest(values: Iterable[float]) -> float:
     return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)
 
 
+def describe_simulated(proof: Verification) -> str:
+    """`as simulated, weights differ by 3e-04 from single`."""
+    distance = proof.excused and proof.excused.max_difference
+    differ = "an unknown amount" if distance is None else f"{distance:.0e}"
+    return f"{outcome(proof)}, weights differ by {differ} from single"
+
+
 def outcome(proof: Verification) -> str:
-    """Return `equal`, `equal apart from BatchNorm`, or `DIFFERS`."""
+    """Return `equal`, `equal apart from BatchNorm`, `as simulated`, or `DIFFERS`."""
+    if not proof.passed:
+        return "DIFFERS"
     reason = f" apart from {apart_from(proof)}" if apart_from(proof) else ""
-    return f"equal{reason}" if proof.equal else "DIFFERS"
+    return f"{'as simulated' if proof.as_simulated else 'equal'}{reason}"
 
 
 def alike(equal: int, total: int) -> str:
@@ -330,12 +374,15 @@ def headline(result: VerifyResult) -> str:
     """Return `48 of 54 configurations train like one device …; 6 did not run`."""
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
-    apart, differ = sum(bool(apart_from(each)) for each in equal), len(ran) - len(equal)
+    simulated = sum(each.as_simulated is True for each in ran)
+    apart, differ = sum(bool(apart_from(each)) for each in equal), len(ran) - len(equal) - simulated
     text = (
         f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
     )
     text += f"; {apart} of these with a known cause held fixed (see below)" if apart else ""
+    if simulated:
+        text += f"; {simulated} {'is' if simulated == 1 else 'are'} lossy: as simulated"
     text += f"; {differ} {'differs' if differ == 1 else 'differ'}" if differ else ""
     return text + (f"; {len(skipped)} did not run" if skipped else "")
 

@@ -108,7 +108,7 @@ def verify(
         strategy=strategy,
         workloads=[summary.name for summary in summaries],
         precision=cases[0].plan.precision,
-        passed=all(each.equal for each in verified),
+        passed=all(each.passed for each in verified),
         steps=max(each.steps for each in verified),
         configurations=verified,
         skipped=skipped,
@@ -202,9 +202,13 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Options) -
 def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
     """Return even and uneven splits: 2 and 3 replicas or, with stages, 2 and 3 micro-batches, and
     each schedule with one process per stage."""
-    if name in ("dp", "ddp", "fsdp"):
+    if name in ("dp", "ddp", "fsdp", "local-sgd"):
         groups = base.shard_groups or 1
         splits = [{}] if base.replicas else [{"replicas": 2 * groups}, {"replicas": 3 * groups}]
+        if name == "local-sgd" and not pinned:
+            return _ways_to_average(base, splits)
+        if name == "ddp" and not pinned:
+            return splits + _ways_to_compress(base, splits)
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
     if name == "tp":
         # An odd number of shards rarely divides a model's heads.
@@ -246,12 +250,27 @@ def _ways_to_shard(base: Request, split: Options) -> list[Options]:
     return ways + [{"replicas": replicas, "shard_groups": 2}] * can_group
 
 
+def _ways_to_average(base: Request, splits: list[Options]) -> list[Options]:
+    """Return plain averaging and DiLoCo, as options that were not given."""
+    every = base.sync_every or 2
+    plain = [split | {"sync_every": every} for split in splits[:1]]
+    if base.outer_lr or base.outer_momentum:
+        return plain
+    return [*plain, splits[-1] | {"sync_every": every, "outer_lr": 0.7, "outer_momentum": 0.9}]
+
+
+def _ways_to_compress(base: Request, splits: list[Options]) -> list[Options]:
+    if base.compress or base.compile:
+        return []
+    return [splits[-1] | {"compress": kind} for kind in ("bf16", "powersgd")]
+
+
 def _with_blocks(
     name: str, base: Request, summary: Summary, splits: list[Options]
 ) -> list[Options]:
     """Return one configuration that recomputes blocks, if the model has blocks that can be, and for
     ddp one that compiles them. Compiling is slow, so the other strategies do not."""
-    plain = [split for split in splits if split.keys().isdisjoint(WAYS)]
+    plain = [split for split in splits if split.keys().isdisjoint(WAYS)] or splits[:1]
     mode = "selective" if name in SELECTIVE else "full"
     can_recompute = any(mode in block.recomputes for block in summary.blocks)
     blocks: list[Options] = []

@@ -87,15 +87,22 @@ def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> Checkpoint
         say(f"{directory} contains no checkpoint. Starting from the beginning.")
         return fresh
     topology = good.manifest["topology"]
+    same = all(
+        topology.get(name, 1 if name == "shards" else None) == getattr(plan, name)
+        for name in TOPOLOGY
+    )
+    if good.manifest.get("replicas_differ") and not same:
+        raise UsageError(
+            f"--resume: {good.path} was saved between two averages, so each of its "
+            f"{topology['replicas']} replicas has its own parameters.",
+            fix=f"{topology['strategy']} --replicas {topology['replicas']}, or let it finish first",
+        )
     return replace(
         fresh,
         resume=str(good.path.resolve()),
         done=good.step,
         samples=good.manifest["samples_seen"],
-        same_topology=all(
-            topology.get(name, 1 if name == "shards" else None) == getattr(plan, name)
-            for name in TOPOLOGY
-        ),
+        same_topology=same,
     )
 
 

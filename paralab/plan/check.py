@@ -8,6 +8,7 @@ import shutil
 
 from paralab.errors import UsageError, unknown
 from paralab.machine.host import Machine
+from paralab.plan.lossy import check_compressible, check_lossy
 from paralab.plan.option import options_of
 from paralab.plan.request import (
     STRATEGIES,
@@ -30,6 +31,7 @@ def check(request: Request) -> None:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
     _check_combinations(request)
+    check_lossy(request)
     if request.prefix is not None:
         _check_prefix(request.prefix)
 
@@ -50,7 +52,7 @@ def _check_each_option(request: Request) -> None:
             )
         if option.choices and value not in option.choices:
             raise unknown(option.flag, str(value), map(str, option.choices))
-        is_number = option.kind in (int, float) and option.name != "seed"
+        is_number = option.kind in (int, float) and option.name not in ("seed", "outer_momentum")
         if is_number and not (value > 0 and math.isfinite(value)):
             problem = f"{option.flag} {value} is not a positive number."
             raise UsageError(problem, fix=f"{option.flag} 1 or more")
@@ -162,9 +164,11 @@ def _check_prefix(prefix: str) -> None:
 def check_model(request: Request, machine: Machine, summary: Summary) -> None:
     """Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
     strategy, request = request.strategy, with_schedule(request)
-    if summary.sparse and strategy not in ("single", "ddp"):
+    check_compressible(request, summary)
+    if summary.sparse and (strategy not in ("single", "ddp") or request.compress):
+        compress = f" --compress {request.compress}" if request.compress else ""
         raise UsageError(
-            f"{strategy} cannot train with sparse gradients, "
+            f"{strategy}{compress} cannot train with sparse gradients, "
             f"but {summary.sparse[0]!r} in {summary.name} has a sparse gradient.",
             fix="nn.Embedding(…, sparse=False), or use single or ddp",
         )

@@ -49,6 +49,8 @@ def find_unsupported(plan: Plan) -> str | None:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
     if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:
         return f"the effect of {plan.precision} on split layers with --zero is not estimated yet"
+    if plan.compress:
+        return "the effect of --compress on memory is not estimated yet"
     return COMPILED if plan.compile else None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from paralab.plan.axes import Axis
 from paralab.plan.grid import Cell, Device
+from paralab.plan.lossy import Lossy, Simulation
 from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
@@ -140,6 +141,12 @@ class Plan:
     axes: tuple[Axis, ...] = ()  # of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # only for a single run
+    compress: str | None = None
+    powersgd_rank: int = 1
+    sync_every: int | None = None  # steps between two averages; None: no averages
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    simulation: Simulation | None = None  # the lossy algorithm that a single device simulates
 
     @property
     def world_size(self) -> int:
@@ -163,6 +170,10 @@ class Plan:
     def rank_replicas(self) -> int:
         """The number of replicas that have their own processes."""
         return 1 + max(rank.replica for rank in self.ranks)
+
+    @property
+    def lossy(self) -> Lossy:
+        return Lossy(**{field.name: getattr(self, field.name) for field in fields(Lossy)})
 
     @property
     def num_devices(self) -> int:
@@ -200,6 +211,8 @@ class Plan:
             given["tensor_plan"] = TensorPlan(**{**split, "groups": groups})
         given["axes"] = tuple(Axis(**axis) for axis in given.get("axes", ()))
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
+        if simulation := given.get("simulation"):
+            given["simulation"] = Simulation(**simulation)
         if memory := given.get("memory"):
             given["memory"] = MemoryEstimate.from_json(memory)
         return cls(**given)

@@ -30,19 +30,29 @@ STRATEGIES: Mapping[str, str] = {
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
     "hybrid": "a grid of replicas × stages × shards: ddp or fsdp, a pipeline, and tensor parallelism",
+    "local-sgd": "one process per replica; each takes its own optimizer steps, "
+    "and every few steps the replicas average their parameters",
 }
 ALL = "all"  # where a command accepts every strategy
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
-REPLICATED = ("dp", "ddp", "fsdp", "hybrid")
+REPLICATED = ("dp", "ddp", "fsdp", "hybrid", "local-sgd")
 STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
 SHARDED = ("fsdp", "hybrid")  # these can shard the parameters of each unit over the replicas
 SPLIT = ("tp", "hybrid")  # these can split layers: all shards see the same samples
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
-BETWEEN_RANKS = ("ddp", "fsdp", "tp", "pipeline", "hybrid")  # these can use several processes
-COMPILED = ("single", "ddp", "fsdp")  # these call a block from one thread, in one piece
+COMPRESSED = ("ddp",)  # these can send compressed gradients
+AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
+BETWEEN_RANKS = ("ddp", "fsdp", "tp", "pipeline", "hybrid", "local-sgd")  # several processes
+COMPILED = (  # these call a block from one thread, in one piece
+    "single",
+    "ddp",
+    "fsdp",
+    "local-sgd",
+)
 BACKENDS = ("gloo", "nccl", "local")
+COMPRESSIONS = ("fp16", "bf16", "powersgd")
 
 # Values of some `Request` options, by name. They come from the user, or a search varies them.
 Options = dict[str, Any]
@@ -138,6 +148,29 @@ class Request:
         usual=1,
         label="accumulate {}".format,
     )
+    sync_every: int | None = option(
+        "Average the replicas' parameters every N steps.",
+        PARALLELISM,
+        strategies=AVERAGED,
+        metavar="N",
+        usual=10,
+        label="sync every {}".format,
+        always=True,
+    )
+    outer_lr: float | None = option(
+        "DiLoCo: the outer optimizer's learning rate; it steps by the average change.",
+        PARALLELISM,
+        strategies=AVERAGED,
+        usual=1.0,
+        label="outer lr {:g}".format,
+    )
+    outer_momentum: float | None = option(
+        "DiLoCo: the outer optimizer's Nesterov momentum.",
+        PARALLELISM,
+        strategies=AVERAGED,
+        usual=0.0,
+        label="outer momentum {:g}".format,
+    )
     placement: str | None = option(
         "Where the stages run: one device each, or all on the same device.",
         PARALLELISM,
@@ -203,6 +236,21 @@ class Request:
         DDP,
         strategies=("ddp", "fsdp"),
         label=lambda _: "sync every pass",
+    )
+    compress: str | None = option(
+        "Send gradients in fp16 or bf16, or as matrices of low rank (PowerSGD).",
+        DDP,
+        choices=COMPRESSIONS,
+        strategies=COMPRESSED,
+        shown="send gradients as they are",
+        label="compress {}".format,
+    )
+    powersgd_rank: int | None = option(
+        "PowerSGD: the rank of these matrices.",
+        DDP,
+        strategies=COMPRESSED,
+        usual=1,
+        label="rank {}".format,
     )
     steps: int | None = option("Optimizer steps to train.", LENGTH, shown="20")
     epochs: int | None = option("Epochs to train; with --steps, whichever ends first.", LENGTH)

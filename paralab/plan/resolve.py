@@ -22,6 +22,7 @@ from paralab.plan.layout import (
     lay_out,
     plan_ranks,
 )
+from paralab.plan.lossy import choose_lossy, describe_loss
 from paralab.plan.plan import Plan, Reasons
 from paralab.plan.precision import choose_precision
 from paralab.plan.recompute import choose_recomputed
@@ -79,12 +80,14 @@ def resolve(
     layers = keep_together(summary.layers, summary.tensor_plan, batch.stages * chunks)
     summary = replace(summary, layers=layers) if splits_layers(request) else summary
     stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
+    lossy = choose_lossy(request, reasons)
     split = require_groups(request, batch.shards, stage_parts, summary, reasons)
 
     return Plan(
         strategy=request.strategy,
         workload=request.workload,
         **asdict(batch),
+        **asdict(lossy),
         **asdict(precision)
         | {"environment": precision.environment | nccl_environment(layout, backend)},
         bucket_mb=bucket_mb,
@@ -121,8 +124,11 @@ def resolve(
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
         remarks=(*remarks_on(request, machine, layout, threads), *remark_on(split)),
-        differences=differences_of(
-            summary, precision.precision, batch, ranks, layout, bool(request.compile)
+        differences=(
+            *describe_loss(lossy),
+            *differences_of(
+                summary, precision.precision, batch, ranks, layout, bool(request.compile)
+            ),
         ),
     )
 

@@ -47,7 +47,9 @@ def describe(result: Shown) -> str:
         what = f"{plural(len(result.rows), 'configuration')} of {result.workload.name}"
     elif isinstance(result, VerifyResult):
         equal = sum(each.equal for each in result.configurations)
+        simulated = sum(each.as_simulated is True for each in result.configurations)
         what = f"{equal} of {plural(len(result.configurations), 'configuration')} equal"
+        what += f", {simulated} as simulated" if simulated else ""
     else:
         what = result.title if isinstance(result, Document) else f"fastest is {result.chosen.name}"
     return f"<{type(result).__name__}: {what}; run_folder={folder!r}>"

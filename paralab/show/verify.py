@@ -21,8 +21,13 @@ def document_of(folder: Path) -> Document:
         raise UsageError(f"verify in {folder} did not finish.", fix="run paralab verify again")
     result = convert(read_object(path), VerifyResult, path)
     ran = result.configurations
-    evidence = {"equal": sum(each.equal for each in ran), "of": len(ran)}
-    finding = Finding("same", headline(result), evidence | {"skipped": len(result.skipped)})
+    evidence = {
+        "equal": sum(each.equal for each in ran),
+        "as_simulated": sum(each.as_simulated is True for each in ran),
+        "of": len(ran),
+        "skipped": len(result.skipped),
+    }
+    finding = Finding("same", headline(result), evidence)
     skipped: list[Cells] = [
         {"strategy": name(names), "configurations": exact(count), "why": name(reason)}
         for names, count, reason in skipped_by_reason(result)
@@ -72,7 +77,7 @@ def _row(each: Verified) -> Cells:
         "batch": name(each.arithmetic),
         "last batch": name("partial" if each.options.partial_last_batch else "full"),
         "difference": number(each.max_difference, "{:.1e}".format, "–"),
-        "outcome": Cell(outcome(each), each.equal),
+        "outcome": Cell(outcome(each), each.passed),
         "as requested": number((each.excused or each).max_difference, "{:.1e}".format, "–"),
         "why": name(each.cause or "; ".join(reasons) or "–"),
     }
@@ -81,11 +86,20 @@ def _row(each: Verified) -> Cells:
 def _reasons(result: VerifyResult) -> list[str]:
     """List each reason once: why configurations differ, and what was held fixed."""
     found = [f"differs: {each.cause}" for each in result.configurations if each.cause]
+    if any(each.as_simulated for each in result.configurations):
+        found.append(
+            "as simulated: equal to the same algorithm on one device, but not to plain training, "
+            "from which the weights differ as in 'as requested'"
+        )
     if result.dropout != "none":
         found.append(f"dropout was {result.dropout}: splitting the work changes its random numbers")
     largest: dict[str, float] = {}
     for each in result.configurations:
-        found += [f"held fixed: {why}" for why in (each.excused.reasons if each.excused else [])]
+        reasons = each.excused.reasons if each.excused else []
+        if each.as_simulated is not None and reasons:
+            found.append(f"lossy: {reasons[0]}")
+            reasons = reasons[1:]
+        found += [f"held fixed: {why}" for why in reasons]
         for buffer, size in (each.excused or each).buffers.items():
             largest[buffer] = max(largest.get(buffer, 0.0), float("inf") if size is None else size)
     for buffer, size in largest.items():

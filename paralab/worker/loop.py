@@ -106,7 +106,7 @@ def _run_steps(
         if batch.step == 0:
             note_gradients(context, model)
             if trace:
-                trace.first_gradients(model, scale=precision.scaler.get_scale())
+                trace.first_gradients(strategy.gradients(), precision.scaler.get_scale())
 
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
@@ -114,6 +114,7 @@ def _run_steps(
                 precision.step(optimizer)
             if stepped and progress.scheduler:
                 progress.scheduler.step()
+        strategy.finish_step(batch.step)
 
         counts = context.rank.counts(context.plan.stages)
         samples = count_samples(accumulation_steps) if counts else 0

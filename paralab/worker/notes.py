@@ -51,7 +51,7 @@ def note_memory(context: RankContext, strategy: Strategy, optimizer: torch.optim
         parts = {
             "parameters": num_bytes(parameters),
             "gradients": num_bytes([parameter.grad for parameter in parameters]),
-            "optimizer": num_bytes([state.get(p, {}) for p in parameters]),
+            "optimizer": num_bytes([[state.get(p, {}) for p in parameters], strategy.own_state()]),
             "activations": context.meter.peak.get(name),
         }
         if context.plan.strategy == "dp" and number:

@@ -40,7 +40,7 @@ class TrainingProgress:
         self.samples = policy.samples if policy else 0
         self.epoch = 0
         self.stopped = False
-        self.state = TrainingState(context, strategy.model, optimizer, self.scheduler)
+        self.state = TrainingState(context, strategy, optimizer, self.scheduler)
         self.saver = Saver(self.state, policy, context.probe) if policy else None
         context.probe.only_finite = policy is not None
         inject_fault("start", self.rank, -1, strategy.model)

@@ -27,11 +27,13 @@ from paralab.workload.workload import Workload
 
 @dataclass
 class MicroBatch:
-    """Samples that pass through the model together, and their share of the global loss."""
+    """Samples of one replica that pass through the model together, and their share of the global
+    loss."""
 
     inputs: Any
     targets: Any
     share: float
+    replica: int = 0
 
 
 # One accumulation step processes one micro-batch, or several that fill a pipeline.
@@ -147,6 +149,20 @@ class Strategy(ABC):
     def stepping(self) -> AbstractContextManager[None]:
         """Return a context for the optimizer step."""
         return nullcontext()
+
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        """Return the global batch's gradients. All ranks must call this."""
+        return {name: p.grad for name, p in self.model.named_parameters() if not p.is_meta}
+
+    def finish_step(self, step: int) -> None:  # noqa: B027  most strategies do nothing
+        """Do what remains after the optimizer step."""
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to know about this rank, besides its model and optimizer."""
+        return {}
+
+    def restore_own(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore the result of `own_state`."""
 
     def device_parameters(self, device: str) -> list[nn.Parameter]:
         """Return the parameters on this device."""

@@ -8,7 +8,9 @@ other strategy's checkpoint:
     optimizer.NAME.KEY    optimizer state for parameter NAME, from the rank that has it
     plain.N               other optimizer state for rank N's parameters (pickled)
     shared                optimizer settings, scheduler, and scaler (pickled)
-    rank.N                rank N's random streams, and buffers outside the first replica (pickled)
+    rank.N                rank N's random streams, what its strategy needs besides, and buffers
+                          outside the first replica (pickled). With local-sgd, replicas differ
+                          between averages, so this also has N's parameters and optimizer
 
 A checkpoint may come from someone else. Loading a checkpoint never runs code from it: `SafeReader`
 reads the metadata, and `torch.load(weights_only=True)` reads all tensors and pickled values.
@@ -24,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
@@ -33,9 +34,10 @@ from paralab.errors import ParalabError
 from paralab.record.checkpoints import TOPOLOGY
 from paralab.worker.groups import checkpoint_group
 from paralab.worker.optimizer import own_optimizer
-from paralab.worker.rank_context import RankContext
+from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.safe_reader import SafeReader
 from paralab.worker.shards import in_pieces, local, shard_like, whole
+from paralab.workload.batch import map_tensors
 
 State = dict[str, torch.Tensor]
 PICKLED = ("shared", "plain.", "rank.")
@@ -45,10 +47,11 @@ class TrainingState:
     def __init__(
         self,
         context: RankContext,
-        model: nn.Module,
+        strategy: Strategy,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
     ) -> None:
+        model, self.strategy = strategy.model, strategy
         self.plan, self.rank, self.streams = context.plan, context.rank.rank, context.streams
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.own_optimizer = own_optimizer(optimizer)
@@ -92,7 +95,10 @@ class TrainingState:
 
     def describe(self, step: int, samples: int, epoch: int) -> dict[str, Any]:
         """Return all manifest entries except the list of files."""
+        plan = self.plan
+        differ = plan.sync_every and not plan.lossy.synchronizes(step - 1, plan.num_steps)
         return {
+            "replicas_differ": bool(differ),
             "step": step,
             "samples_seen": samples,
             "epoch": epoch,
@@ -126,8 +132,10 @@ class TrainingState:
             for name, buffer in self.buffers.items():
                 buffer.copy_(state[f"buffer.{name}"])
         self._restore_shared(unpickle(state["shared"]), state)
-        if same_topology:
-            self._restore_own(unpickle(state[f"rank.{self.rank}"]))
+        own = unpickle(state[f"rank.{self.rank}"]) if same_topology else {}
+        if own:
+            self._restore_own(own)
+        self.strategy.restore_own(own.get("strategy", {}))
 
     def _make_targets(self, saved: dict[str, Any], same_topology: bool) -> State:
         """Create the tensors to load into. DCP reads only these entries."""
@@ -192,6 +200,10 @@ class TrainingState:
         numpy = sys.modules.get("numpy")
         numpy_state = list(numpy.random.get_state()) if numpy else []
         buffers = {} if self.first_replica else self.buffers
+        replica = None
+        if self.plan.sync_every:
+            parameters = {name: p.detach() for name, p in self.parameters.items()}
+            replica = parameters, self.optimizer.state_dict(), self._shared()
         return {
             "torch": torch.get_rng_state(),
             "streams": self.streams.states if self.streams else [],
@@ -199,6 +211,8 @@ class TrainingState:
             "python": random.getstate(),
             "numpy": [v.tolist() if hasattr(v, "tolist") else v for v in numpy_state],
             "buffers": {name: buffer.cpu() for name, buffer in buffers.items()},
+            "strategy": _to_cpu(self.strategy.own_state()),
+            "replica": _to_cpu(replica),
         }
 
     def _restore_own(self, own: dict[str, Any]) -> None:
@@ -214,6 +228,19 @@ class TrainingState:
         with torch.no_grad():
             for name, buffer in own["buffers"].items():
                 self.buffers[name].copy_(buffer)
+            if replica := own.get("replica"):
+                parameters, optimizer, shared = replica
+                for name, value in parameters.items():
+                    self.parameters[name].copy_(value)
+                self.optimizer.load_state_dict(optimizer)
+                if self.scheduler:
+                    self.scheduler.load_state_dict(shared["scheduler"])
+                if shared["scaler"]:
+                    self.scaler.load_state_dict(shared["scaler"])
+
+
+def _to_cpu(state: Any) -> Any:
+    return map_tensors(lambda tensor: tensor.cpu(), state)
 
 
 def _shards_of(state: State) -> State:

@@ -41,8 +41,7 @@ class TrainingTrace:
     def begin(cls, model: nn.Module) -> TrainingTrace:
         return cls(_copy(_parameters(model)))
 
-    def first_gradients(self, model: nn.Module, scale: float) -> None:
-        grads = {name: p.grad for name, p in _parameters(model).items()}
+    def first_gradients(self, grads: dict[str, torch.Tensor | None], scale: float) -> None:
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:

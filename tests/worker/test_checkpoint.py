@@ -10,6 +10,7 @@ from paralab.errors import ParalabError
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.worker.checkpoint import Saver
 from paralab.worker.optimizer import make_optimizer, make_scheduler
+from paralab.worker.strategies.single import Single
 from paralab.worker.training_state import TrainingState
 from tests.worker.one_rank import make_context, make_plan, make_workload
 
@@ -23,7 +24,8 @@ class Training:
         self.context, self.model = context, model
         self.optimizer = make_optimizer(context.workload, model)
         self.scheduler = make_scheduler(context.workload, self.optimizer)
-        self.state = TrainingState(context, model, self.optimizer, self.scheduler)
+        strategy = Single(context, model)
+        self.state = TrainingState(context, strategy, self.optimizer, self.scheduler)
 
     def step(self):
         x = torch.randn(4, 3)

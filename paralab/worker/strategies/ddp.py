@@ -9,6 +9,8 @@ same weight, no matter how many samples or tokens it has.
 # No `from __future__ import annotations` here: DDP checks a communication hook's annotations at run
 # time.
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,9 @@ from paralab.errors import ParalabError
 from paralab.worker.groups import group_of
 from paralab.worker.probes import Probe
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
+
+if TYPE_CHECKING:
+    from paralab.worker.compression import Compression
 
 
 class Ddp(Strategy):
@@ -34,8 +39,18 @@ class Ddp(Strategy):
             loss = self._synchronize_always(accumulation_steps)
         else:
             loss = self.accumulate(self.ddp, accumulation_steps, self.ddp.no_sync)
+        if self.reduction.compression:
+            self.reduction.compression.require_finite(self.context.probe.step)
         require_reduced(self.context, self.model, [self.reduction])
         return loss
+
+    def own_state(self) -> dict[str, Any]:
+        compression = self.reduction.compression
+        return compression.own_state() if compression else {}
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        if self.reduction.compression:
+            self.reduction.compression.restore_own(state)
 
     def _synchronize_always(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         """Synchronize in each accumulation step. Each step reduces the accumulated gradient,
@@ -61,6 +76,7 @@ class Reduction:
     group: dist.ProcessGroup
     divisor: int
     where: dict[str, int]
+    compression: "Compression | None" = None
     reduced: set[int] = field(default_factory=set)  # ids of parameters
 
 
@@ -110,7 +126,12 @@ def wrap(
         static_graph=plan.static_graph,
     )
     divisor = plan.world_size if plan.sync_every_pass else 1
-    reduction = Reduction(context.probe, group, divisor, where)
+    compression = None
+    if plan.compress:
+        from paralab.worker.compression import make_compression  # importing it is slow
+
+        compression = make_compression(plan, group, module)
+    reduction = Reduction(context.probe, group, divisor, where, compression)
     ddp.register_comm_hook(reduction, timed_all_reduce)
     return ddp, reduction
 
@@ -126,6 +147,9 @@ def timed_all_reduce(
         buffer /= state.divisor
 
     where = {"bucket": bucket.index(), **state.where}
+    if state.compression:
+        begin = partial(state.probe.begin_collective, group=state.group, **where)
+        return state.compression.reduce(bucket, begin)
     note = state.probe.begin_collective("all_reduce", buffer, state.group, **where)
     work = dist.all_reduce(buffer, group=state.group, async_op=True)
 

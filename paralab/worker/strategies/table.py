@@ -11,8 +11,10 @@ from paralab.worker.strategies.data_parallel import DataParallel
 from paralab.worker.strategies.ddp import Ddp
 from paralab.worker.strategies.fsdp import Fsdp
 from paralab.worker.strategies.hybrid import Hybrid
+from paralab.worker.strategies.local_sgd import LocalSgd
 from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
+from paralab.worker.strategies.simulation import simulate
 from paralab.worker.strategies.single import Single
 from paralab.worker.strategies.tp import Tp
 
@@ -25,6 +27,7 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
     "mp": PipelineThreads,  # with one micro-batch
     "pipeline": PipelineThreads,
     "hybrid": Hybrid,
+    "local-sgd": LocalSgd,
 }
 
 
@@ -32,6 +35,8 @@ def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
     """Create the plan's strategy. With --schedule, each stage has its own process. With --zero 1,
     only the optimizer is sharded (`ShardedOptimizer`)."""
     plan = context.plan
+    if plan.simulation:
+        return simulate(context, model, plan.simulation)
     if plan.schedule:
         return PipelineProcesses(context, model)
     if plan.zero:

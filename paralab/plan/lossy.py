@@ -1,0 +1,175 @@
+"""Lossy configurations, which train differently from a single device on purpose: compressed
+gradients, and replicas that average their parameters only every few steps.
+
+`verify` compares them with a simulation: the same algorithm on one device, replica after replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from paralab.errors import UsageError
+from paralab.plan.request import AVERAGED, Request
+from paralab.workload.summary import Summary
+
+if TYPE_CHECKING:
+    from paralab.plan.plan import Plan, Reasons
+
+CASTS = ("fp16", "bf16")  # compressions that round every gradient
+POWERSGD_START = 2  # steps without PowerSGD: DDP rebuilds its buckets after the first
+POWERSGD_STEPS = POWERSGD_START + 2  # the second compressed step feeds back the first one's error
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """The options that make a plan lossy: `compress` or `sync_every`.
+
+    sync_every      steps between two averages of the parameters; None: average gradients
+    outer_lr, …     DiLoCo's outer optimizer; 1 and 0 are plain averaging
+    """
+
+    compress: str | None = None
+    powersgd_rank: int = 1
+    sync_every: int | None = None
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.compress or self.sync_every)
+
+    @property
+    def has_outer_optimizer(self) -> bool:
+        return (self.outer_lr, self.outer_momentum) != (1.0, 0.0)
+
+    def synchronizes(self, step: int, num_steps: int) -> bool:
+        """Return whether the replicas average their parameters after this step. They always do
+        after the last step, so that all end with the same model."""
+        assert self.sync_every
+        return (step + 1) % self.sync_every == 0 or step + 1 == num_steps
+
+
+@dataclass(frozen=True)
+class Simulation(Lossy):
+    """A lossy algorithm to run on one device, with this many replicas and accumulation steps."""
+
+    replicas: int = 1
+    accumulate: int = 1
+
+
+def is_lossy(request: Request) -> bool:
+    return request.compress is not None or request.strategy in AVERAGED
+
+
+def choose_lossy(request: Request, reasons: Reasons) -> Lossy:
+    """Complete the lossy options."""
+    if request.compress:
+        rank = request.powersgd_rank or 1
+        what = f"{request.compress}, rank {rank}" * (request.compress == "powersgd")
+        reasons.add("compress", what or request.compress, "requested")
+        return Lossy(request.compress, rank)
+    if request.strategy not in AVERAGED:
+        return Lossy()
+    because = "fewer averages need less communication, but the replicas drift further apart"
+    every = reasons.choose("synchronize every", request.sync_every, 10, because)
+    lossy = Lossy(
+        sync_every=every,
+        outer_lr=1.0 if request.outer_lr is None else request.outer_lr,
+        outer_momentum=request.outer_momentum or 0.0,
+    )
+    if lossy.has_outer_optimizer:
+        outer = f"SGD with lr {lossy.outer_lr:g}, Nesterov momentum {lossy.outer_momentum:g}"
+        reasons.add("outer optimizer", outer, "requested; it steps by the average change (DiLoCo)")
+    return lossy
+
+
+def simulation_of(plan: Plan) -> Simulation | None:
+    """Return what a single device must simulate to reproduce this plan, if the plan is lossy."""
+    if not plan.lossy:
+        return None
+    return Simulation(**asdict(plan.lossy), replicas=plan.replicas, accumulate=plan.accumulate)
+
+
+def rounds_in_any_order(plan: Plan) -> bool:
+    """Return whether the backend adds rounded gradients in an order of its own, rounding each time.
+    `local` adds them in rank order and rounds once, which a simulation can repeat."""
+    return plan.compress in CASTS and plan.backend != "local"
+
+
+def describe_loss(lossy: Lossy) -> tuple[str, ...]:
+    """Say why such a configuration trains differently from a single device."""
+    if lossy.compress in CASTS:
+        return (f"gradients are rounded to {lossy.compress} before and after they are added",)
+    if lossy.compress:
+        return ("PowerSGD sends gradients as matrices of low rank, and adds the rest later",)
+    if lossy.sync_every:
+        return (
+            f"each replica takes {lossy.sync_every} optimizer steps on its own samples before the "
+            "replicas average their parameters",
+        )
+    return ()
+
+
+def provable(request: Request, num_steps: int) -> Request:
+    """Return a configuration whose few steps show every part of the algorithm: a regular and a final
+    average, or a step with PowerSGD's error feedback."""
+    if request.compress == "powersgd" and num_steps < POWERSGD_STEPS:
+        return replace(request, steps=POWERSGD_STEPS, epochs=None)
+    if request.strategy not in AVERAGED:
+        return request
+    if num_steps < 2:
+        request, num_steps = replace(request, steps=2, epochs=None), 2
+    return replace(request, sync_every=min(request.sync_every or 10, num_steps - 1))
+
+
+def check_lossy(request: Request) -> None:
+    """Refuse lossy options that cannot work, or would do nothing."""
+    name = f"--compress {request.compress}" if request.compress else request.strategy
+    if is_lossy(request) and request.replicas == 1:
+        raise UsageError(
+            f"{name} needs at least 2 replicas: a single one does not communicate.",
+            fix="--replicas 2, or single",
+        )
+    if request.powersgd_rank and request.compress != "powersgd":
+        raise UsageError(
+            f"--powersgd-rank {request.powersgd_rank} needs --compress powersgd.",
+            fix="--compress powersgd, or leave out --powersgd-rank",
+        )
+    momentum = request.outer_momentum
+    if momentum is not None and not 0 <= momentum < 1:
+        raise UsageError(
+            f"--outer-momentum {momentum:g} is not at least 0 and below 1.",
+            fix="--outer-momentum 0.9",
+        )
+    if not request.compress:
+        return
+
+    if request.sync_every_pass:
+        raise UsageError(
+            f"{name} does not work with --sync-every-pass, which reduces the same gradient several "
+            "times, so it would be compressed several times.",
+            fix="leave out one of the two",
+        )
+    if request.compress == "powersgd" and request.precision == "fp16":
+        raise UsageError(
+            "--compress powersgd does not work with --precision fp16: PowerSGD keeps what it did "
+            "not send for the next step, but the GradScaler changes the scale, and after an "
+            "overflow infinity would remain.",
+            fix="--precision bf16, or --compress fp16",
+        )
+    if request.compress in CASTS and request.compile:
+        raise UsageError(
+            f"{name} does not work with --compile: compiled code rounds the last bit differently, "
+            f"which {request.compress} can amplify, so verify could not prove the training.",
+            fix="leave out one of the two",
+        )
+
+
+def check_compressible(request: Request, summary: Summary) -> None:
+    """Refuse models whose gradients the compression does not support."""
+    if request.compress == "powersgd" and summary.scalars:
+        raise UsageError(
+            f"--compress powersgd needs tensors with dims, but {summary.scalars[0]!r} in "
+            f"{summary.name} is a scalar.",
+            fix=f"give {summary.scalars[0]!r} the shape (1,), or --compress bf16",
+        )

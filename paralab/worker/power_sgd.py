@@ -1,0 +1,47 @@
+"""PowerSGD's theory for one gradient matrix, without communication.
+
+A matrix M with n rows and m columns is replaced by P Qᵀ of rank r, which needs r · (n + m) numbers:
+
+    P = orthonormal columns of M Q       Q = Mᵀ P
+
+Q comes from the previous step, so the product gets closer to M from step to step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+EPSILON = 1e-8  # added to the norm of a column, because a gradient may be zero
+WORTH = 2  # compress a matrix only if it becomes smaller than 1 / WORTH, as in torch
+
+
+def starting_vectors(matrix: torch.Tensor, rank: int, seed: int) -> torch.Tensor | None:
+    """Return a random Q for this matrix, or None if compressing it is not worth it."""
+    n, m = matrix.shape
+    rank = min(n, m, rank)
+    if (n + m) * rank * WORTH >= n * m:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(m, rank, generator=generator, dtype=torch.float64).to(matrix)
+
+
+def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return orthonormal columns that span the same space, computed as in torch's hook."""
+    if matrix.shape[1] > 2:
+        q: torch.Tensor = torch.linalg.qr(matrix).Q
+        return q
+    columns: list[torch.Tensor] = []
+    for column in matrix.unbind(1):
+        for other in columns:
+            column = column - (other @ column) * other
+        columns.append(column / (column.norm() + EPSILON))
+    return torch.stack(columns, 1)
+
+
+def compress(matrices: list[torch.Tensor], q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the approximate mean of the ranks' matrices, and the next Q."""
+    q = orthonormal(q)
+    p = orthonormal(sum((matrix @ q for matrix in matrices[1:]), matrices[0] @ q))
+    products = [matrix.T @ p for matrix in matrices]
+    q = sum(products[1:], products[0]) / len(matrices)
+    return p @ q.T, q
