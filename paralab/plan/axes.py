@@ -9,6 +9,7 @@ from paralab.plan.grid import AXES, Cell, ranks_along
 
 # What the ranks along an axis exchange, and when.
 GRADIENTS = ("all_reduce",), "the gradients, once per optimizer step"
+AVERAGES = ("all_reduce", "broadcast"), "the parameters, every few steps"
 SHARDED: Mapping[int, tuple[tuple[str, ...], str]] = {
     1: (
         ("all_reduce", "broadcast"),
@@ -41,10 +42,13 @@ class Axis:
         return len(self.groups[0])
 
 
-def describe_axes(cells: Sequence[Cell], zero: int | None) -> tuple[Axis, ...]:
+def describe_axes(
+    cells: Sequence[Cell], zero: int | None, averages: bool = False
+) -> tuple[Axis, ...]:
     """Return the axes along which there is more than one rank."""
+    replicas = AVERAGES if averages else GRADIENTS
     exchanges = {
-        "replicas": SHARDED[zero] if zero else GRADIENTS,
+        "replicas": SHARDED[zero] if zero else replicas,
         "stages": PASSED,
         "shards": SPLIT,
     }

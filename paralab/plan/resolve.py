@@ -114,7 +114,7 @@ def resolve(
         zero=zero,
         shard_groups=count_shard_groups(request, batch.replicas, reasons),
         tensor_plan=split,
-        axes=describe_axes([rank.cell for rank in ranks], zero),
+        axes=describe_axes([rank.cell for rank in ranks], zero, averages=bool(lossy.sync_every)),
         shard_units=shard_units(zero, summary, reasons),
         stage_parts=stage_parts,
         compile=bool(request.compile),

@@ -117,3 +117,15 @@ def test_cuts_come_from_the_checkpoint_of_the_same_strategy(kept):
     assert RunOptions(checkpoint=kept, resume=True).saved_cuts("pipeline") == ["0", "3"]
     assert RunOptions(checkpoint=kept, resume=True).saved_cuts("hybrid") == []
     assert RunOptions(checkpoint=kept).saved_cuts("pipeline") == []
+
+
+def test_replicas_that_differ_are_not_given_to_another_strategy(kept):
+    """local-sgd, between two averages: each replica has its own parameters."""
+    folder = kept / "step-00000002"
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(METADATA)
+    topology = {"strategy": "local-sgd", "replicas": 2}
+    write_manifest(folder, step=2, samples_seen=16, topology=topology, replicas_differ=True)
+    with pytest.raises(UsageError) as error:
+        choose(kept)
+    assert "--replicas 2" in error.value.fix
