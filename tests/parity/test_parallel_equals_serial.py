@@ -127,10 +127,9 @@ import torch.distributed as dist
 from torch import nn
 from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
-from paralab.worker.strategies import ddp, fsdp, hybrid
+from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
 from paralab.worker.strategies.local_sgd import LocalSgd
-from paralab.worker.strategies.pipeline_processes import PipelineProcesses
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.tp import Tp
 from paralab.worker.zero_optimizer import ShardedOptimizer
@@ -194,7 +193,11 @@ def one_mistake_in_every_strategy():
     def drop(original, self, steps):
         return original(self, [micros[:-1] for micros in steps])
     patch(PipelineThreads, "forward_backward", drop, mine, ["pipeline"])
-    patch(PipelineProcesses, "_sum_over_replicas", lambda *_: None, mine, ["hybrid"])
+    summed = pipeline_processes.sum_over_replicas
+    def unless_mine(context, own):
+        if not context.plan.workload.endswith(mine):
+            summed(context, own)
+    pipeline_processes.sum_over_replicas = unless_mine
     patch(VirtualDataParallel, "reduce", lambda *_: None, mine, ["dp"])
 
     def every_shard_counts(original, self, steps):
@@ -237,7 +240,7 @@ def groups_on_their_own():
     grid = fsdp._mesh
     def only_shards(plan, rank):
         mine = plan.workload.endswith("groups_on_their_own")
-        return grid(plan, rank)["shards"] if mine else grid(plan, rank)
+        return grid(plan, rank)["parts"] if mine else grid(plan, rank)
     fsdp._mesh = only_shards
     return net()
 """
