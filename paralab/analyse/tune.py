@@ -16,9 +16,10 @@ from paralab.analyse.report import report
 from paralab.analyse.result import PeakMemory, Spread
 from paralab.analyse.table_cells import Cells, exact, name, table, words
 from paralab.analyse.table_cells import number as measure
-from paralab.analyse.verdict import is_same_training, largest_memory
+from paralab.analyse.verdict import largest_memory
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
+from paralab.plan.lossy import is_lossy
 from paralab.record.types import Record, convert, read_object
 from paralab.units import plural, rate, seconds, size
 
@@ -87,7 +88,11 @@ def choice_of(folder: Path) -> TuneResult:
     if default is None:
         problem = f"The search in {folder} did not measure the default configuration."
         raise UsageError(problem, fix="run paralab tune again")
-    sound = [row for row in final.rows if is_same_training(row) or row is default]
+    # If the default is lossy, its variants are lossy in the same way.
+    lossy = is_lossy(default.request)
+    proved = [row for row in final.rows if row.verify and row.verify.passed]
+    sound = [row for row in proved if is_lossy(row.request) == lossy and row is not default]
+    sound.append(default)
     sound.sort(key=lambda row: row.ratio.value, reverse=True)
     faster = [row for row in sound if row.ratio.verdict == "faster"]
     same = [row for row in sound if row.precision == default.precision]

@@ -34,7 +34,7 @@ from paralab.experiment.planning import inspect_once, slug
 from paralab.launch.job import Print
 from paralab.machine.host import Machine
 from paralab.plan.check import check
-from paralab.plan.request import ALL, STRATEGIES, Options, Request
+from paralab.plan.request import ALL, AVERAGED, STRATEGIES, Options, Request
 from paralab.plan.search_space import TUNED, changes, divided, layouts
 from paralab.record.folder import RunFolder
 from paralab.units import plural, size
@@ -65,7 +65,9 @@ def tune(
     """
     if base.strategy not in (ALL, *STRATEGIES):
         raise unknown("strategy", base.strategy, [ALL, *STRATEGIES])
-    names = list(STRATEGIES) if base.strategy == ALL else [base.strategy]
+    # A lossy strategy cannot win, because it trains differently.
+    equivalent = [name for name in STRATEGIES if name not in AVERAGED]
+    names = equivalent if base.strategy == ALL else [base.strategy]
     first = replace(base, strategy=names[0], workload=check_reference(base.workload))
     if base.strategy != ALL:
         check(first)

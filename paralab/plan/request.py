@@ -163,6 +163,7 @@ class Request:
         strategies=AVERAGED,
         usual=1.0,
         label="outer lr {:g}".format,
+        examples=({"outer_lr": 0.7, "outer_momentum": 0.9},),
     )
     outer_momentum: float | None = option(
         "DiLoCo: the outer optimizer's Nesterov momentum.",

@@ -125,6 +125,7 @@ def test_tune_knows_every_option():
     searched: they would win by training something else."""
     fixed = "workload samples seed steps epochs device backend mps threads_per_device prefix"
     fixed += " placement loss_scale no_scaler find_unused sync_every_pass"
+    fixed += " compress powersgd_rank sync_every outer_lr outer_momentum"
     axes = {each.name for each in options_of(Request) if each.axis}
     known = {each.name for each in options_of(Request)}
     assert known == {*TUNED, *fixed.split(), *axes}
