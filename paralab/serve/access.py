@@ -46,18 +46,18 @@ class Guard:
             return
         request = Request(scope)
         in_url = self._is_token(request.query_params.get("token", ""))
+        refusal = self._refuse(request, in_url)
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                if in_url and message["status"] < 400:
+                if in_url and not refusal:  # a page about a problem needs its styles, too
                     value = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("Set-Cookie", value)
             await send(message)
 
-        refusal = self._refuse(request, in_url)
         await (refusal or self.app)(scope, receive, send_safely)
 
     def _refuse(self, request: Request, in_url: bool) -> PlainTextResponse | None:

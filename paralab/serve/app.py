@@ -122,9 +122,11 @@ class Site:
 def make_app(root: Path, token: str, cookie: str) -> tuple[Starlette, Site]:
     site = Site(root)
 
-    def page(make: Callable[[Request], str | Response], **headers: str) -> Callable[..., object]:
+    def page(
+        make: Callable[[Request], str | Response], problem: str = "problem", **headers: str
+    ) -> Callable[..., object]:
         async def answer(request: Request) -> Response:
-            return await to_thread.run_sync(partial(_answer, make, request, headers))
+            return await to_thread.run_sync(partial(_answer, make, request, problem, headers))
 
         return answer
 
@@ -147,7 +149,7 @@ def make_app(root: Path, token: str, cookie: str) -> tuple[Starlette, Site]:
         Route("/class", page(site.class_page)),
         Route("/frame", page(site.frame_page)),
         Route("/open", page(site.open)),
-        Route("/report", page(site.report_page, **REPORT_HEADERS)),
+        Route("/report", page(site.report_page, "report_problem", **REPORT_HEADERS)),
         Route("/events/list", events(site.list_state, "name", tick=LIST_SECONDS)),
         Route("/events/run", events(site.run_state, "name", tick=0.25)),
         Route("/events/class", events(site.class_state, "name", "practical", tick=0.25)),
@@ -166,15 +168,18 @@ def _name(request: Request) -> str:
 
 
 def _answer(
-    make: Callable[[Request], str | Response], request: Request, headers: dict[str, str]
+    make: Callable[[Request], str | Response],
+    request: Request,
+    problem: str,
+    headers: dict[str, str],
 ) -> Response:
-    """Make a page, or a page that says what is wrong with the folder."""
+    """Make a page, or the page `problem`, which says what is wrong with the folder."""
     try:
         made = make(request)
         return made if isinstance(made, Response) else HTMLResponse(made, headers=headers)
     except EXPECTED as error:
         status = 404 if isinstance(error, NotServed) else 422
-        return HTMLResponse(pages.render("problem", problem=explain(error)), status)
+        return HTMLResponse(pages.render(problem, problem=explain(error)), status, headers)
 
 
 async def _asset(request: Request) -> Response:

@@ -13,7 +13,15 @@ from paralab.record.folder import RunFolder
 from paralab.record.reader import read_failures
 from paralab.record.types import Record
 from paralab.serve.status import IS_OVER, Status
-from paralab.show.follow import RECENT_STEPS, Follower, Held, RankProgress, Share
+from paralab.show.follow import (
+    RECENT_STEPS,
+    Follower,
+    Held,
+    RankProgress,
+    Share,
+    Times,
+    samples_per_second,
+)
 from paralab.units import age
 
 WORTH_SAYING_SECONDS = 10.0  # a shorter silence is normal
@@ -71,10 +79,11 @@ def snapshot_of(
     doctor_note: str,
 ) -> Snapshot:
     """Describe the run, based on what the follower has read so far."""
-    losses, ranks = follower.losses, follower.ranks
+    losses, ranks, shown = follower.losses, follower.ranks, _shown_steps(follower, status)
     failures = read_failures(folder.path)  # the launcher's explanations
     problem = failures[-1].problem if failures else ""
     recent = {rank.plan.rank: rank.recent_events for rank in ranks}
+    lengths = {number: step.end - step.start for number, step in follower.times_of.items()}
     is_training = status in ("starting", "running")
     return Snapshot(
         configuration=label(follower.plan),
@@ -86,23 +95,23 @@ def snapshot_of(
         num_steps=follower.plan.num_steps,
         restarts=follower.attempt,
         loss=losses[-1] if losses else None,
-        step_seconds=_step_seconds(follower, status),
-        samples_per_second=follower.samples_per_second,
+        step_seconds=median([step.end - step.start for step in shown]),
+        samples_per_second=samples_per_second(shown),
         seconds_left=follower.seconds_left if is_training else None,
         ranks=tuple(_rank(follower, each, running.get(each.plan.rank)) for each in ranks),
         losses=_curve("Loss", follower.loss_of, "loss of the global batch", "number"),
-        step_times=_curve("Step time", follower.seconds_of, "step time", "seconds"),
+        step_times=_curve("Step time", lengths, "step time", "seconds"),
         timeline=figures.timeline(Recording(folder.path, manifest, recent)),
         findings=findings,
         doctor_note=doctor_note,
     )
 
 
-def _step_seconds(follower: Follower, status: Status) -> float | None:
-    """Return the median over the last steps or, after the end, over the steps in the report."""
-    times = list(follower.seconds_of.values())
+def _shown_steps(follower: Follower, status: Status) -> list[Times]:
+    """Return the last steps or, after the end, the steps in the report."""
+    times = list(follower.times_of.values())
     begin = warm_up_steps(len(times)) if status in IS_OVER else max(0, len(times) - RECENT_STEPS)
-    return median(times[begin:])
+    return times[begin:]
 
 
 def describe(status: Status, follower: Follower, silent_seconds: float, problem: str) -> str:
@@ -124,7 +133,7 @@ def describe(status: Status, follower: Follower, silent_seconds: float, problem:
     if status == "silent":
         return f"{silent} The ranks run on another machine, so paralab cannot see their processes."
     gone = "The ranks' processes are gone, and they did not record an end."
-    return f"Killed {done}. {problem or gone} {silent}"
+    return f"Killed {done}. {problem.rstrip('.') + '.' if problem else gone} {silent}"
 
 
 def _first_error(follower: Follower) -> str:
@@ -159,8 +168,8 @@ def _rank_status(rank: RankProgress, is_running: bool | None) -> RankStatus:
 
 
 def _curve(title: str, values: dict[int, float], y: str, unit: str) -> Lines | None:
-    """Draw one value per step. Steps count from 1, like the progress."""
+    """Draw one value per step. The first step is 0, as in the timeline and in the report."""
     if not values:
         return None
-    points = tuple((float(step + 1), value) for step, value in values.items())
+    points = tuple((float(step), value) for step, value in values.items())
     return Lines(title, (Line(title, points),), "optimizer step", y, unit)

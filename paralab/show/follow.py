@@ -5,7 +5,7 @@ Shares and times cover the last `RECENT_STEPS` steps. Unknown values are None.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +49,14 @@ class Held(NamedTuple):
     bytes: int
     capacity_bytes: int | None
     measure: str
+
+
+class Times(NamedTuple):
+    """When the first rank started a step and the last one ended it, and its samples."""
+
+    start: float
+    end: float
+    samples: int
 
 
 @dataclass
@@ -189,13 +197,12 @@ class Follower:
         threads = plan.threads_per_device
         self.ranks = [RankProgress(rank, threads, self.machine) for rank in plan.ranks]
         self.loss_of: dict[int, float] = {}  # step -> loss, for the steps that all ranks finished
-        self.seconds_of: dict[int, float] = {}  # from the first rank's start to the last one's end
+        self.times_of: dict[int, Times] = {}  # step -> times, for the same steps
         self.attempt = 0
         self.events_read = 0
-        self._bounds: dict[int, tuple[float, float]] = {}  # of steps that only some ranks finished
+        self._unfinished: dict[int, Times] = {}  # of steps that only some ranks finished
         self._events = folder.events
         self._tails = self._open()
-        self._first_start, self._last_end = float("inf"), 0.0
 
     def _open(self) -> list[Tail[Event]]:
         """Open the event files of the current attempt."""
@@ -209,7 +216,7 @@ class Follower:
         while any(self._events.glob(f"rank*.{self.attempt + 1}.jsonl")):  # the run was restarted
             self.attempt += 1
             self._tails = self._open()
-            self._bounds.clear()
+            self._unfinished.clear()
             for rank in self.ranks:
                 rank.begin_attempt()
             started += self._read()
@@ -231,18 +238,17 @@ class Follower:
 
     def _add(self, step: Step) -> None:
         """Add a rank's step. If all ranks have finished it, also add its loss and time."""
-        self._first_start = min(self._first_start, step.start)
-        self._last_end = max(self._last_end, step.end)
-        start, end = self._bounds.get(step.step, step.interval)
-        self._bounds[step.step] = min(start, step.start), max(end, step.end)
+        start, end, samples = self._unfinished.get(step.step, (*step.interval, 0))
+        self._unfinished[step.step] = Times(
+            min(start, step.start), max(end, step.end), samples + step.samples
+        )
         if all(step.step in rank.losses for rank in self.ranks):
-            start, end = self._bounds.pop(step.step)
             self.loss_of[step.step] = sum(rank.losses[step.step] for rank in self.ranks)
-            self.seconds_of[step.step] = end - start
+            self.times_of[step.step] = self._unfinished.pop(step.step)
 
     def _forget_from(self, step: int, rank: RankProgress) -> None:
         """Forget the steps that a restarted rank repeats."""
-        for steps in (rank.losses, self.loss_of, self.seconds_of):
+        for steps in (rank.losses, self.loss_of, self.times_of):
             while steps and next(reversed(steps)) >= step:
                 steps.popitem()
 
@@ -277,10 +283,7 @@ class Follower:
 
     @property
     def samples_per_second(self) -> float | None:
-        if not self.loss_of:
-            return None
-        samples = sum(rank.samples for rank in self.ranks)
-        return samples / (self._last_end - self._first_start)
+        return samples_per_second(list(self.times_of.values())[-RECENT_STEPS:])
 
     @property
     def seconds_left(self) -> float | None:
@@ -291,3 +294,10 @@ class Follower:
     def cores_used(self) -> float | None:
         shares = [rank.load.cpu_share for rank in self.ranks if rank.load]
         return sum(shares) if len(shares) == len(self.ranks) else None
+
+
+def samples_per_second(steps: Sequence[Times]) -> float | None:
+    """Return the rate over these steps, including the time between them."""
+    if not steps or steps[-1].end <= steps[0].start:
+        return None
+    return sum(step.samples for step in steps) / (steps[-1].end - steps[0].start)

@@ -50,6 +50,22 @@ def test_the_token_opens_the_pages_and_sets_the_cookie(client, path):
     assert client.get(path).status_code == 200  # with the cookie alone
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/run?name=gone", 404), ("/report?name=damaged", 422)]
+)
+def test_a_problem_has_its_styles_and_fits_the_frame_of_a_report(client, served, path, status):
+    """The page of a problem had no styles after the printed address, because the cookie was
+    missing. In the frame of a report, the browser showed only a broken page."""
+    shutil.copytree(RUNS / "ddp", served / "damaged")
+    (served / "damaged" / "manifest.json").write_text("{")
+    answer = client.get(with_token(path))
+    assert answer.status_code == status
+    assert client.get("/assets/page.css").status_code == 200  # with the cookie
+    framed = "frame-ancestors 'self'" in answer.headers["Content-Security-Policy"]
+    assert framed == path.startswith("/report")
+    assert ("/assets/" in answer.text) != framed
+
+
 def test_a_wrong_cookie_is_refused(client):
     for cookie in ("paralab-1=wrong", "paralab-2=" + TOKEN, "paralab-1=", "=;=", "\x00"):
         assert client.get("/", headers={"Cookie": cookie}).status_code == 403

@@ -42,6 +42,8 @@ def test_the_users_own_runs_are_not_a_class(tmp_path):
     make_practical(tmp_path / "2026-01-02_10-00-00_practical_mlp-base")
     (tmp_path / "2026-01-02_10-00-00_practical_mlp-base" / "sheet.md").write_text("")
     make_practical(tmp_path / "no_sheet" / "ada")
+    make_practical(tmp_path / "practical5")  # `--out runs/practical5` was a class of one student
+    (tmp_path / "practical5" / "sheet.md").write_text("")
     assert classes_in(tmp_path) == []
 
 

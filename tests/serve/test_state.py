@@ -24,6 +24,7 @@ def test_a_finished_run_shows_the_numbers_of_its_result(tmp_path, name):
         Recording.read(tmp_path / name).plan.num_steps,
     )
     assert snapshot.step_seconds == pytest.approx(result.step_seconds.median)
+    assert snapshot.samples_per_second == pytest.approx(result.samples_per_second)
     assert [y for _, y in snapshot.losses.lines[0].points] == pytest.approx(result.losses)
     assert snapshot.timeline == figures.timeline(Recording.read(tmp_path / name))
     ids = {finding.id for finding in check_paths([tmp_path / name]).findings}
