@@ -1,6 +1,7 @@
 """Format seconds, bytes, counts, and other numbers as text. No other module formats them."""
 
 import re
+from collections.abc import Sequence
 
 
 def seconds(value: float | None) -> str:
@@ -62,6 +63,17 @@ def rate(value: float | None) -> str:
     if value is None:
         return "not measured"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def whole_percents(shares: Sequence[float]) -> list[int]:
+    """Round shares of a whole so that the percentages add up to 100: `[1/3, 1/3, 1/3]` ->
+    `[34, 33, 33]`."""
+    exact = [100 * share for share in shares]
+    rounded = [int(value) for value in exact]
+    by_rest = sorted(range(len(exact)), key=lambda n: rounded[n] - exact[n])
+    for n in by_rest[: round(sum(exact)) - sum(rounded)]:
+        rounded[n] += 1
+    return rounded
 
 
 def plural(number: float, noun: str) -> str:

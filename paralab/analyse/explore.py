@@ -3,6 +3,7 @@
 A section omits a figure whose values were not measured, and says why.
 """
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ MOST_DEVICES = 16
 MOST_LATENCY = 95  # percent of a measured transfer that is latency
 BUCKET_PARTS = 64  # the slider's step: this fraction of all gradients
 PREDICTED_DEVICES = 8  # devices in the first prediction
+# The formula for memory holds only for these values of some options.
+PLAIN = {"zero": (None, 3), "shard_groups": (None, 1), "schedule": (None,), "recompute": (None,)}
 
 
 class NotMeasured(Exception):
@@ -72,7 +75,8 @@ def _schedule(rows: list[Row], folder: Path) -> Explorable:
         "bubble = (s − 1) / (k·m + s − 1), with s stages, m micro-batches, and k = 1 for gpipe and "
         "1f1b, 2 for interleaved (two parts per stage), 6 for zero-bubble (three passes per part)",
         f"Measured: step {chart.step} of {row.name}. Ideal: the same total forward and backward "
-        "time, divided equally over stages and micro-batches; sending takes no time.",
+        "time, divided equally over stages and micro-batches; sending takes no time. Each row is a "
+        "stage.",
     )
 
 
@@ -103,11 +107,10 @@ def _overlap(rows: list[Row], folder: Path) -> Explorable:
             "transfer_bytes": size,
             "transfer_seconds": time,
             "parts": BUCKET_PARTS,
+            "exposed_seconds": row.metrics.exposed_communication_seconds,
         },
         "transfer = latency + bytes / bandwidth; a bucket starts when it is ready and the link is "
         "free; exposed = end of the last transfer − end of the backward pass",
-        "The bucket size is a fraction of all gradients, and the latency is a share of a measured "
-        "transfer. "
         f"Measured: {row.name}. Latency and bandwidth {fitted}. Gradients become ready evenly over "
         "the backward pass, and all buckets but the last have the same size.",
     )
@@ -130,16 +133,40 @@ def _memory(rows: list[Row], folder: Path) -> Explorable:
         "Memory per device",
         "memory",
         (
-            Control("devices", "Devices", max(row.devices for row in rows), 1, MOST_DEVICES),
+            Control("devices", "Devices", _usual_devices(rows), 1, MOST_DEVICES),
             Control("batch", "Batch size", row.batch.size, 1, 4 * row.batch.size),
             Control("precision", "Precision", "fp32", choices=("fp32", "bf16")),
         ),
-        {**parts, "activations_per_sample": activations / samples},
+        {
+            **parts,
+            "activations_per_sample": activations / samples,
+            "measured": _measured_memory(rows, row.batch.size),
+            "measured_batch": row.batch.size,
+        },
         "ddp = parameters + gradients + optimizer + activations · ceil(batch / devices); fsdp and "
         "pipeline divide the first three by the number of devices",
-        f"Measured: {row.name}; its activations are {how}. Assumed: bf16 (autocast) halves "
+        f"Computed from {row.name}, whose activations are {how}. Assumed: bf16 (autocast) halves "
         "activations, stages are equal, and fsdp's temporarily gathered layers are not included.",
     )
+
+
+def _usual_devices(rows: list[Row]) -> int:
+    """Return the number of devices that most configurations have, except those with one."""
+    several = [row.devices for row in rows if 1 < row.devices <= MOST_DEVICES]
+    return statistics.mode(several) if several else 1
+
+
+def _measured_memory(rows: list[Row], batch_size: int) -> list[tuple[str, int, str, int]]:
+    """Return the strategy, devices, precision, and peak bytes of each plain configuration."""
+    plain = [
+        row
+        for row in rows
+        if row.accumulate == 1
+        and row.batch.size == batch_size
+        and all(getattr(row.request, name) in usual for name, usual in PLAIN.items())
+    ]
+    peaks = [(row, max((memory.bytes for memory in row.peak_bytes), default=0)) for row in plain]
+    return [(row.strategy, row.devices, row.precision, peak) for row, peak in peaks if peak]
 
 
 def _split(rows: list[Row], folder: Path) -> Explorable:
@@ -183,7 +210,8 @@ def _what_if(rows: list[Row], folder: Path) -> Explorable:
         "communication(n) grows like 2·(n − 1) / n, as in a ring",
         f"A prediction, not a measurement. Compute time is from {one.name}, communication time from "
         f"{many.name} ({plural(many.devices, 'device')}). Assumed: every device has its own cores or "
-        "GPU, compute divides perfectly, ranks never wait, and the link stays as fast.",
+        "GPU, compute divides perfectly, ranks never wait, and the link stays as fast. Each bar is a "
+        "number of devices.",
     )
 
 

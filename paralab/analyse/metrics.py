@@ -225,7 +225,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     """Return all collectives in the last measured step, on rank 0's clock."""
     buckets = []
     for step in measured[-1:]:
-        begin = recording.step(step)[0].start
+        begin, length_seconds = recording.step(step)[0].start, recording.step(step)[0].seconds
         ready = last_ready(recording.spans_of_ranks(step))
         for key, span in _keyed(recording.spans(0, step)).items():
             seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
@@ -235,6 +235,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
                 bucket=span.bucket,
                 bytes=span.bytes,
                 ready_seconds=span.start - begin,
+                ready_share=(span.start - begin) / length_seconds,
                 transfer_seconds=seconds,
                 bytes_per_second=span.bytes / seconds if seconds > 0 else None,
             )

@@ -100,7 +100,7 @@ def _buckets(row: Row) -> Iterator[Cells]:
             "bucket": Cell(f"{kind}{stage}{bucket.bucket}", bucket.bucket),
             "size": number(bucket.bytes, size),
             "ready after": number(bucket.ready_seconds, seconds),
-            "of the step": percent(bucket.ready_seconds / row.step_seconds.median),
+            "of the step": percent(bucket.ready_share),
             "transfer": number(bucket.transfer_seconds, seconds),
         }
 

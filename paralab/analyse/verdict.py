@@ -18,7 +18,7 @@ from paralab.analyse.scaling import losses_of, perfect_seconds
 from paralab.analyse.verify import alike, apart_from, describe_simulated
 from paralab.plan.lossy import is_lossy
 from paralab.plan.remarks import find_sharing
-from paralab.units import plural, seconds, size
+from paralab.units import plural, seconds, size, whole_percents
 
 BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
@@ -127,7 +127,8 @@ def _shares(row: Row) -> dict[str, float]:
 def _parts(row: Row) -> Finding:
     """List the parts of a step, for a comparison without a baseline."""
     shares, text = _shares(row), f"`{row.name}` takes {seconds(row.step_seconds.median)} per step"
-    if parts := [f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.01]:
+    percents = zip(whole_percents(list(shares.values())), shares, strict=True)
+    if parts := [f"{percent}% {name}" for percent, name in percents if percent]:
         text += f": {', '.join(parts)}"
     return Finding("limit", f"{text}.", {"shares": shares})
 

@@ -74,15 +74,25 @@ def draw_bars(bars: Bars, name: str, width: int) -> str:
 
     drawn, described = [], []
     if bars.reference is not None:
-        at, value = x(bars.reference), measure(bars.reference, bars.unit)
-        drawn.append(svg.line("reference", at, rows.top - 4, at, rows.bottom))
-        drawn.append(svg.text(value, at, rows.top - 8, "tick", "middle"))
+        drawn += _reference(measure(bars.reference, bars.unit), x(bars.reference), rows)
     for number, bar in enumerate(bars.bars):
         drawn += [rows.draw_label(number), _bar(bar, number, x, rows)]
         low, high = (measure(end, bars.unit) for end in (bar.low, bar.high))
         interval = "" if None in (bar.low, bar.high) else f" (from {low} to {high})"
         described.append(f"{bar.label}: {words[number]}{interval}")
     return rows.picture(name, bars.title, "; ".join(described), x, *drawn)
+
+
+def _reference(words: str, at: float, rows: Rows) -> list[str]:
+    """Draw a dashed line, but not through the labels and numbers above the bars."""
+    middles = [rows.middle(number) for number in range(len(rows.labels))]
+    ends = [(rows.top - 4, rows.bottom)]
+    if rows.above:
+        ends = [(middle - rows.height / 2, middle + rows.height / 2) for middle in middles]
+    half = svg.width_of(words) / 2
+    inside = min(at, rows.width - half)
+    label = svg.text(words, inside, rows.top - 8, "tick", "middle")
+    return [label, *(svg.line("reference", at, top, at, bottom) for top, bottom in ends)]
 
 
 def _bar(bar: Bar, number: int, x: Axis, rows: Rows) -> str:

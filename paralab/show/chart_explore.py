@@ -36,7 +36,7 @@ def draw_start(block: Explorable, name: str, width: int) -> str:
 
 def draw_lanes(state: State, width: int, height: int) -> str:
     ends = [box.end for lane in state.lanes for box in lane.boxes]
-    x = svg.axis([0, *ends], state.unit, (LABELS, width - RIGHT), True, about=width // 120)
+    x = svg.axis([0, *ends], state.unit, (LABELS, width - RIGHT), True, max(3, width // 120))
     tall = min(TALLEST, (height - AXIS) / len(state.lanes))
     bottom, thick = tall * len(state.lanes), tall * SHARE
     drawn = [svg.bottom_axis(x, 0, bottom)]

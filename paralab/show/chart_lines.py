@@ -37,8 +37,8 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
     if not heights:
         return svg.nothing()
 
-    is_long = lines.y_unit == "seconds" and min(heights) < 0.5 * max(heights)
-    from_zero = lines.y_unit in ("bytes", "share") or is_long
+    is_near_zero = 0 <= min(heights) < 0.5 * max(heights)
+    from_zero = lines.y_unit in ("bytes", "share") or is_near_zero
     y = svg.axis(heights, lines.y_unit, (height - BOTTOM, TOP), from_zero)
     left = max(svg.width_of(words) for _, words in y.ticks) + 14
     x = (svg.log_axis if lines.log_x else _full_axis)([x for x, _ in points], left, right)

@@ -4,6 +4,7 @@ from paralab.analyse.blocks import Cell, Shares, Table
 from paralab.show import svg
 from paralab.show.chart_bars import Rows
 from paralab.show.palette import LEGEND, Legend, fill, kind_of, kinds_legend
+from paralab.units import whole_percents
 
 BAR = 24  # px
 
@@ -24,12 +25,14 @@ def draw_shares(shares: Shares, name: str, width: int) -> str:
     for number, row in enumerate(shares.rows):
         start, words = 0.0, []
         drawn.append(rows.draw_label(number))
-        for kind, share in zip(shares.kinds, row.shares, strict=True):
+        for kind, share, percent in zip(
+            shares.kinds, row.shares, whole_percents(row.shares), strict=True
+        ):
             left, room = x(start), x(start + share) - x(start)
             start += share
             if share <= 0:
                 continue
-            shown = f"{share:.0%}"
+            shown = f"{percent}%"
             words.append(f"{LEGEND[kind_of(kind)][0]} {shown}")
             top = rows.middle(number) - BAR / 2
             look = "span is-exposed" if kind == "exposed" else "span"
@@ -45,7 +48,13 @@ def draw_shares(shares: Shares, name: str, width: int) -> str:
 def as_table(shares: Shares) -> Table:
     """Return the same numbers as a table, for the terminal and Markdown."""
     rows = tuple(
-        (Cell(row.label, row.label), *(Cell(f"{share:.0%}", share) for share in row.shares))
+        (
+            Cell(row.label, row.label),
+            *(
+                Cell(f"{percent}%", share)
+                for share, percent in zip(row.shares, whole_percents(row.shares), strict=True)
+            ),
+        )
         for row in shares.rows
     )
     columns = tuple(LEGEND[kind_of(kind)][0].partition(":")[0] for kind in shares.kinds)

@@ -140,9 +140,10 @@
         unit: "seconds",
         lanes: [{ label: "device", boxes: device }, { label: "all-reduce", boxes: transfers.map((each, n) => ({ ...each, kind: "all_reduce", words: String(n) })) }],
         outputs: [
-          output("bucket_bytes", "Bucket size", size, "bytes"), output("buckets", "Buckets", transfers.length, "number"),
+          output("buckets", "Buckets", transfers.length, "number"),
           { name: "transfer", value: one, text: `${measure(latency, "seconds")} + ${measure(size, "bytes")} / ${measure(rate, "bytes")}/s = ${measure(one, "seconds")}` },
           output("hidden", "Hidden share", 1 - exposed / busy, "share"), output("exposed", "Exposed", exposed, "seconds"),
+          output("measured", "Exposed in the run", known.exposed_seconds, "seconds"),
         ],
       };
     },
@@ -152,7 +153,14 @@
         let start = 0;
         return { label, boxes: Object.entries(parts).map(([kind, bytes]) => ({ kind, words: measure(bytes, "bytes"), start, end: start += bytes })) };
       });
-      return { unit: "bytes", lanes, outputs: lanes.map((lane) => output(lane.label, lane.label, lane.boxes.at(-1).end, "bytes")) };
+      const peakOf = (strategy) => (values.batch === known.measured_batch ? known.measured : []).find((row) =>
+        row[0] === strategy && row[1] === (strategy === "single" ? 1 : values.devices) && row[2] === values.precision)?.[3];
+      return {
+        unit: "bytes", lanes, outputs: lanes.map(({ label, boxes }) => {
+          const end = boxes.at(-1).end, peak = peakOf(label);
+          return { name: label, value: end, text: measure(end, "bytes") + (peak ? `; measured: ${measure(peak, "bytes")}` : "") };
+        }),
+      };
     },
     split(values) {
       const shares = chunkSizes(values.batch, values.devices), each = Math.ceil(values.batch / values.devices);
@@ -189,9 +197,9 @@
     },
   };
   function controlWords(known, name, value) {
-    if (name === "latency") return `${value} %`;
+    if (name === "latency") return measure(known.transfer_seconds * value / 100, "seconds");
     if (name === "speed") return `× ${Number((2 ** value).toPrecision(6))}`;
-    return name === "bucket" ? `${value} / ${known.parts}` : String(value);
+    return name === "bucket" ? measure(known.gradient_bytes * value / known.parts, "bytes") : String(value);
   }
 
   // paralab/show/svg.py and chart_explore.py
@@ -215,7 +223,7 @@
   function drawLanes(svg, state) {
     const { width, height: room } = svg.viewBox.baseVal, lanes = state.lanes;
     const high = Math.max(...lanes.flatMap((lane) => lane.boxes.map((box) => box.end)));
-    const { high: end, ticks } = axis(high, state.unit, Math.floor(width / 120));
+    const { high: end, ticks } = axis(high, state.unit, Math.max(3, Math.floor(width / 120)));
     const toX = (value) => LABELS + value / end * (width - RIGHT - LABELS);
     const tall = Math.min(TALLEST, (room - AXIS) / lanes.length), bottom = tall * lanes.length, height = tall * SHARE;
     const grid = draw("g", {});

@@ -59,12 +59,13 @@ def state_of(block: Explorable, values: Values) -> State:
 
 def control_words(block: Explorable, name: str, value: int) -> str:
     """Return what a slider shows beside its label."""
+    known = block.constants
     if name == "latency":
-        return f"{value} %"
+        return measure(known["transfer_seconds"] * value / 100, "seconds")
     if name == "speed":
         return f"× {2.0**value:g}"
     if name == "bucket":
-        return f"{value} / {block.constants['parts']}"
+        return measure(known["gradient_bytes"] * value / known["parts"], "bytes")
     return str(value)
 
 
@@ -143,11 +144,11 @@ def _overlap(values: Values, constants: Values) -> State:
         "seconds",
         (Lane("device", device if exposed else device[:1]), Lane("all-reduce", boxes)),
         (
-            _output("bucket_bytes", "Bucket size", size, "bytes"),
             _output("buckets", "Buckets", len(transfers), "number"),
             Output("transfer", "One transfer", one, formula),
             _output("hidden", "Hidden share", 1 - exposed / busy, "share"),
             _output("exposed", "Exposed", exposed, "seconds"),
+            _output("measured", "Exposed in the run", constants["exposed_seconds"], "seconds"),
         ),
     )
 
@@ -164,8 +165,17 @@ def _memory(values: Values, constants: Values) -> State:
             boxes.append(Box(start, start + bytes_, kind, measure(bytes_, "bytes")))
             start += bytes_
         lanes.append(Lane(strategy, tuple(boxes)))
-        outputs.append(_output(strategy, strategy, start, "bytes"))
+        peak = _measured_peak(constants, strategy, values)
+        words = f"; measured: {measure(peak, 'bytes')}" if peak else ""
+        outputs.append(Output(strategy, strategy, start, measure(start, "bytes") + words))
     return State("bytes", tuple(lanes), tuple(outputs))
+
+
+def _measured_peak(constants: Values, strategy: str, values: Values) -> int | None:
+    if values["batch"] != constants["measured_batch"]:
+        return None
+    wanted = (strategy, 1 if strategy == "single" else values["devices"], values["precision"])
+    return next((peak for *who, peak in constants["measured"] if tuple(who) == wanted), None)
 
 
 def _split(values: Values, constants: Values) -> State:

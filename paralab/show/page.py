@@ -59,6 +59,7 @@ def render(document: Document) -> str:
             draw=draw,
             start=start_of,
             control_words=control_words,
+            color=finding_color,
             explores=any(section.of(blocks.Explorable) for section in document.page_sections),
         )
     )
@@ -75,7 +76,7 @@ def page_environment(*folders: str) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"prose": prose, "exact": exact, "evidence": evidence_words}
-    environment.filters |= {"words": cell_words, "numeric": numeric_columns}
+    environment.filters |= {"words": cell_words, "numeric": numeric_columns, "unbroken": unbroken}
     textures = {kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()}
     environment.globals["textures"] = textures
     return environment
@@ -92,6 +93,15 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
         problem = f"Cannot write {page}: {error.strerror}."
         raise ParalabError(problem, fix=f"paralab show {folder} --report FILE") from error
     return page
+
+
+def finding_color(finding: blocks.Finding) -> str:
+    """Return a finding's kind. `same` is green only if every configuration was checked and is
+    equal."""
+    equal, of = finding.evidence.get("equal"), finding.evidence.get("of")
+    if finding.kind != "same" or (of and equal == of):
+        return finding.kind
+    return "warning" if of else "other"
 
 
 def draw(block: Block, name: str) -> Markup:
@@ -130,6 +140,15 @@ def exact(value: Any) -> str:
 def cell_words(cell: Cell) -> str:
     """Return a cell's text, or else its value, or else `not measured`."""
     return cell.text or ("not measured" if cell.value is None else str(cell.value))
+
+
+def unbroken(name: str) -> Markup:
+    """Return a configuration's name, which a table may only break between its parts:
+    `ddp ×2 · accumulate 4 · bf16`."""
+    *others, last = name.split(" · ")
+    parts = [f"{part} ·" for part in others] + [last]
+    spans = [Markup("<span>{}</span>").format(part) for part in parts]
+    return Markup(" ").join(spans) if others else escape(name)
 
 
 def numeric_columns(table: Table) -> list[bool]:

@@ -85,10 +85,10 @@ def test_communication_is_hidden_while_the_device_computes(tmp_path):
     assert found["straggler"] is None
     assert found["data_seconds"] == pytest.approx(0.5)
     assert found["data_wait_seconds"] == pytest.approx(1)
-    assert [(b["bucket"], b["bytes"], b["ready_seconds"]) for b in found["buckets"]] == [
-        (0, 100, 3),
-        (1, 50, 5),
-    ]
+    buckets = [(b["bucket"], b["bytes"], b["ready_seconds"]) for b in found["buckets"]]
+    assert buckets == [(0, 100, 3), (1, 50, 5)]
+    # A share of its own step: a bucket was ready at 106 % of the median step.
+    assert [b["ready_share"] for b in found["buckets"]] == [3 / STEP, 5 / STEP]
     parts = ("compute", "optimizer", "exposed_communication", "exposed_waiting", "other")
     assert sum(found[f"{part}_seconds"] for part in parts) == pytest.approx(STEP)
 

@@ -35,7 +35,7 @@ RUNS = Path(__file__).parent.parent / "runs"
 LONG = "ddp ×2 · accumulate 4 · bf16"
 SPEED = Bars(
     "Speed-up",
-    (Bar("single", 1.0, text="1.00×  baseline"), Bar(LONG, 1.8, 1.7, 1.9, "1.80×  faster")),
+    (Bar("single", 1.0, text="1.00×, baseline"), Bar(LONG, 1.8, 1.7, 1.9, "1.80×, faster")),
     "×",
     reference=1.0,
 )
@@ -61,7 +61,7 @@ def test_bars_use_the_width_of_a_phone(width):
 def test_a_bar_s_text_stays_inside_the_picture_and_above_the_bar_on_a_phone():
     root = ElementTree.fromstring(draw_bars(SPEED, "c", NARROW))
     values = [each for each in root.iter() if each.get("class") == "value"]
-    assert [each.text for each in values] == ["1.00×  baseline", "1.80×  faster"]
+    assert [each.text for each in values] == ["1.00×, baseline", "1.80×, faster"]
     for value, bar in zip(values, rects(draw_bars(SPEED, "c", NARROW), "bar"), strict=True):
         assert (value.get("text-anchor"), float(value.get("x") or 0)) == ("end", NARROW - 2)
         assert float(value.get("y") or 0) < bar["y"]
