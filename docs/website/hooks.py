@@ -30,6 +30,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return rewrite(markdown, file) if (ROOT / file).is_file() else markdown
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the theme's search dialog for screen readers."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def extra_pages(files: Files) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each page that is not a file in docs/."""
     yield "index.md", (ROOT / "README.md").read_text("utf-8")

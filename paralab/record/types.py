@@ -48,10 +48,12 @@ def read_object(path: Path) -> JsonObject:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError(f"{path.name} does not contain a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        reason = f"{path.name}: {error.strerror}" if isinstance(error, OSError) else error
-        problem = f"{path.parent} is not a paralab folder: {reason}."
+    except OSError as error:
+        problem = f"{path.parent} is not a paralab folder: {path.name}: {error.strerror}."
         raise UsageError(problem, fix="pass a folder in runs/") from error
+    except (ValueError, RecursionError) as error:
+        problem = f"{path} is damaged: {error}."
+        raise UsageError(problem, fix="pass another folder, or run it again") from error
     return value
 
 

@@ -49,7 +49,12 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
     own = [every[rank::processes] for rank in range(processes)]
     buckets = [{"bytes": MIB * n, "share_of_backward": 0.1 * n} for n in (4, 8)]
     bucket = {"kind": "all_reduce", "stage": 0, "bucket": 0, "bytes": MIB}
-    bucket |= {"ready_seconds": 0.0, "ready_share": 0.0, "transfer_seconds": 0.001, "bytes_per_second": None}
+    bucket |= {
+        "ready_seconds": 0.0,
+        "ready_share": 0.0,
+        "transfer_seconds": 0.001,
+        "bytes_per_second": None,
+    }
     memory = {
         "gathered": None,
         "unreduced": None,

@@ -42,8 +42,8 @@ def test_rows_with_result_json_show_it(served):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "not a paralab folder"),
-        ('{"schema": 2, "plan"', "not a paralab folder"),
+        ("", "is damaged"),
+        ('{"schema": 2, "plan"', "is damaged"),
         ('{"schema": 99}', "schema version 99"),
         ('{"schema": 2}', "cannot be read"),
         ("[]", "not contain a JSON object"),

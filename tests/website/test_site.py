@@ -104,6 +104,20 @@ def test_search_works_from_the_file_system(site: Path, browser: Any):
         page.locator('.md-search-result__link[href*="strategies/fsdp.html"]').first.wait_for()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(site: Path, browser: Any, scheme: str):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with browser.new_context(color_scheme=scheme, bypass_csp=True) as context:
+        page = context.new_page()
+        for name in ("index.html", "tour.html", "api.html", "strategies/ddp.html"):
+            page.goto((site / name).as_uri())
+            found = Axe().run(page).response
+            assert len(found["passes"]) > 20  # it checked something
+            serious = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
+            assert [(name, each["id"], each["nodes"][0]["html"]) for each in serious] == []
+
+
 def test_the_navigation_lists_every_page():
     """`mkdocs build --strict` also checks this, but not in the quick tests."""
     listed = re.findall(r"\S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
