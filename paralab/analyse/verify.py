@@ -333,8 +333,10 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
 
 
 def _diverged(ranks: Sequence[Verify]) -> bool:
-    """Return whether ranks that hold the same parameters end with different values."""
-    return len({(rank.stage, rank.digest) for rank in ranks}) > len({rank.stage for rank in ranks})
+    """Return whether replicas end with different values. Shards compute the same gradients for what
+    is replicated, but do not exchange them, so rounding may differ."""
+    places = {(rank.stage, rank.shard) for rank in ranks}
+    return len({(rank.stage, rank.shard, rank.digest) for rank in ranks}) > len(places)
 
 
 def _uncompared(ranks: Sequence[Verify]) -> int:

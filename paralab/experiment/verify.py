@@ -45,6 +45,7 @@ from paralab.workload.summary import Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying token counts per batch
 DEFAULT_STEPS = 4
+ONE_SAMPLE = "Expected more than 1 value per channel"  # torch's BatchNorm says this
 STEP_DEADLINE = 120.0  # seconds
 SELECTIVE = ("dp", "fsdp", "hybrid")  # the other strategies recompute entire blocks
 VARIED = ("accumulate", "replicas", "stages", "shards", "micro_batches", *WAYS)
@@ -96,13 +97,12 @@ def verify(
         ],
     )
 
-    verified = []
-    for each in _train(folder, cases, say, limits.deadlines):
-        # Some strategies fail only during training if they cannot run this model.
-        if strategy == "all" and _cannot_run(each):
-            skipped.append(Skipped.like(each, reason=each.cause or ""))
-        else:
-            verified.append(each)
+    verified = _train(folder, cases, say, limits.deadlines)
+    # Some strategies fail only during training if they cannot run this model.
+    unable = [each for each in verified if _cannot_run(each, strategy)]
+    if able := [each for each in verified if each not in unable]:
+        verified = able
+        skipped += [Skipped.like(each, reason=each.cause or "") for each in unable]
     dropout = any(summary.dropout for summary in summaries)
     result = VerifyResult(
         strategy=strategy,
@@ -141,13 +141,17 @@ def _resolve(
     return cases, skipped
 
 
-def _cannot_run(each: Verified) -> bool:
-    """Return whether a schedule cannot cut the model, torch.compile cannot compile it, or fsdp
+def _cannot_run(each: Verified, strategy: str) -> bool:
+    """Return whether a configuration that `verify` chose does not suit the model: BatchNorm refuses
+    parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, or fsdp
     ranks take different branches."""
     cause = each.cause or ""
+    if strategy != "all":  # the user chose the strategy, and verify chose the parts
+        return ONE_SAMPLE in cause
     uncut = each.options.schedule is not None and WITHOUT in cause
     uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
-    return uncut or uncompiled or (each.strategy == "fsdp" and BRANCHES in cause)
+    branches = each.strategy == "fsdp" and BRANCHES in cause
+    return uncut or uncompiled or branches or ONE_SAMPLE in cause
 
 
 def _vary(

@@ -197,6 +197,25 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="leave out --schedule, so that one optimizer has all parameters",
         )
+    if summary.read_by_loss and (zero in (2, 3) or splits_layers(request) or request.schedule):
+        raise UsageError(
+            f"The loss of {summary.name} reads the parameter {summary.read_by_loss[0]!r} itself, but "
+            f"with {strategy} no rank has all parameters.",
+            fix="return what the loss needs from the model's forward, use weight decay, or use ddp",
+        )
+    copies = strategy == "dp" and not machine.gpus
+    if summary.hooked and (zero in (2, 3) or splits_layers(request) or copies):
+        raise UsageError(
+            f"{strategy} replaces parameters by {'copies' if copies else 'shards'}, which do not "
+            f"have the gradient hook of {summary.hooked[0]!r} in {summary.name}.",
+            fix="change gradients in the optimizer's step, or use ddp",
+        )
+    if summary.by_position and request.schedule:
+        raise UsageError(
+            f"--schedule {request.schedule} gives each stage its own optimizer, but the optimizer of "
+            f"{summary.name} chooses parameters by their position in the whole model.",
+            fix="choose them by their shape or their id, or leave out --schedule",
+        )
     if zero in (2, 3) or splits_layers(request):
         _require_torch(strategy, machine)
     if zero in (2, 3):

@@ -184,6 +184,7 @@ class Verify(Moment, frozen=True, kw_only=True):
     of: int  # the number of parameters in the reference
     compared: int | None = None  # the number of parameters that this rank compared
     stage: int | None = None
+    shard: int | None = None
     extra_gradients: tuple[str, ...] = ()
     buffer_errors: dict[str, Exact] = msgspec.field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from paralab.worker.shards import whole
 from paralab.workload.batch import tensors
 from paralab.workload.linear_layers import Call
 from paralab.workload.randomness import seed_everything
+from paralab.workload.state import State, changes, copy_of, restored, state_of
 from paralab.workload.tensor_group import TensorGroup
 
 TOLERANCE = 1e-10  # relative to the largest value
@@ -42,8 +43,24 @@ def perturb(model: nn.Module) -> None:
 
 
 def run_block(block: nn.Module, calls: Sequence[Call]) -> Values:
-    """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs and
-    all gradients."""
+    """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs, all
+    gradients, and changed buffers. If a call changes the block's state, call it once more, because
+    the state may change the next outputs. Then restore it."""
+    with restored(block) as before:
+        values = _run_calls(block, calls)
+        if not changes(before, state_of(block)):
+            return values
+        again = {f"{name} in the next step": v for name, v in _run_calls(block, calls).items()}
+        return values | again | changed_buffers(block, before)
+
+
+def changed_buffers(model: nn.Module, before: State) -> Values:
+    """Return the buffers that differ from this earlier state."""
+    changed = set(changes(before, state_of(model)))
+    return {f"buffer {n}": b.clone() for n, b in model.named_buffers() if n in changed}
+
+
+def _run_calls(block: nn.Module, calls: Sequence[Call]) -> Values:
     values: Values = {}
     block.zero_grad(set_to_none=True)
     for number, call in enumerate(calls):
@@ -177,7 +194,7 @@ def _try(
     mesh: DeviceMesh,
 ) -> tuple[TensorGroup, dict[str, float]]:
     """Return the group with the result of the proof, and this rank's errors."""
-    block: Any = copy.deepcopy(plain)
+    block: Any = copy_of(plain)
     try:
         shard_group(block, group, mesh, group.block)
         errors = errors_of(run_block(block, calls), reference)

@@ -11,6 +11,7 @@ from torch import nn
 
 from paralab.plan.grid import AXES, Axis, ranks_along
 from paralab.plan.plan import Plan
+from paralab.worker.shards import is_split, local
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 
@@ -90,12 +91,14 @@ def whole_model_group(plan: Plan, rank: int) -> dist.ProcessGroup:
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give all ranks the parameters and buffers of rank 0, as DDP does. Otherwise, shards of
-    different initial values would mix two models."""
+    """Give all ranks the parameters and buffers of the first one, as DDP does, except those of which
+    each rank has a part. Otherwise, shards of different initial values would mix two models."""
     for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.is_contiguous():  # broadcast cannot write to an expanded buffer
+        # broadcast cannot write to an expanded buffer
+        if tensor.is_contiguous() and not tensor.is_meta and not is_split(tensor):
             # Send bytes, because gloo does not support all dtypes.
-            dist.broadcast(tensor.detach().view(-1).view(torch.uint8), 0, group)
+            sent = local(tensor).detach().view(-1).view(torch.uint8)
+            dist.broadcast(sent, dist.get_global_rank(group, 0), group)
 
 
 def checkpoint_group(plan: Plan) -> dist.ProcessGroup | None:

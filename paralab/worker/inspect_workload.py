@@ -31,6 +31,7 @@ from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_co
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
 from paralab.worker.optimizer import (
+    chooses_by_position,
     make_optimizer,
     make_scheduler,
     mixes_parameters,
@@ -147,6 +148,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.layers:
         with running("forward"):
             details |= _inspect_layers(workload, model, batch, trial, fake)
+        details["by_position"] = chooses_by_position(workload, model)
     if inspection.units:
         inputs, _ = (workload.unpack or unpack)(take(batch, 0, 2))
         with around:
@@ -160,6 +162,8 @@ def inspect_workload(inspection: Inspection) -> Summary:
         with running("A trial step"):
             trial = replace(trial, casts=find_casts(workload, model, batch))
             problem = find_split_problem(workload, model, batch, trial.controls)
+        if trial.hooked and not problem:
+            problem = f"the gradient hook of {trial.hooked[0]} runs for each part of a batch"
         details["split_problem"] = problem
 
     return Summary(

@@ -141,7 +141,8 @@ def _write_results(
         trace.save(extras.save_reference)
     if trace and extras.compare_with:
         comparison = compare(trace, TrainingTrace.load(extras.compare_with))
-        context.probe.emit("verify", stage=context.rank.stage, **comparison)
+        place = {"stage": context.rank.stage, "shard": context.rank.shard}
+        context.probe.emit("verify", **place, **comparison)
     if extras.save_weights:
         weights = strategy.state_dict()  # on all ranks, because each may have a shard
         if context.rank.rank == 0:

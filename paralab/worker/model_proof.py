@@ -3,8 +3,8 @@ loss, all gradients, and one optimizer step. Then check that the ranks agree wit
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paralab.worker.block_proof import (
     Values,
     agree_on,
+    changed_buffers,
     errors_of,
     first_line,
     gradients_of,
@@ -26,8 +27,9 @@ from paralab.worker.sharded_layers import mixing_tensors, shard_group, watch_reg
 from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, unpack
 from paralab.workload.randomness import seed_everything
+from paralab.workload.state import copy_of, restored
 from paralab.workload.tensor_group import TensorGroup
-from paralab.workload.verify_controls import controlled
+from paralab.workload.verify_controls import controlled, without_casts
 from paralab.workload.workload import Workload
 
 
@@ -40,7 +42,7 @@ def prove_together(
     kinds: Sequence[str],
 ) -> str | None:
     """Return what is wrong with these groups together, or None. `kinds` is what to control."""
-    sharded = copy.deepcopy(model)
+    sharded = copy_of(model)
     for group in groups:
         shard_group(sharded, group, mesh)
     try:
@@ -55,17 +57,20 @@ def prove_together(
 
     streams = ShardStreams(mesh.get_local_rank(), torch.device("cpu"))
     watch_regions(sharded, groups, streams.enter, streams.leave)
-    problem = _disagreement(_gradients(workload, sharded, batch))
+    with without_casts() if "casts" in kinds else nullcontext():
+        problem = _disagreement(_gradients(workload, sharded, batch))
     return f"with dropout on, the shards disagree: {problem}" if problem else None
 
 
 def _train_step(workload: Workload, model: nn.Module, batch: Any) -> Values:
     optimizer = make_optimizer(workload, model)
-    values = _gradients(workload, model, batch)
+    with restored(model) as before:
+        values = _gradients(workload, model, batch)
+        buffers = changed_buffers(model, before)
     with mixing_tensors():
         optimizer.step()
     updated = {f"updated {name}": whole(p).detach() for name, p in model.named_parameters()}
-    return values | updated
+    return values | buffers | updated
 
 
 def _gradients(workload: Workload, model: nn.Module, batch: Any) -> Values:

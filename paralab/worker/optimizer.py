@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -90,6 +91,30 @@ def mixes_parameters(workload: Workload) -> bool:
     )
 
 
+def chooses_by_position(workload: Workload, model: nn.Module) -> bool:
+    """Return whether the optimizer treats parameters differently if it gets only half of them (a
+    lower learning rate for the first three)."""
+    parameters = list(model.parameters())
+    half = len(parameters) // 2
+    whole = _settings(workload, parameters)
+    for part in (parameters[:half], parameters[half:]):
+        with suppress(Exception):  # for example, it may refuse an empty group
+            own = _settings(workload, part)
+            if any(own.get(id(each)) != whole.get(id(each)) for each in part):
+                return True
+    return False
+
+
+def _settings(workload: Workload, parameters: list[nn.Parameter]) -> dict[int, str]:
+    """Return each parameter's settings, such as its learning rate."""
+    optimizer = make_optimizer(workload, nn.ParameterList(parameters))
+    return {
+        id(parameter): repr({name: group[name] for name in group if name != "params"})
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
 def _trains_differently(
     workload: Workload, train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
@@ -121,5 +146,10 @@ def _train(
 
 
 @torch.no_grad()
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    inspect.unwrap(type(optimizer).step)(optimizer)  # the wrapper would import torch.compile
+def _step(optimizer: Any) -> None:
+    """Run a step with its hooks. The wrapper of `step`, which runs them, would import torch.compile."""
+    for before in optimizer._optimizer_step_pre_hooks.values():
+        before(optimizer, (), {})
+    inspect.unwrap(type(optimizer).step)(optimizer)
+    for after in optimizer._optimizer_step_post_hooks.values():
+        after(optimizer, (), {})

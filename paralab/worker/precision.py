@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.plan.plan import Plan
-from paralab.workload.batch import map_tensors
+from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,13 +41,13 @@ class Precision:
             return model
         # Tensors that forward() creates must match the parameters.
         torch.set_default_dtype(torch.float64)
-        return model.double()
+        return model_in_fp64(model)
 
     def cast_batch(self, batch: Any) -> Any:
         """Cast floating-point inputs to the model's dtype. Under autocast, operators cast them."""
         if self.name != "fp64":
             return batch
-        return map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+        return batch_in_fp64(batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context. Its state is per thread, so each thread must enter it."""

@@ -35,8 +35,9 @@ from paralab.worker.block_proof import (
 from paralab.worker.model_proof import prove_together
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
-from paralab.workload.batch import map_tensors, unpack
+from paralab.workload.batch import unpack
 from paralab.workload.batch_split_trial import find_casts
+from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
 from paralab.workload.linear_layers import (
     Call,
     find_linear_layers,
@@ -45,6 +46,7 @@ from paralab.workload.linear_layers import (
 )
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
+from paralab.workload.state import restored
 from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
@@ -75,7 +77,7 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     """Propose groups, prove each of them, and prove all of them together."""
     torch.set_default_dtype(torch.float64)
     seed_everything(0)
-    model = workload.model().double().train()
+    model = model_in_fp64(workload.model()).train()
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     for parameter in frozen:  # otherwise, the graph would not show who reads its output
         parameter.requires_grad_(True)
@@ -86,9 +88,12 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     kinds = ["batch_norm", *["casts"] * find_casts(workload, model, batch)]
     with controlled(model, kinds):
         seed_everything(0)
-        layers, called = find_linear_layers(model, inputs)
+        with restored(model):
+            layers, called = find_linear_layers(model, inputs)
         proposed, left = propose(layers, called)
-        groups = _prove_each(model, inputs, proposed, {each.name: each for each in layers}, mesh)
+        with restored(model):
+            calls = record_calls(model, inputs, {group.block for group in proposed})
+        groups = _prove_each(model, calls, proposed, {each.name: each for each in layers}, mesh)
     plan = TensorPlan(
         shards,
         tuple(groups),
@@ -99,24 +104,30 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         return replace(plan, problem=_why_none(plan))
     for parameter in frozen:
         parameter.requires_grad_(False)
-    return replace(plan, problem=prove_together(workload, model, batch, plan.kept, mesh, kinds))
+    problem = prove_together(workload, model, batch, plan.kept, mesh, kinds)
+    if (
+        problem
+    ):  # the model may change the rows' results in place, which torch's styles do not allow
+        own = replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
+        if not prove_together(workload, model, batch, own.kept, mesh, kinds):
+            return own
+    return replace(plan, problem=problem)
 
 
 def _load(workload: Workload) -> Any:
     size = dataset_samples(workload)
     first = GlobalBatch(step=0, epoch=0, first=0, size=min(SAMPLES, size or SAMPLES))
     _, batch = next(rank_batches(workload, [first], samples=size))
-    return map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+    return batch_in_fp64(batch)
 
 
 def _prove_each(
     model: nn.Module,
-    inputs: Any,
+    calls: Mapping[str, list[Call]],
     proposed: list[TensorGroup],
     layers: Mapping[str, LinearLayer],
     mesh: DeviceMesh,
 ) -> list[TensorGroup]:
-    calls = record_calls(model, inputs, {group.block for group in proposed})
     worked: dict[Any, TensorGroup] = {}  # by kind of block: the attempt that worked, without names
     failed: set[Any] = set()
     groups = []

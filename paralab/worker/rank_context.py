@@ -18,6 +18,7 @@ from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, SplitNotes, sampled
 from paralab.worker.random_streams import RandomStreams
+from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, tensors
 from paralab.workload.randomness import seed_everything
@@ -50,6 +51,7 @@ class RankContext:
     meter: ActivationMeter
     note_split: SplitNotes
     streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
+    shard_streams: ShardStreams | None = None  # if layers are split over shards, and draw numbers
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
         """In this block, draw random numbers from the stream of virtual device `current()`."""

@@ -98,7 +98,10 @@ def rank_batches(
 
 
 def _in_memory(data: Any) -> bool:
-    return next(tensors(data), None) is not None
+    """Return whether the data is one batch of all samples. A list such as [(x0, y0), (x1, y1), …] is
+    a map-style Dataset. A list of two items is a batch: [x, y]."""
+    is_dataset = isinstance(data, list) and len(data) > 2 and isinstance(data[0], tuple | dict)
+    return not is_dataset and next(tensors(data), None) is not None
 
 
 def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ class MatrixParallel(ParallelStyle):
             if not self.rows:
                 return nn.functional.linear(copy_to_shards(x, mesh), weight, bias)
             summed = sum_over_shards(nn.functional.linear(x, weight), mesh)
-            return summed if bias is None else summed + bias
+            # The model may change the result in place, which autograd refuses for DTensor's view.
+            return summed.clone() if bias is None else summed + bias
 
         layer.forward = forward
         return module
@@ -103,17 +105,22 @@ def mixing_tensors() -> Iterator[None]:
 def watch_regions(
     model: nn.Module,
     groups: Iterable[TensorGroup],
-    enter: Callable[[], None],
-    leave: Callable[[], None],
+    enter: Callable[[str], None],
+    leave: Callable[[str], None],
 ) -> None:
     """Call `enter` after a group's first column layer, and `leave` before its row: between these
-    two, each shard has different activations."""
+    two, each shard has different activations. Both get the row's name."""
     for group in groups:
+        first, last = partial(_notify, enter, group.row), partial(_notify, leave, group.row)
         row = model.get_submodule(group.row)
         if group.is_attention:  # the region is its forward
-            row.register_forward_pre_hook(lambda *_: enter())
-            row.register_forward_hook(lambda *_: leave())
+            row.register_forward_pre_hook(first)
+            row.register_forward_hook(last)
             continue
         for name in group.columns:
-            model.get_submodule(name).register_forward_hook(lambda *_: enter())
-        row.register_forward_pre_hook(lambda *_: leave())
+            model.get_submodule(name).register_forward_hook(first)
+        row.register_forward_pre_hook(last)
+
+
+def _notify(call: Callable[[str], None], group: str, *_: Any) -> None:
+    call(group)

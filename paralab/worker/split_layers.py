@@ -11,17 +11,24 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from paralab.worker.groups import group_along, ranks_with
+from paralab.errors import ParalabError
+from paralab.worker.groups import broadcast_model, group_along, ranks_with
 from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import RankContext
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import shard_group, watch_regions
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
+
+AGREEMENT = 1e-3  # how much rounding may change the loss
+# Replicated parameters get the same gradient on all shards, but a processor may round it differently
+# (kernels on a GPU add in any order). Before the difference grows, copy them from the first shard.
+ALIGN_EVERY = 100  # steps
 
 
 def split_layers(
@@ -35,12 +42,15 @@ def split_layers(
         shard_group(model, group, mesh)
     if context.plan.draws:
         device = torch.device(context.rank.devices[0].torch)
-        streams = ShardStreams(context.rank.shard or 0, device)
+        context.shard_streams = streams = ShardStreams(context.rank.shard or 0, device)
         watch_regions(model, groups, streams.enter, streams.leave)
 
 
-def timing_sums(context: RankContext) -> AbstractContextManager[Any]:
-    """Time the all-reduces in this block that DTensor runs over the shards."""
+def running_shards(context: RankContext) -> AbstractContextManager[Any]:
+    """Run forward and backward passes in this block. Time the all-reduces that DTensor runs over the
+    shards."""
+    if context.shard_streams:
+        context.shard_streams.begin_passes()
     plan, rank, probe = context.plan, context.rank, context.probe
     if plan.tensor_plan is None:
         return nullcontext()
@@ -61,3 +71,30 @@ def timing_sums(context: RankContext) -> AbstractContextManager[Any]:
         return result
 
     return patched(functional, all_reduce=timed)
+
+
+def align_shards(context: RankContext, model: nn.Module) -> None:
+    """Copy what is replicated from the first shard, in every `ALIGN_EVERY`-th step."""
+    step = context.probe.step
+    if context.plan.tensor_plan and step and step % ALIGN_EVERY == 0:
+        broadcast_model(model, group_along(context.plan, "shards", context.rank.rank))
+
+
+def require_agreement(context: RankContext, loss: torch.Tensor) -> None:
+    """Raise if the shards' losses differ. Then they did not compute the same: they read other
+    samples, took another branch, or drew other numbers. Training would go on with gradients that
+    mean nothing."""
+    if context.plan.tensor_plan is None:
+        return
+    both = torch.stack([loss, -loss]).double().nan_to_num()
+    group = group_along(context.plan, "shards", context.rank.rank)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    largest, smallest = both[0].item(), -both[1].item()
+    if largest - smallest > AGREEMENT * max(abs(largest), abs(smallest)):
+        raise ParalabError(
+            f"The shards disagree on the loss of step {context.probe.step}: between {smallest:.6g} "
+            f"and {largest:.6g}. All shards must read the same samples and compute the same "
+            "activations.",
+            fix="data and a forward that give the same results in each process (a set of strings has "
+            "another order in each process)",
+        )

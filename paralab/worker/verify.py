@@ -144,8 +144,8 @@ def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
     names = [name for name in reference if name in mine]
     if not names:
         return 1.0, 0.0
-    a = torch.cat([mine[name].flatten().double() for name in names])
-    b = torch.cat([reference[name].flatten().double() for name in names])
+    a = torch.cat([_real(mine[name]).flatten() for name in names])
+    b = torch.cat([_real(reference[name]).flatten() for name in names])
     factor = float(a @ b / (b @ b)) if float(b @ b) else 1.0
     size = float(a.norm())
     return factor, float((a - factor * b).norm()) / size if size else 0.0
@@ -164,8 +164,8 @@ def _buffer_errors(mine: Tensors, reference: Tensors) -> dict[str, float]:
         if other is None or other.shape != value.shape:
             errors[name] = math.inf
         elif not torch.equal(value, other):
-            difference = _largest(value.double() - other.double())
-            errors[name] = difference / max(1.0, _largest(other.double()))
+            difference = _largest(_real(value) - _real(other))
+            errors[name] = difference / max(1.0, _largest(_real(other)))
     return errors
 
 
@@ -173,6 +173,11 @@ def _copy(values: dict[str, Any]) -> Tensors:
     """Copy this rank's tensors to the CPU. A gradient may be sparse or missing."""
     tensors = {n: t for n, t in values.items() if isinstance(t, torch.Tensor) and not t.is_meta}
     return {name: whole(t).to_dense().detach().cpu().clone() for name, t in tensors.items()}
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts in fp64."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def _nan_last(value: float) -> float:

@@ -60,9 +60,10 @@ def num_samples(batch: Any) -> int:
     """Return the length of dim 0, which all tensors in a batch share."""
     lengths = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors(batch)}
     if len(lengths) != 1 or 0 in lengths:
-        shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
+        shapes = [str(tuple(tensor.shape)) for tensor in tensors(batch)]
+        listed = ", ".join(shapes[:6]) + (", …" if len(shapes) > 6 else "")
         raise UsageError(
-            f"The tensors in a batch have different lengths in dim 0: {shapes}.",
+            f"The tensors in a batch have different lengths in dim 0: {listed}.",
             fix="make dim 0 the sample dim in every tensor",
         )
     return lengths.pop()

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors, unpack
+from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
+from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
@@ -69,8 +70,8 @@ def _in_fp64(model: nn.Module, batch: Any) -> Iterator[Any]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        model.double()
-        yield map_tensors(lambda t: t.double() if t.is_floating_point() else t, batch)
+        model_in_fp64(model)
+        yield batch_in_fp64(batch)
     finally:
         torch.set_default_dtype(before)
 

@@ -35,6 +35,7 @@ class ParameterUse(TorchFunctionMode):
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.used_outside: set[str] = set()
+        self.used: set[int] = set()  # ids of parameters
         self._inside: list[str] = []
         self._owners: dict[int, set[str]] = {}  # by parameter: all submodules that contain it
         places: dict[int, list[set[str]]] = {}  # tied weights occur twice, under two names
@@ -49,7 +50,9 @@ class ParameterUse(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if next(tensors(result), None) is not None:  # reading a size or dtype is not a use
             for tensor in tensors((args, kwargs or {})):
-                self.used_outside |= self._owners.get(id(tensor), set()).difference(self._inside)
+                if id(tensor) in self._owners:
+                    self.used.add(id(tensor))
+                    self.used_outside |= self._owners[id(tensor)].difference(self._inside)
         return result
 
     def enter(self, name: str, arguments: Any) -> None:

@@ -11,11 +11,13 @@ import copy
 import random
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
 
 State = dict[tuple[str, str], Any]  # (module, attribute) -> value
 OWN = set(vars(nn.Module())) | {"training"}  # attributes of all modules
@@ -33,6 +35,14 @@ def state_of(model: nn.Module) -> State:
             if _is_state(value):
                 state[name, key] = _copy(value, copies)
     return state
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """Copy a model. It may keep a tensor that has a graph, which deepcopy rejects: an activation, or
+    a weight that torch.nn.utils.weight_norm computed."""
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    kept = [v for v in attributes if isinstance(v, torch.Tensor) and not v.is_leaf]
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept})
 
 
 def changes(before: State, after: State) -> list[str]:
@@ -61,6 +71,23 @@ def put_back(model: nn.Module, state: State) -> None:
         if isinstance(present, torch.Tensor) and isinstance(new, torch.Tensor):
             new = copies[id(value)] = new.to(present.device)  # the model may have a new device
         owner[key] = new
+
+
+@contextmanager
+def restored(model: nn.Module, state: State | None = None) -> Iterator[State]:
+    """Restore this state after the block, and delete attributes that were created in it."""
+    state = state_of(model) if state is None else state
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    try:
+        yield state
+    finally:
+        with DisableTorchFunction():  # a function mode may run these operations on meta tensors
+            put_back(model, state)
+        for name, module in model.named_modules():
+            for key in [
+                key for key in vars(module) if key not in attributes.get(name, vars(module))
+            ]:
+                delattr(module, key)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -86,6 +86,8 @@ class Trial:
     sometimes: tuple[str, ...] = ()
     scalar_output: bool = False
     casts: bool = False
+    hooked: tuple[str, ...] = ()
+    read_by_loss: tuple[str, ...] = ()
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -107,10 +109,13 @@ class Summary(Trial):
     sometimes      submodules that only some forward passes call
     scalar_output  whether the output contains a number that is not per sample
     casts          whether the model casts to fp32, even in fp64; only checked for verification
+    hooked         trainable parameters with a gradient hook
+    read_by_loss   parameters that the loss function uses itself, not through the model's output
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
     whole_tensors  whether the optimizer treats part of a parameter differently from the whole
     whole_model    whether an optimizer step on a parameter depends on other parameters
+    by_position    whether the optimizer's settings for a parameter depend on its position
     split_problem  why split batches do not add up to the full loss; None if they do, or if this was
                    not checked
     too_large      whether the model does not fit this machine, so that nothing was measured
@@ -135,6 +140,7 @@ class Summary(Trial):
     optimizer_bytes_per_byte: float | None = None
     whole_tensors: bool = False
     whole_model: bool = False
+    by_position: bool = False
     split_problem: str | None = None
     too_large: bool = False
     tensor_plan: TensorPlan | None = None

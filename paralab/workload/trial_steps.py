@@ -21,6 +21,7 @@ from paralab.workload.batch import call_model, num_samples, take, tensors, unpac
 from paralab.workload.cut_points import reachable
 from paralab.workload.hooks import patched, watched
 from paralab.workload.randomness import seed_everything
+from paralab.workload.shard_units import ParameterUse
 from paralab.workload.state import State, changes, put_back, state_of
 from paralab.workload.summary import Trial
 from paralab.workload.verify_controls import controlled
@@ -57,11 +58,14 @@ def try_step(
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # per forward
     before = state_of(model)
+    use = ParameterUse(model)
 
     def compute_loss(samples: Any, seed: int = 0) -> Any:
         seed_everything(seed)
         inputs, targets = split(samples)
-        return workload.loss(call_model(model, inputs), targets)
+        output = call_model(model, inputs)
+        with use:
+            return workload.loss(output, targets)
 
     counter = FlopCounterMode(display=False)
     # The counter does not support fused attention on a CPU, but it does count matrix products.
@@ -103,6 +107,10 @@ def try_step(
         random=random,
         state=state,
         batch_norms=batch_norms[0],
+        hooked=tuple(
+            name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks
+        ),
+        read_by_loss=tuple(name for name, p in model.named_parameters() if id(p) in use.used),
     )
 
 

@@ -29,7 +29,7 @@ from paralab.workload.sample_draws import (
     original_inputs,
     track_modules,
 )
-from paralab.workload.state import State, put_back, state_of
+from paralab.workload.state import State, restored, state_of
 
 # Run one forward pass at a time, because all threads share the model's state and the generators of
 # Python and numpy.
@@ -46,7 +46,7 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "casts" in kinds:
-            stack.enter_context(_without_casts())
+            stack.enter_context(without_casts())
         if "batch_norm" in kinds:
             stack.enter_context(_frozen_batch_norm(model))
         if "random" in kinds or "state" in kinds:
@@ -55,7 +55,7 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
 
 
 @contextmanager
-def _without_casts() -> Iterator[list[torch.dtype]]:
+def without_casts() -> Iterator[list[torch.dtype]]:
     """Ignore casts of fp64 tensors to fp32 in all threads of this process, and list them."""
     ignored: list[torch.dtype] = []
     to, to_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
@@ -91,7 +91,7 @@ def _without_casts() -> Iterator[list[torch.dtype]]:
 
 def casts_in_vain(forward: Callable[[], object]) -> bool:
     """Return whether a forward pass in fp64 casts to fp32, and also works without these casts."""
-    with suppress(Exception), _without_casts() as ignored, torch.no_grad():
+    with suppress(Exception), without_casts() as ignored, torch.no_grad():
         forward()
         return bool(ignored)
     return False
@@ -146,7 +146,6 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
     """Ignore writes to buffers in this block, and restore attributes afterward. A forward pass that
     updates a statistic and then uses it would mix the samples of a batch."""
-    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     with DisableTorchFunction():  # a function mode may run these operations on meta tensors
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
 
@@ -159,12 +158,5 @@ def _read_only(model: nn.Module, state: State) -> Iterator[None]:
         )
         return target if is_buffer else func(*args, **kwargs)
 
-    try:
-        with Intercepting(ignore_writes):
-            yield
-    finally:
-        with DisableTorchFunction():
-            put_back(model, state)
-        for name, module in model.named_modules():  # attributes that this call created
-            for key in [key for key in vars(module) if key not in attributes[name]]:
-                delattr(module, key)
+    with restored(model, state), Intercepting(ignore_writes):
+        yield

@@ -7,7 +7,9 @@ models. Rank 0 prints the results as JSON.
 import copy
 import json
 import logging
+import math
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -15,8 +17,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from docs import families
+from paralab.errors import ParalabError
 from paralab.plan.tensor_plan import parallelize_code
-from paralab.worker import block_proof, sharded_layers
+from paralab.worker import block_proof, sharded_layers, split_layers
+from paralab.worker.groups import broadcast_model
 from paralab.worker.model_proof import _gradients
 from paralab.worker.prove_shards import _load, find_tensor_plan
 from paralab.worker.shards import local
@@ -115,6 +119,55 @@ def unused():
     return plan.problem
 
 
+class Observer(nn.Module):
+    """Its buffer depends on all hidden units, and scales them from the second step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.seen = nn.Linear(4, 8), nn.Linear(8, 4), None
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        self.seen = self.a(x)
+        result = self.b(self.seen / self.scale)
+        self.scale = self.seen.detach().square().mean()
+        return result
+
+
+class Counter(nn.Sequential):
+    """Each call changes its state, but that does not depend on the hidden units."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return super().forward(x) * self.calls
+
+
+class InPlace(nn.Module):
+    """It changes a row's result in place, outside of the group's block (as Falcon does)."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4, bias=False)]
+        self.inside, self.after = nn.Sequential(*layers), nn.Linear(4, 4)
+
+    def forward(self, x):
+        result = self.inside(x)
+        result += x
+        return self.after(result)
+
+
+def plan_of(model):
+    data = torch.randn(4, 4)
+    workload = {"model": model, "data": (data, data), "loss": nn.functional.mse_loss}
+    plan = find_tensor_plan(as_workload(workload, "small"), 2)
+    torch.set_default_dtype(torch.float32)
+    return asdict(plan)
+
+
 class Clipped(torch.optim.AdamW):
     """An optimizer whose steps depend on the norm of all gradients together, split or not."""
 
@@ -135,6 +188,39 @@ class OwnNorms(torch.optim.SGD):
         return super().step(closure)
 
 
+def aligned():
+    """Add each rank's number to all parameters, and broadcast. Return the second rank's additions
+    that are left in a split and a replicated parameter."""
+    workload = load_workload("mlp:tiny")
+    torch.manual_seed(0)
+    model = workload.model()
+    for group in families.prove("mlp:tiny").kept[:1]:
+        sharded_layers.shard_group(model, group, DeviceMesh("cpu", [0, 1]))
+    split, replicated = (local(model.get_parameter(f"{n}.weight")) for n in (group.row, "8"))
+    before = split.clone(), replicated.clone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local(parameter).add_(dist.get_rank())
+    broadcast_model(model, dist.group.WORLD)
+    left = [
+        float((p - old).abs().max()) for p, old in zip((split, replicated), before, strict=True)
+    ]
+    answers = [None, None]
+    dist.all_gather_object(answers, left)
+    return answers[1]
+
+
+def disagreement(mine):
+    plan, probe = SimpleNamespace(tensor_plan=()), SimpleNamespace(step=7)
+    context = SimpleNamespace(plan=plan, probe=probe, rank=SimpleNamespace(rank=0))
+    try:
+        with patched(split_layers, group_along=lambda *_: dist.group.WORLD):
+            split_layers.require_agreement(context, torch.tensor(mine))
+    except ParalabError as error:
+        return error.problem
+    return None
+
+
 def problem_with(optimizer):
     workload = replace(load_workload("mlp:tiny"), optimizer=lambda p: optimizer(p, lr=0.1))
     plan = find_tensor_plan(workload, 2)
@@ -151,8 +237,12 @@ def main():
     code = {name: run_code(name) for name in ("gpt2", "qwen3", "transformer")}
     problems = {each.__name__: problem_with(each) for each in (Clipped, OwnNorms)}
     problems["unused"] = unused()
+    left, rank = aligned(), dist.get_rank()
+    losses = [disagreement(loss) for loss in (2.0 + 1e-5 * rank, math.nan, 2.0 + 0.01 * rank)]
+    small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace)}
     if dist.get_rank() == 0:
-        print(json.dumps({"rows": rows, "wrong": wrong, "code": code, "problems": problems}))
+        results = {"rows": rows, "wrong": wrong, "code": code, "problems": problems}
+        print(json.dumps(results | {"small": small, "aligned": left, "losses": losses}))
     dist.destroy_process_group()
 
 

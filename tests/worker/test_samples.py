@@ -94,6 +94,17 @@ def test_memory_and_dataset_give_the_same_batches():
         assert torch.equal(one["target"], other["target"])
 
 
+def test_a_list_of_samples_is_a_dataset():
+    """It was read as one batch. 64 samples of 6 words each then looked like 6 samples."""
+    samples = [(torch.full((3,), float(i)), i) for i in range(6)]
+    data = workload(samples)
+    assert dataset_samples(data) == 6
+    assert dataset_samples(workload([torch.zeros(5, 3), torch.zeros(5)])) == 5  # [x, y]
+    assert dataset_samples(workload(samples[:2])) == 3  # [x, y] with nested x and y
+    seen = [y for _, (_, y) in rank_batches(data, global_batches(3, 6, 2, None), samples=6)]
+    assert sorted(torch.cat(seen).tolist()) == list(range(6))
+
+
 def test_get_batch_does_not_disturb_other_randomness():
     torch.manual_seed(0)
     random.seed(0)

@@ -78,3 +78,32 @@ def test_a_group_that_no_gradient_reaches_is_not_proved(ranks):
 def test_an_optimizer_step_is_part_of_the_proof(ranks):
     assert ranks["problems"]["Clipped"] is None
     assert "updated" in ranks["problems"]["OwnNorms"]
+
+
+def test_state_is_part_of_the_proof(ranks):
+    """A buffer that depended on the hidden units differed between shards, from the second step on.
+    And a model that counts its calls was compared with itself one call later."""
+    [observer], [counter] = (ranks["small"][name]["groups"] for name in ("Observer", "Counter"))
+    assert not observer["kept"]
+    assert "next step" in observer["reason"]
+    assert counter["kept"]
+
+
+def test_a_row_whose_result_changes_in_place_is_split_in_our_own_style(ranks):
+    plan = ranks["small"]["InPlace"]
+    assert plan["problem"] is None
+    assert [group["own_style"] for group in plan["groups"] if group["kept"]] == [True]
+
+
+def test_replicated_parameters_are_copied_from_the_first_shard(ranks):
+    """Rounding made replicated parameters differ between shards (T5, on a busy machine)."""
+    split, replicated = ranks["aligned"]
+    assert split == pytest.approx(1.0)
+    assert replicated == 0.0
+
+
+def test_shards_that_disagree_on_the_loss_stop(ranks):
+    rounded, nan, wrong = ranks["losses"]
+    assert rounded is None
+    assert nan is None
+    assert "step 7" in wrong

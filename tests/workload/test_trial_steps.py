@@ -36,6 +36,19 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 def clipping(): return base(optimizer=lambda p: Clipping(p, 0.1))
+def clipping_in_a_hook():
+    def optimizer(parameters):
+        optimizer = torch.optim.SGD(parameters, 0.1)
+        clip = lambda *_: nn.utils.clip_grad_norm_(parameters, 0.05) and None
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+    return base(optimizer=optimizer)
+def by_position():
+    slow = lambda p: [{"params": p[:2], "lr": 0.01}, {"params": p[2:]}]
+    return base(optimizer=lambda p: torch.optim.SGD(slow(p), 0.1))
+def by_shape():
+    vectors = lambda p, one: {"params": [q for q in p if (q.ndim == 1) is one], "lr": 0.1 + one}
+    return base(optimizer=lambda p: torch.optim.SGD([vectors(p, True), vectors(p, False)], 0.1))
 def two_optimizers():
     return base(optimizer=lambda p: [torch.optim.SGD(p[:1], 0.1), torch.optim.SGD(p[1:], 0.1)])
 def plateau(): return base(scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o))
@@ -55,6 +68,23 @@ class Own(nn.Module):
         return logits, F.cross_entropy(logits, y)
 
 def own_loss(): return base(model=Own, unpack=lambda b: (b, b[1]), loss=lambda o, _: o[1])
+
+def hooked():
+    def model():
+        layer = nn.Linear(8, 2)
+        layer.weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+        return layer
+    return base(model=model)
+
+def decayed():
+    models = []
+    def model():
+        models.append(nn.Linear(8, 2))
+        return models[-1]
+    def loss(output, target):
+        device = next(models[-1].parameters()).device  # this does not count
+        return F.cross_entropy(output.to(device), target) + models[-1].bias.square().sum()
+    return base(model=model, loss=loss)
 
 def sparse():
     model = lambda: nn.Sequential(nn.EmbeddingBag(8, 4, sparse=True), nn.Linear(4, 2))
@@ -129,11 +159,18 @@ def planned(summary, strategy, **options):
                 "unused": (),
                 "sometimes": (),
                 "split_problem": None,
+                "hooked": (),
+                "read_by_loss": (),
             },
         ),
+        ("hooked", {"hooked": ("weight",)}),
+        ("decayed", {"read_by_loss": ("bias",), "split_problem": None}),
         ("adamw", {"whole_tensors": False, "whole_model": False}),
         ("adafactor", {"whole_tensors": True, "whole_model": False}),
         ("clipping", {"whole_model": True}),
+        ("clipping_in_a_hook", {"whole_model": True}),
+        ("by_position", {"by_position": True}),
+        ("by_shape", {"by_position": False}),
         ("own_loss", {"scalar_output": True, "split_problem": None}),
         ("sparse", {"sparse": ("0.weight",)}),
         ("rare", {"unused": ("rare.weight", "rare.bias"), "sometimes": ("rare",), "state": ()}),
@@ -163,6 +200,12 @@ def test_what_no_strategy_can_train_is_refused(inspect, name):
         ("own_loss", "dp", {}, "ddp"),
         ("sparse", "fsdp", {}, "ddp"),
         ("rare", "hybrid", {}, "ddp"),
+        ("by_position", "pipeline", {"schedule": "1f1b"}, "pipeline"),
+        ("hooked", "fsdp", {}, "ddp"),
+        ("hooked", "tp", {}, "ddp"),
+        ("decayed", "fsdp", {}, "ddp"),
+        ("decayed", "tp", {}, "ddp"),
+        ("decayed", "pipeline", {"schedule": "1f1b"}, "ddp"),
     ],
 )
 def test_what_a_strategy_would_train_wrongly_is_refused(inspect, name, strategy, options, works):

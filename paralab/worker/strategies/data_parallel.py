@@ -10,7 +10,6 @@ gather       collect the outputs on device 0, which computes the loss
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from paralab.plan.batches import chunk_sizes, spans
 from paralab.worker.memory import addresses, num_bytes
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors
+from paralab.workload.state import copy_of
 
 
 class DataParallel(Strategy):
@@ -79,7 +79,7 @@ class VirtualDataParallel(nn.Module):
         super().__init__()
         self.context = context
         self.names = [device.name for device in context.rank.devices]
-        self.replicas = [module, *(copy.deepcopy(module) for _ in self.names[1:])]
+        self.replicas = [module, *(copy_of(module) for _ in self.names[1:])]
         for replica in self.replicas[1:]:
             context.meter.ignored |= addresses(replica.parameters())
         copied = num_bytes([*module.parameters(), *module.buffers()])

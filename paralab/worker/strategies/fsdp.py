@@ -37,7 +37,7 @@ from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import is_sharded
-from paralab.worker.split_layers import split_layers, timing_sums
+from paralab.worker.split_layers import running_shards, split_layers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -114,7 +114,7 @@ class Fsdp(Strategy):
         unsynchronized = nullcontext if plan.sync_every_pass else self._unsynchronized
         self.order.begin(self.context.probe.step)
         try:
-            with timing_sums(self.context):
+            with running_shards(self.context):
                 loss = self.accumulate(self.model, steps, unsynchronized)
             self.order.end()
             return torch.zeros_like(loss) if self.context.rank.shard else loss

@@ -43,7 +43,12 @@ from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContex
 from paralab.worker.replica_sum import sum_over_replicas
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import local, whole
-from paralab.worker.split_layers import split_layers, timing_sums
+from paralab.worker.split_layers import (
+    align_shards,
+    require_agreement,
+    running_shards,
+    split_layers,
+)
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.worker.stage_shapes import shapes_of
 from paralab.workload.batch import filled, map_tensors, num_samples
@@ -103,6 +108,7 @@ class PipelineProcesses(Strategy):
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         self.losses.clear()
+        align_shards(self.context, self.model)
         num_micros = self.context.plan.micro_batches
         for number, micros in enumerate(accumulation_steps):
             self.micros = micros
@@ -113,14 +119,17 @@ class PipelineProcesses(Strategy):
             schedule, stages = self._schedule_for(inputs[0])
             for module, stage in zip(self.modules, stages, strict=True):
                 module.inputs, stage.accumulation = inputs, number
-            with _explain_checkpointing(), timing_sums(self.context):
+            with _explain_checkpointing(), running_shards(self.context):
                 schedule.step(target=torch.arange(num_micros), return_outputs=False)
             self.context.meter.backward_done()
 
         sum_over_replicas(self.context, self.device_parameters())
         none = torch.zeros((), device=self.device)
-        counts = self.losses and not self.context.rank.shard
-        return torch.stack(self.losses).sum() if counts else none
+        if not self.losses:
+            return none
+        loss = torch.stack(self.losses).sum()
+        require_agreement(self.context, loss)
+        return none if self.context.rank.shard else loss
 
     def stepping(self) -> AbstractContextManager[None]:
         return mixing_tensors() if self.context.plan.tensor_plan else nullcontext()

@@ -23,7 +23,12 @@ from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.replica_sum import sum_over_replicas
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import local
-from paralab.worker.split_layers import split_layers, timing_sums
+from paralab.worker.split_layers import (
+    align_shards,
+    require_agreement,
+    running_shards,
+    split_layers,
+)
 
 
 class Tp(Strategy):
@@ -44,8 +49,10 @@ class Tp(Strategy):
         context.note_split.watch(self.model, device.name)
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        with timing_sums(self.context):
+        align_shards(self.context, self.model)
+        with running_shards(self.context):
             loss = self.accumulate(self.model, accumulation_steps)
+        require_agreement(self.context, loss)
         sum_over_replicas(self.context, list(self.model.parameters()))
         return torch.zeros_like(loss) if self.context.rank.shard else loss
 
