@@ -290,6 +290,7 @@ def test_a_split_is_drawn_to_scale():
             split=[samples],
             replica=number,
             stage=None,
+            shard=None,
         )
         for number, samples in enumerate((22, 22, 20))
     ]

@@ -94,6 +94,7 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
                 "node": "",
                 "replica": rank,
                 "stage": None,
+                "shard": None,
                 "samples_per_step": batch if dp else sizes[rank],
                 "split": sizes if dp else [sizes[rank]],
             }
