@@ -97,7 +97,7 @@ def step_intervals(recording: Recording, rank: int, step: int) -> dict[str, list
         halted = transfers = union(_intervals(spans, *IN_PROCESS))
     else:
         transfers, waits = transfers_and_waits(recording.spans_of_ranks(step), rank)
-        halted = _blocked(spans)
+        halted = _find_blocked(spans)
     forward = without(_intervals(spans, "forward"), halted)
     backward = without(_intervals(spans, "backward"), halted)
     optimizer = without(_intervals(spans, "optimizer"), halted)
@@ -149,7 +149,7 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
     return [span.interval for span in spans if span.event in names]
 
 
-def _blocked(spans: Sequence[Span]) -> list[Interval]:
+def _find_blocked(spans: Sequence[Span]) -> list[Interval]:
     """Return when a collective blocked the thread that computes: FSDP's over gloo, and ZeRO-1's."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
@@ -180,7 +180,7 @@ def transfers_and_waits(
     """Return when this rank's buckets were transferred, and when it waited for a slower rank."""
     ready = last_ready(ranks)
     transfers, waits = [], []
-    for key, span in _keyed(ranks[rank]).items():
+    for key, span in _index_collectives(ranks[rank]).items():
         begun = min(ready[key], span.end)
         transfers.append((begun, span.end))
         waits.append((span.start, begun))
@@ -191,12 +191,12 @@ def last_ready(ranks: Sequence[Sequence[Span]]) -> dict[BucketKey, float]:
     """Return the time when the last rank was ready to reduce each bucket."""
     ready: dict[BucketKey, float] = {}
     for spans in ranks:
-        for key, span in _keyed(spans).items():
+        for key, span in _index_collectives(spans).items():
             ready[key] = max(ready.get(key, span.start), span.start)
     return ready
 
 
-def _keyed(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
+def _index_collectives(spans: Sequence[Span]) -> dict[BucketKey, Collective]:
     """Index collectives, in order of their start, by a key that is the same on all ranks."""
     times: Counter[tuple[str, tuple[int, ...], int, int]] = Counter()
     keyed = {}
@@ -227,7 +227,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
     for step in measured[-1:]:
         begin, length_seconds = recording.step(step)[0].start, recording.step(step)[0].seconds
         ready = last_ready(recording.spans_of_ranks(step))
-        for key, span in _keyed(recording.spans(0, step)).items():
+        for key, span in _index_collectives(recording.spans(0, step)).items():
             seconds = max(0.0, span.end - ready[key])  # clocks differ by microseconds
             bucket = Bucket(
                 kind=span.event,
@@ -334,8 +334,8 @@ def _device_seconds(recording: Recording, spans: list[Span], device: str, first:
         work = _intervals(mine, "replica_forward", "replica_backward")
     else:
         mine = clip_backward([span for span in spans if span.device in (device, None)])
-        work = without(_intervals(mine, "forward", "backward"), _blocked(spans))
-    updates = without(_intervals(spans, "optimizer"), _blocked(spans))
+        work = without(_intervals(mine, "forward", "backward"), _find_blocked(spans))
+    updates = without(_intervals(spans, "optimizer"), _find_blocked(spans))
     return length([*work, *updates, *_intervals(spans, *IN_PROCESS)] if first else work)
 
 

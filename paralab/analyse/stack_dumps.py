@@ -63,7 +63,7 @@ class StackDump:
     def where(self) -> str | None:
         """The innermost line in the user's code, or else in paralab's, or else in any code."""
         if not self.stack:
-            return _faulted_at(self.fault)
+            return _find_fault(self.fault)
         ours = [frame for frame in self.stack if any(part in frame.file for part in OURS)]
         starts = ("runpy.py", "paralab/__main__.py")
         others = [f for f in self.stack if f not in ours and not f.file.endswith(starts)]
@@ -109,7 +109,7 @@ def _is_waiting(stack: list[Frame]) -> bool:
     return any("distributed" in frame.file or frame.function in waits for frame in stack[-3:])
 
 
-def _faulted_at(fault: str) -> str | None:
+def _find_fault(fault: str) -> str | None:
     """Return the main thread's innermost line. The main thread is last, its innermost call first."""
     main = fault.rpartition("hread")[2].splitlines()[1:]
     lines = [line.strip() for line in main if line.strip().startswith("File ")]

@@ -266,7 +266,7 @@ def _runners_up(choice: TuneResult) -> Iterator[Finding]:
     elif margin.verdict != "faster":
         why = f"Too noisy ({interval(margin)})" if interval(margin) else "Too few rounds"
         text = f"{why} to tell {best} from the runner-up `{first.name}`"
-    text += f". Then: {_listed([each.name for each in rest])}" if rest else ""
+    text += f". Then: {_list_names([each.name for each in rest])}" if rest else ""
     names = [each.name for each in choice.runners_up]
     yield Finding("margin", f"{text}.", {"margin": margin.to_dict(), "runners_up": names})
 
@@ -295,7 +295,7 @@ def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
         if pruned:
             text = f"{pruned} of {found.considered} configurations "
             text += "does not fit" if pruned == 1 else "do not fit"
-            text += f" in {limit}: {_listed([each.name for each in found.pruned])}"
+            text += f" in {limit}: {_list_names([each.name for each in found.pruned])}"
         text += f". The memory of {unknown} could not be estimated" if unknown else ""
         evidence: Evidence = {"pruned": pruned, "considered": found.considered}
         yield Finding("pruned", f"{text}.", evidence | {"not_estimated": unknown})
@@ -304,11 +304,11 @@ def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
         yield Finding("untried", text, {"untried": found.untried})
     if found.left_out:
         names = [each.name for each in found.left_out]
-        text = f"{plural(len(names), 'configuration')} cannot run here: {_listed(names)}."
+        text = f"{plural(len(names), 'configuration')} cannot run here: {_list_names(names)}."
         yield Finding("left out", text, {"left_out": names})
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     """List the first names; the page lists all."""
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"`{name}`" for name in names[:SHOWN]) + more

@@ -157,7 +157,7 @@ def judge(
         "losses": _largest(loss_errors),
         "buffers": _largest(buffers.values()),
     }
-    same = not _diverged(ranks) and not _uncompared(ranks)
+    same = not _has_diverged(ranks) and not _uncompared(ranks)
     equal = all(value <= tolerance for value in differences.values()) and same
     serious = _serious(ranks, differences)
     worst = ranks[errors.index(max(errors))].worst_parameter
@@ -326,13 +326,13 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
         return f"no gradient for {', '.join(missing[:3])}: the loss does not reach these parameters"
     if left := _uncompared(ranks):
         return f"no rank holds {plural(left, 'parameter')}, so they were not compared"
-    if _diverged(ranks):
+    if _has_diverged(ranks):
         different = f"after training, the {len(ranks)} ranks hold different parameters"
         return f"missing synchronization: {different}"
     return None
 
 
-def _diverged(ranks: Sequence[Verify]) -> bool:
+def _has_diverged(ranks: Sequence[Verify]) -> bool:
     """Return whether replicas end with different values. Shards compute the same gradients for what
     is replicated, but do not exchange them, so rounding may differ."""
     places = {(rank.stage, rank.shard) for rank in ranks}

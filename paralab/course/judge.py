@@ -104,7 +104,7 @@ def _judge_fact(answer: Answer, text: str, tolerance: float) -> Judgment:
     if answer.choice is not None:
         return _judge_choice(answer, text)
     if answer.terms:
-        misplaced = _misplaced(answer.evidence, text)
+        misplaced = _find_misplaced(answer.evidence, text)
         return ("not judged", misplaced) if misplaced else _judge_terms(answer.terms, text)
     return _judge_numbers(answer, text, tolerance)
 
@@ -267,7 +267,7 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     stated = [number for number in numbers_in(text) if not LABEL.search(text[: number.start])]
     if not facts or not stated:
         return "not judged", ""
-    if misplaced := _misplaced(facts, text):
+    if misplaced := _find_misplaced(facts, text):
         return "wrong", f"{misplaced}: {answer.text}"
 
     places = {name: _place(name, facts[name], stated, text, tolerance) for name in facts}
@@ -295,7 +295,7 @@ def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, near: floa
     return None
 
 
-def _misplaced(facts: Mapping[str, Any], text: str) -> str:
+def _find_misplaced(facts: Mapping[str, Any], text: str) -> str:
     """Describe the first count that the answer gets wrong, or return an empty string."""
     for name, value in facts.items():
         if isinstance(value, int | float) and is_count(value):

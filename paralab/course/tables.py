@@ -61,7 +61,7 @@ def _ideal(row: Measured) -> Cell:
     return Cell(share(bubble.ideal), bubble.ideal) if bubble else cells.missing(NO_PIPELINE)
 
 
-def _copied(row: Measured, kind: str) -> Cell:
+def _copy_seconds(row: Measured, kind: str) -> Cell:
     return _time(row.observed.copying.get(kind), "nn.DataParallel does it inside its calls")
 
 
@@ -101,10 +101,10 @@ COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "memory": lambda row: _size(m.memory(row)),
     "activations": _activations,
     "busy share": _busy,
-    "replicate: copies the model to each device": lambda row: _copied(row, "replicate"),
-    "scatter: splits the input": lambda row: _copied(row, "scatter"),
-    "gather: collects the outputs on device 0": lambda row: _copied(row, "gather"),
-    "reduce: adds up the gradients on device 0": lambda row: _copied(row, "reduce"),
+    "replicate: copies the model to each device": lambda row: _copy_seconds(row, "replicate"),
+    "scatter: splits the input": lambda row: _copy_seconds(row, "scatter"),
+    "gather: collects the outputs on device 0": lambda row: _copy_seconds(row, "gather"),
+    "reduce: adds up the gradients on device 0": lambda row: _copy_seconds(row, "reduce"),
     "communication": lambda row: _time(row.metrics.communication_seconds),
     "exposed": lambda row: _time(row.metrics.exposed_communication_seconds),
     "hidden share": lambda row: _share(row.metrics.overlap),

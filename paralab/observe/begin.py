@@ -36,7 +36,7 @@ def begin(folder: str) -> Rank:
         wrap(rank, owner, "manual_seed", "seed", seeded)
     show_warnings_of_callers()
     rank.when_known = lambda: answer_when_asked(rank)
-    os.register_at_fork(after_in_child=lambda: _forked(rank))
+    os.register_at_fork(after_in_child=lambda: _start_over(rank))
     if multiprocessing.parent_process() is not None:
         exits.children_end_too(rank)  # this may be a DataLoader worker, which inherits RANK
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -44,7 +44,7 @@ def begin(folder: str) -> Rank:
     return rank
 
 
-def _forked(rank: Rank) -> None:
+def _start_over(rank: Rank) -> None:
     """Start over in a forked child, which has none of our threads and may become another rank."""
     # Keep the parent's files open and its GPU memory allocated.
     rank.parents = rank.journal, rank.slot, rank.overwritten

@@ -36,7 +36,7 @@ class Changes:
 
         nn.Parameter.requires_grad = property(reads, set_)  # type: ignore[assignment]
         nn.Parameter.requires_grad_ = requires_grad_  # type: ignore[assignment, method-assign]
-        wrap(self.rank, nn.Module, "_apply", "moved", self._moving, self._moved)
+        wrap(self.rank, nn.Module, "_apply", "moved", self._moving, self._describe_move)
 
     def _note(self, parameter: Any, before: bool, after: bool) -> None:
         if before == after or not self.rank.on or torch.compiler.is_compiling():
@@ -52,7 +52,7 @@ class Changes:
             return None
         return {"model": self.numbers[id(module)], "before": _where(module)}
 
-    def _moved(self, result: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_move(self, result: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Fields:
         return {"after": _where(module)}
 
 

@@ -24,13 +24,13 @@ class Loaders:
         self.light = Light(rank, "batch", ("loader", "epoch", "size"))
 
     def install(self) -> None:
-        wrap(self.rank, DataLoader, "__init__", "made", self._made)
+        wrap(self.rank, DataLoader, "__init__", "made", self._remember_maker)
         wrap(self.rank, DataLoader, "__iter__", "loader", self._loader, self._began)
         epoch = lambda sampler, epoch: {"epoch": int(epoch)}  # noqa: E731
         wrap(self.rank, DistributedSampler, "set_epoch", "set_epoch", epoch)
         self._install_next()
 
-    def _made(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+    def _remember_maker(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
         self.made[loader] = sites.places(sites.where())
 
     def _loader(self, loader: DataLoader[Any]) -> Fields | None:

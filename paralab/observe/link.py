@@ -71,13 +71,13 @@ def _all_reduce(
 
         return run
 
-    reduced = _timed(finished(lambda: dist.all_reduce(here)))
-    copied = _timed(finished(lambda: there.copy_(here)))
+    reduced = _measure_seconds(finished(lambda: dist.all_reduce(here)))
+    copied = _measure_seconds(finished(lambda: there.copy_(here)))
     dist.destroy_process_group()
     return {"bytes": bytes, "seconds": reduced, "copy_seconds": copied}
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _measure_seconds(work: Callable[[], None]) -> float:
     work()  # connect, and touch the memory
     found = []
     for _ in range(TIMES):

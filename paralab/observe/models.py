@@ -51,12 +51,12 @@ class Models:
     def install(self) -> None:
         rank = self.rank
         for owner in (DistributedDataParallel, DataParallel):
-            wrap(rank, owner, "__init__", "wrap", self._wrap, self._wrapped)
-            before, after = self._forward, self._forwarded
+            wrap(rank, owner, "__init__", "wrap", self._wrap, self._describe_wrap)
+            before, after = self._forward, self._describe_forward
             wrap(rank, owner, "forward", "forward", before, after, light=self.light)
         wrap(rank, Join, "__enter__", "join", lambda context: {})
         light = Light(rank, "backward", (), self._is_outermost, lambda args, kwargs: sequence())
-        begun, done = self._backward, self._backwarded
+        begun, done = self._backward, self._describe_backward
         wrap(rank, torch.autograd, "backward", "backward", begun, done, light=light)
 
     # --- wrapping
@@ -67,7 +67,7 @@ class Models:
         kind, seq = _kind(wrapper), spanned(sequence())
         return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
 
-    def _wrapped(self, result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_wrap(self, result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
         module: nn.Module = wrapper.module  # type: ignore[assignment]
         number, kind = len(self.wrapped), _kind(wrapper)
         self.wrapped.append((weakref.ref(wrapper), kind))
@@ -84,7 +84,7 @@ class Models:
             self.strides[number] = strides_of(module)
             ranks = dist.get_process_group_ranks(group)
         self.changes.watch()
-        hook = Guarded(self.rank, self._past_the_wrapper, in_light_steps=False)
+        hook = Guarded(self.rank, self._record_bypass, in_light_steps=False)
         module.register_forward_pre_hook(hook)
         options = {name: getattr(wrapper, name) for name in OPTIONS if hasattr(wrapper, name)}
         options["device_ids"] = list(map(str, getattr(wrapper, "device_ids", None) or []))
@@ -101,7 +101,7 @@ class Models:
         pairs = enumerate(self.wrapped)
         return [(n, model, kind) for n, (known, kind) in pairs if (model := known()) is not None]
 
-    def _past_the_wrapper(self, module: nn.Module, inputs: Any) -> None:
+    def _record_bypass(self, module: nn.Module, inputs: Any) -> None:
         """Record a call to the wrapped module outside a wrapper's forward. The site is where the
         user called it, not one of its own methods."""
         if not is_inside(self.rank, "forward", "wrap", "pipeline"):
@@ -139,7 +139,7 @@ class Models:
             fields["random"] = random_state()
         return {**fields, "through": "wrapper", "seq": spanned(sequence())}
 
-    def _forwarded(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_forward(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         note_reduction(self.rank, args[0], self.numbers.get(id(args[0])), self.forwards)
         return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
 
@@ -176,7 +176,7 @@ class Models:
     def _reads_loss(self, loss: torch.Tensor) -> bool:
         return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)
 
-    def _backwarded(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_backward(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         fields: Fields = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
         if not self.rank.samples(self.backwards):
             return fields

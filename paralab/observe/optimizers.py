@@ -44,12 +44,12 @@ class Optimizers:
         wrap(self.rank, nn.Module, "zero_grad", "zero_grad", lambda *a, **k: {"optimizer": None})
         self._install_schedulers()
         for op in ("scale", "unscale_", "step", "update"):
-            describe, conclude = partial(self._scaler, op), partial(self._scaled, op)
+            describe, conclude = partial(self._scaler, op), partial(self._describe_scaler_call, op)
             wrap(self.rank, GradScaler, op, "amp", describe, conclude)
         wrap(self.rank, autocast, "__enter__", "autocast", self._autocast)
         clip = nn.utils.clip_grad
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            wrap(self.rank, clip, name, "clip", self._clip, self._clipped, nn.utils)
+            wrap(self.rank, clip, name, "clip", self._clip, self._describe_clipping, nn.utils)
 
     def _making(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Register the optimizer, without an event."""
@@ -117,14 +117,14 @@ class Optimizers:
         kinds += [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type)]
         for kind in dict.fromkeys(kinds):
             if "step" in vars(kind):
-                wrap(self.rank, kind, "step", "scheduler", self._schedule, self._scheduled)
+                wrap(self.rank, kind, "step", "scheduler", self._schedule, self._describe_schedule)
 
     def _schedule(self, scheduler: Any, *args: Any, **kwargs: Any) -> Fields | None:
         if getattr(scheduler, "_step_count", 1) == 0 or is_inside(self.rank, "scheduler"):
             return None  # the constructor's own call
         return {"optimizer": self.numbers.get(id(getattr(scheduler, "optimizer", None)))}
 
-    def _scheduled(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_schedule(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Fields:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is None:
             return {}
@@ -144,7 +144,7 @@ class Optimizers:
             fields["scale"] = scaler.get_scale()
         return fields
 
-    def _scaled(
+    def _describe_scaler_call(
         self, op: str, result: Any, scaler: GradScaler, /, *args: Any, **kwargs: Any
     ) -> Fields:
         if op == "step":
@@ -158,7 +158,7 @@ class Optimizers:
     def _clip(self, parameters: Any, *args: Any, **kwargs: Any) -> Fields:
         return {"most": _number(argument(args, kwargs, 0, "max_norm", kwargs.get("clip_value")))}
 
-    def _clipped(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
+    def _describe_clipping(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         if isinstance(result, torch.Tensor) and (
             result.device.type == "cpu" or is_sampled(self.rank.steps + 1)
         ):

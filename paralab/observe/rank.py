@@ -161,7 +161,7 @@ class Rank:
             self.on = False
             return
         world = int(environment.get("WORLD_SIZE", 1)) if world is None else world
-        stem, self.journal = self._opened()
+        stem, self.journal = self._open_files()
         self.path = self.folder / f"{stem}.jsonl"
         self.slot = OpenOperations(self.folder / f"{stem}.now")
         self.recent = RingLog(self.folder / f"{stem}.recent")
@@ -183,7 +183,7 @@ class Rank:
                     return True
         return False
 
-    def _opened(self) -> tuple[str, MmapLog]:
+    def _open_files(self) -> tuple[str, MmapLog]:
         """Open rank0.jsonl, or rank0.1.jsonl after a restart."""
         for attempt in range(1000):
             stem = f"rank{self.rank}" if attempt == 0 else f"rank{self.rank}.{attempt}"

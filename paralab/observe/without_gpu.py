@@ -34,7 +34,7 @@ def install(rank: Rank) -> None:
             rank.emit("replaced", what=what, by=by)
 
     def move(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(module, *_swapped(args, say, True), **_swapped_names(kwargs, say))
+        return call(module, *_replace_devices(args, say, True), **_swapped_names(kwargs, say))
 
     def to_cuda(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         say("model.cuda()", "the model on the CPU")
@@ -95,11 +95,11 @@ class _Swapping(TorchFunctionMode):
             return args[0]
         if name == "pin_memory" and args:
             return args[0]
-        swapped = (*args[:1], *_swapped(args[1:], self.say, name == "to")) if args else args
+        swapped = (*args[:1], *_replace_devices(args[1:], self.say, name == "to")) if args else args
         return function(*swapped, **_swapped_names(kwargs or {}, self.say))
 
 
-def _swapped(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...]:
+def _replace_devices(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...]:
     """Replace CUDA devices with the CPU. `numbers`: the first argument may be a device number."""
     return tuple(_swap(value, say, numbers and place == 0) for place, value in enumerate(values))
 

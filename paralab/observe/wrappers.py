@@ -75,7 +75,7 @@ def observed(
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            _failed(rank, how, operation, error)
+            _report_failure(rank, how, operation, error)
             raise
         began = clock()
         try:
@@ -109,7 +109,7 @@ class _Full:
         self.rank.close(operation, error=error)
 
 
-def _failed(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
+def _report_failure(rank: Rank, how: Any, operation: Any, error: BaseException) -> None:
     try:
         if not isinstance(error, StopIteration):
             how.fail(operation, f"{type(error).__name__}: {error}"[:2000])

@@ -160,12 +160,12 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
         return Checkpoint(path, step, {}, "it is half-written (no manifest)", half_written=True)
     except (OSError, ValueError, RecursionError) as error:
         return Checkpoint(path, step, {}, f"its manifest cannot be read: {error}")
-    if wrong := _malformed(manifest, step):
+    if wrong := _find_malformed(manifest, step):
         return Checkpoint(path, step, {}, wrong)
     return Checkpoint(path, step, manifest, _problem(path, manifest, check))
 
 
-def _malformed(manifest: Any, step: int) -> str | None:
+def _find_malformed(manifest: Any, step: int) -> str | None:
     """Return a problem with the fields, or None. A manifest is a file: it can contain anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
