@@ -14,15 +14,19 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Return whether each rank has only a part of it. A DTensor may also be replicated."""
-    placements = getattr(tensor, "placements", ())
-    return not all(placement.is_replicate() for placement in placements)
+    """Return whether each shard has only a part of it. A DTensor may also be replicated, or be
+    sharded over the replicas."""
+    sharded: Any = tensor
+    names = (is_sharded(tensor) and sharded.device_mesh.mesh_dim_names) or ()
+    return "shards" in names and not sharded.placements[-1].is_replicate()
 
 
 def in_pieces(tensor: torch.Tensor) -> bool:
     """Return whether this rank's shard consists of several pieces of the full tensor (q, k, and v
     of one matrix). DCP cannot store such a shard."""
-    return any(getattr(each, "split_factor", 1) > 1 for each in getattr(tensor, "placements", ()))
+    # FSDP marks its own placement as strided too, if tensor parallelism splits the same dim first.
+    placements = getattr(tensor, "placements", (None,))
+    return getattr(placements[-1], "split_factor", 1) > 1
 
 
 def shard_of(full: torch.Tensor, dim: int, parts: int, mesh: Any) -> torch.Tensor:

@@ -56,6 +56,12 @@ def test_every_combination_is_a_case(proof):
         ("pipeline", name) for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")
     } <= schedules
     assert {("hybrid", name) for name in ("1f1b", "zero-bubble")} <= schedules
+    grids = {
+        (case["options"].get("schedule"), case["options"].get("zero"))
+        for case in proof["configurations"]
+        if case["strategy"] == "hybrid" and case["options"].get("shards") == 2
+    }
+    assert grids == {("1f1b", None), (None, None), (None, 3)}  # DP × PP × TP, DP × TP, FSDP × TP
     shardings = {
         (case["options"].get("zero"), case["options"].get("shard_groups"))
         for case in proof["configurations"]
@@ -129,7 +135,10 @@ from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
 from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
+<<<<<<< HEAD
 from paralab.worker.strategies.local_sgd import LocalSgd
+=======
+>>>>>>> 623d84b5 (Grid: tests of the plan, broken sums, and resuming)
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.tp import Tp
 from paralab.worker.zero_optimizer import ShardedOptimizer
@@ -193,11 +202,15 @@ def one_mistake_in_every_strategy():
     def drop(original, self, steps):
         return original(self, [micros[:-1] for micros in steps])
     patch(PipelineThreads, "forward_backward", drop, mine, ["pipeline"])
+<<<<<<< HEAD
     summed = pipeline_processes.sum_over_replicas
     def unless_mine(context, own):
         if not context.plan.workload.endswith(mine):
             summed(context, own)
     pipeline_processes.sum_over_replicas = unless_mine
+=======
+    patch(pipeline_processes, "sum_over_replicas", lambda *_: None, mine, ["hybrid"])
+>>>>>>> 623d84b5 (Grid: tests of the plan, broken sums, and resuming)
     patch(VirtualDataParallel, "reduce", lambda *_: None, mine, ["dp"])
 
     def every_shard_counts(original, self, steps):

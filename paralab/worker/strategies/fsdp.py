@@ -36,7 +36,7 @@ from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import is_sharded
+from paralab.worker.shards import is_sharded, is_split
 from paralab.worker.split_layers import running_shards, split_layers
 
 if TYPE_CHECKING:
@@ -219,8 +219,10 @@ def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
     nested = [m for m in module.modules() if m is not module and hasattr(m, "unshard")]
     inner = {id(p) for m in nested for p in m.parameters()}
     own = [p for p in module.parameters() if id(p) not in inner]
-    parameters = sum(p.numel() * (low.itemsize if low else p.element_size()) for p in own)
-    return parameters, sum(p.numel() * p.element_size() for p in own if p.requires_grad)
+    shards = context.plan.shards
+    sizes = {p: p.numel() // (shards if is_split(p) else 1) for p in own}
+    parameters = sum(n * (low.itemsize if low else p.element_size()) for p, n in sizes.items())
+    return parameters, sum(n * p.element_size() for p, n in sizes.items() if p.requires_grad)
 
 
 def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:

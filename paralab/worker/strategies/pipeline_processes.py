@@ -100,7 +100,8 @@ class PipelineProcesses(Strategy):
             return
         groups = [g for g in plan.tensor_plan.kept if part_of(g, plan.stage_parts) in owned]
         shards = group_along(plan, "shards", context.rank.rank)
-        split_layers(context, self.model, groups, DeviceMesh.from_group(shards, plan.device))
+        mesh = DeviceMesh.from_group(shards, plan.device, mesh_dim_names=("shards",))
+        split_layers(context, self.model, groups, mesh)
 
     def device_parameters(self, device: str = "") -> list[nn.Parameter]:
         """Return all parameters on this rank, which has one device."""

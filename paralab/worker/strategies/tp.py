@@ -40,7 +40,8 @@ class Tp(Strategy):
         broadcast_model(model, group_of(plan))
 
         full = addresses(model.parameters())
-        mesh = DeviceMesh.from_group(group_along(plan, "shards", rank.rank), plan.device)
+        shards = group_along(plan, "shards", rank.rank)
+        mesh = DeviceMesh.from_group(shards, plan.device, mesh_dim_names=("shards",))
         split_layers(context, model, split.kept, mesh)
         context.meter.ignored -= full
         context.meter.ignored |= addresses(map(local, model.parameters()))
