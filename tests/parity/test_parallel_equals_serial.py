@@ -135,10 +135,6 @@ from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
 from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
-<<<<<<< HEAD
-from paralab.worker.strategies.local_sgd import LocalSgd
-=======
->>>>>>> 623d84b5 (Grid: tests of the plan, broken sums, and resuming)
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.tp import Tp
 from paralab.worker.zero_optimizer import ShardedOptimizer
@@ -202,15 +198,7 @@ def one_mistake_in_every_strategy():
     def drop(original, self, steps):
         return original(self, [micros[:-1] for micros in steps])
     patch(PipelineThreads, "forward_backward", drop, mine, ["pipeline"])
-<<<<<<< HEAD
-    summed = pipeline_processes.sum_over_replicas
-    def unless_mine(context, own):
-        if not context.plan.workload.endswith(mine):
-            summed(context, own)
-    pipeline_processes.sum_over_replicas = unless_mine
-=======
     patch(pipeline_processes, "sum_over_replicas", lambda *_: None, mine, ["hybrid"])
->>>>>>> 623d84b5 (Grid: tests of the plan, broken sums, and resuming)
     patch(VirtualDataParallel, "reduce", lambda *_: None, mine, ["dp"])
 
     def every_shard_counts(original, self, steps):
@@ -251,10 +239,10 @@ def another_mistake():
 
 def groups_on_their_own():
     grid = fsdp._mesh
-    def only_shards(plan, rank):
+    def only_parts(plan, rank):
         mine = plan.workload.endswith("groups_on_their_own")
         return grid(plan, rank)["parts"] if mine else grid(plan, rank)
-    fsdp._mesh = only_shards
+    fsdp._mesh = only_parts
     return net()
 """
 
