@@ -40,21 +40,22 @@ def no_sum_over_replicas():
     patch("sum_over_replicas", no_sum_over_replicas)
     return net()
 
-def no_sum_over_shards():
-    def no_sum_over_shards(context):
-        "Backward, each shard keeps its own part of the gradient of a group's input."
+def doubled_sum_over_shards():
+    def doubled_sum_over_shards(context):
+        "Backward, the gradient of a group's input counts twice, on all shards alike."
         add = functional.all_reduce
         def all_reduce(tensor, *args, **more):
-            return add(tensor, *args, **more) if torch.is_grad_enabled() else tensor
+            return add(tensor, *args, **more) * (1 if torch.is_grad_enabled() else 2)
         return patched(functional, all_reduce=all_reduce)
-    patch("running_shards", no_sum_over_shards)
+    patch("running_shards", doubled_sum_over_shards)
     return net()
 """
 
 
-def test_a_missing_sum_along_an_axis_is_caught(tmp_path):
+def test_a_wrong_sum_along_an_axis_is_caught(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
-    names = [f"broken.py:{name}" for name in ("no_sum_over_replicas", "no_sum_over_shards", "net")]
+    mistakes = "no_sum_over_replicas", "doubled_sum_over_shards"
+    names = [f"broken.py:{name}" for name in (*mistakes, "net")]
     grid = {"replicas": 2, "stages": 2, "shards": 2, "micro_batches": 2, "accumulate": 1}
     found = verify(tmp_path, names, "hybrid", samples=30, compile=None, **grid)
     replicas, shards, right = found["configurations"]

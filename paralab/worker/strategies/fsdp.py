@@ -37,7 +37,12 @@ from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import is_sharded, is_split
-from paralab.worker.split_layers import running_shards, split_layers
+from paralab.worker.split_layers import (
+    align_shards,
+    require_agreement,
+    running_shards,
+    split_layers,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -61,6 +66,8 @@ class Fsdp(Strategy):
         if plan.tensor_plan:
             split_layers(context, model, plan.tensor_plan.kept, mesh["shards"])
             mesh = mesh["replicas"]
+            if plan.scaler:
+                context.precision.agreed_over = group_of(plan)
         sharded = _shard(context, model, mesh)
         self.units = [Unit(name, unit, *_unit_bytes(context, unit)) for name, unit in sharded]
         context.meter.ignored -= full  # the full parameters are freed
@@ -114,9 +121,11 @@ class Fsdp(Strategy):
         unsynchronized = nullcontext if plan.sync_every_pass else self._unsynchronized
         self.order.begin(self.context.probe.step)
         try:
+            align_shards(self.context, self.model)
             with running_shards(self.context):
                 loss = self.accumulate(self.model, steps, unsynchronized)
             self.order.end()
+            require_agreement(self.context, loss)
             return torch.zeros_like(loss) if self.context.rank.shard else loss
         except RuntimeError as error:
             mixes_types = "dtype" in str(error) or "scalar type" in str(error)
