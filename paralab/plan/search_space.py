@@ -56,7 +56,7 @@ def splits(devices: int, axes: int) -> list[tuple[int, ...]]:
     return [way for way in ways if prod(way) == devices and sum(n > 1 for n in way) >= used]
 
 
-def layouts(devices: int, strategies: Iterable[str] = STRATEGIES) -> list[Options]:
+def layouts(devices: int, strategies: Iterable[str]) -> list[Options]:
     """Return every way to use all devices, with the usual values of the other options."""
     found: list[Options] = []
     for name in strategies:

@@ -174,6 +174,26 @@ def test_a_straggler_must_be_named_by_most_rounds(folders, tmp_path):
     assert experiment(["late", "late", "ddp"])["rank"] == 1
 
 
+def test_tune_names_the_baseline(folders, tmp_path):
+    """Elsewhere it is `single`. If the named configuration failed, there is no comparison."""
+
+    def baseline(name):
+        runs = {"single": "single", "ddp": "ddp"}
+        entries = [
+            {"name": n, "command": "", "request": {"strategy": n}, "runs": [str(folders / run)]}
+            for n, run in runs.items()
+        ]
+        first = json.loads((folders / "ddp" / "manifest.json").read_text())
+        manifest = {"kind": "compare", "configurations": entries, "baseline": name}
+        (tmp_path / "manifest.json").write_text(json.dumps(first | manifest))
+        found = comparison_of(tmp_path)
+        return found.baseline, [row.ratio.verdict for row in found.rows].count("baseline")
+
+    assert baseline(None) == ("single", 1)
+    assert baseline("ddp") == ("ddp", 1)
+    assert baseline("tp") == (None, 0)
+
+
 def test_runs_in_folders_of_one_name_keep_different_names(tmp_path):
     folders = [write(tmp_path / place / "run", plan(), two_buckets) for place in ("a", "b")]
     names = [row.name for row in comparison_of_runs(folders).rows]

@@ -55,7 +55,7 @@ def test_the_layouts_of_4_devices():
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 8, 12])
 def test_each_layout_uses_all_devices_once(devices):
-    found = layouts(devices)
+    found = layouts(devices, STRATEGIES)
     for own in found:
         product = 1
         for name, number in own.items():
