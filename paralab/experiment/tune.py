@@ -16,8 +16,8 @@ results.
 
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -93,35 +93,8 @@ def tune(
         device_bytes=device_bytes,
         any_batch=any_batch,
     )
-    search = _Search(folder, candidates, roots, say)
-
-    def left() -> bool:
-        """Return whether the budget allows another rung before the final one."""
-        enough_time = budget_seconds is None or time.perf_counter() - started < budget_seconds / 2
-        return enough_time and (trials is None or search.spent < trials / 2)
-
-    def most(requests: list[Request], rounds: int = 1) -> list[Request]:
-        """Limit a rung to the trials that are left for it: half of all are for the final rung."""
-        if trials is None:
-            return requests
-        chosen = requests[: max(1, (trials // 2 - search.spent) // rounds)]
-        search.untried += len(requests) - len(chosen)
-        return chosen
-
-    if len(roots) > 1:
-        search.measure(f"{plural(len(roots), 'layout')}", most(roots))
-    if left() or not search.times:
-        search.keep_best(KEPT)
-        single = [changes(root, summary, on_gpu, any_batch) for root in search.roots]
-        own = most(candidates.admit(_in_turns(single), save=any_batch))
-        search.measure(f"{plural(len(own), 'single change')}", [*search.roots, *own])
-    if left() and (combined := most(candidates.admit(search.combine()), 2)):
-        search.measure(f"{plural(len(combined), 'combination')}", combined, 2)
-    finalists = candidates.admit(search.finalists())
-    rounds = FINAL_ROUNDS
-    if trials is not None:
-        rounds = max(2, min(FINAL_ROUNDS, (trials - search.spent) // (len(finalists) + 1)))
-    search.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
+    search = _Search(folder, candidates, roots, _Budget(started, trials, budget_seconds), say)
+    search.run(lambda root: changes(root, summary, on_gpu, any_batch), save=any_batch)
     folder.write("search.json", search.notes())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
@@ -170,18 +143,65 @@ def _nothing_fits(candidates: Candidates) -> UsageError:
     )
 
 
+@dataclass
+class _Budget:
+    """What the user allows. Half of it is for the final rung."""
+
+    started: float
+    trials: int | None
+    seconds: float | None
+    spent: int = 0  # trials
+    untried: int = 0  # configurations, because there were not enough trials
+
+    def is_left(self) -> bool:
+        """Return whether another rung may start before the final one."""
+        enough_time = self.seconds is None or time.perf_counter() - self.started < self.seconds / 2
+        return enough_time and (self.trials is None or self.spent < self.trials / 2)
+
+    def limit(self, requests: list[Request], rounds: int = 1) -> list[Request]:
+        """Return as many as there are trials for."""
+        if self.trials is None:
+            return requests
+        chosen = requests[: max(1, (self.trials // 2 - self.spent) // rounds)]
+        self.untried += len(requests) - len(chosen)
+        return chosen
+
+    def final_rounds(self, finalists: int) -> int:
+        if self.trials is None:
+            return FINAL_ROUNDS
+        return max(2, min(FINAL_ROUNDS, (self.trials - self.spent) // (finalists + 1)))
+
+
 class _Search:
     """What was measured. `times` are seconds per sample, relative to the default."""
 
     def __init__(
-        self, folder: RunFolder, candidates: Candidates, roots: list[Request], say: Print
+        self,
+        folder: RunFolder,
+        candidates: Candidates,
+        roots: list[Request],
+        budget: _Budget,
+        say: Print,
     ) -> None:
         self.folder, self.candidates, self.roots, self.say = folder, candidates, roots, say
-        self.default: Request | None = (
-            roots[0] if len(roots) == 1 else None
-        )  # until the layouts are measured
+        self.default: Request | None = roots[0] if len(roots) == 1 else None  # not yet known
         self.times: dict[Request, float] = {}
-        self.rungs = self.spent = self.untried = 0
+        self.budget, self.rungs = budget, 0
+
+    def run(self, change: Callable[[Request], list[Request]], save: bool) -> None:
+        """Measure all rungs. `change` returns the single changes of a layout."""
+        budget, admit = self.budget, self.candidates.admit
+        if len(self.roots) > 1:
+            self.measure(plural(len(self.roots), "layout"), budget.limit(self.roots))
+        if budget.is_left() or not self.times:
+            self.keep_best(KEPT)
+            own = budget.limit(admit(_in_turns([change(root) for root in self.roots]), save))
+            self.measure(plural(len(own), "single change"), [*self.roots, *own])
+        if budget.is_left() and (combined := budget.limit(admit(self.combine()), 2)):
+            self.measure(plural(len(combined), "combination"), combined, 2)
+        finalists = admit(self.finalists())
+        rounds = budget.final_rounds(len(finalists))
+        self.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
 
     def measure(
         self, what: str, requests: Sequence[Request], rounds: int = 1, verify: bool = False
@@ -191,7 +211,7 @@ class _Search:
         self.say(f"rung {self.rungs}: {what}, {plural(rounds, 'round')}")
         first = [self.default] if self.default else []
         every = [self.candidates.configure(r) for r in dict.fromkeys([*first, *requests])]
-        self.spent += len(every) * rounds
+        self.budget.spent += len(every) * rounds
         path = self.folder.path / f"rung{self.rungs}"
         rung = compare(
             every,
@@ -272,7 +292,7 @@ class _Search:
         found = self.candidates
         return {
             "considered": len(found.considered),
-            "untried": self.untried,
+            "untried": self.budget.untried,
             "pruned": [each.to_dict() for each in found.pruned.values()],
             "left_out": [each.to_dict() for each in found.left_out.values()],
             "not_estimated": [{"name": name, "reason": why} for name, why in found.unknown.items()],

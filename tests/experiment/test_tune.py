@@ -1,5 +1,6 @@
 """Which configurations `tune` measures. Estimates and measurements are made up."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -96,7 +97,7 @@ def test_names_mention_another_batch():
 
 
 def make_search(roots, times):
-    search = tune._Search(None, make(None), roots, lambda line: None)
+    search = tune._Search(None, make(None), roots, None, lambda line: None)
     search.times = times
     return search
 
@@ -123,6 +124,22 @@ def test_changes_are_relative_to_their_own_layout():
     times = {default: 1.0, root: 2.0}
     times |= {replace(root, **{name: value}): 1.9 for name, value in both.items()}
     assert make_search([default, root], times).combine() == [replace(root, **both)]
+
+
+def test_half_of_the_trials_are_for_the_final_rung():
+    """20 trials: 6 layouts and 4 of 10 changes, 10 in the final rung: 3 finalists and the default."""
+    budget = tune._Budget(time.perf_counter(), 20, None)
+    requests = [Request("ddp", replicas=n) for n in range(2, 12)]
+    assert budget.limit(requests[:6]) == requests[:6]
+    budget.spent = 6
+    assert budget.is_left()
+    assert budget.limit(requests) == requests[:4]
+    assert budget.untried == 6
+    budget.spent = 12
+    assert not budget.is_left()
+    assert budget.final_rounds(3) == 2
+    assert tune._Budget(0.0, None, None).final_rounds(3) == tune.FINAL_ROUNDS
+    assert not tune._Budget(time.perf_counter() - 31, None, 60.0).is_left()
 
 
 def test_finalists():
