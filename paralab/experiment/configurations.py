@@ -133,11 +133,17 @@ def all_configurations(base: Request) -> list[Configuration]:
     `single` is enough to see its effect.
     """
     asked: list[Options] = [{"strategy": name} for name in STRATEGIES]
-    for each in options_of(Request):
+    options = {each.name: each for each in options_of(Request)}
+    for each in options.values():
         choices = each.choices if each.heading in (PARALLELISM, DDP) else ()
         examples = each.examples or tuple({each.name: choice} for choice in choices)
         names = ["single"] if each.applies_to("single") else each.strategies
-        asked += [{"strategy": name, **example} for name in names for example in examples]
+        asked += [
+            {"strategy": name, **example}
+            for name in names
+            for example in examples
+            if all(options[other].applies_to(name) for other in example)
+        ]
 
     requests = [each.request for each in default_configurations(base)]
     requests += [with_common(base, own) for own in asked]

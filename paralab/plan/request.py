@@ -108,6 +108,7 @@ class Request:
         usual={"fsdp": 3},
         shown="3 for fsdp, nothing for hybrid",
         label="ZeRO-{}".format,
+        examples=({"zero": 1}, {"zero": 2}, {"zero": 3, "stages": 1, "shards": 2}),
     )
     shard_groups: int | None = option(
         "Groups of replicas that each hold all shards (HSDP); groups all-reduce gradients.",
@@ -126,6 +127,7 @@ class Request:
         label=lambda number: plural(number, "shard") if number > 1 else "",
         always=True,
         axis=True,
+        examples=({"shards": 2},),
     )
     schedule: str | None = option(
         "Run each stage in its own process, in this order.",

@@ -183,6 +183,8 @@ def test_compare_all_has_every_strategy_and_way_to_divide_it(monkeypatch):
     assert {each.request.zero for each in found} >= {1, 2}
     assert {each.request.schedule for each in found} >= {"gpipe", "1f1b", "zero-bubble"}
     assert "fsdp ×4 · 2 shard groups" in names
+    assert "hybrid ×2 · 2 stages · 2 shards" in names
+    assert not any(each.request.stages for each in found if each.request.strategy == "fsdp")
     # What does not depend on the strategy is tried once.
     assert [n for n in names if "recompute" in n] == [f"single · recompute {m}" for m in MODES]
     fixed = all_configurations(Request("single", precision="bf16"))
