@@ -21,7 +21,7 @@ class Diagnosis:
     ways: tuple[Source, ...]
     findings: tuple[Finding, ...]  # most certain first
     checked: str  # a description of what was checked
-    not_checked: str  # what was not checked, so that nobody reads "nothing found" as a guarantee
+    not_checked: str  # what was not checked, so that nobody takes "no problems found" as proof
     ignored: tuple[Ignored, ...] = ()
     hidden: Mapping[str, int] = field(default_factory=dict)  # off by default: id -> number
     failures: tuple[Failure, ...] = ()  # what could not be checked
@@ -63,7 +63,7 @@ class Diagnosis:
             lines.append(f"{shown}{where}. Try: paralab doctor --explain {example}")
         else:
             failed = f"The command ended with exit code {self.command_exit_code}; "
-            start = f"{failed}nothing" if self.command_exit_code else "Nothing"
+            start = f"{failed}no problems" if self.command_exit_code else "No problems"
             lines.append(f"{start} found {_where(self.subject)}.")
             lines.append(f"Checked: {self.checked}.")
             lines.append(f"Not checked: {self.not_checked}.")

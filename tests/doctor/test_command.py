@@ -126,7 +126,7 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
     assert done.exit_code == code
     assert "note no GPU here" in done.stdout
     assert "watching took 1.2% of their time by their own clocks" in done.stdout
-    ended = "The command ended with exit code -15; nothing found in torchrun train.py.\n"
+    ended = "The command ended with exit code -15; no problems found in torchrun train.py.\n"
     assert (ended in done.stdout) is note
 
 
@@ -168,7 +168,7 @@ def test_fix_says_what_it_changed(typed):
     done = typed("train.py", "--fix")
     assert "changed train.py\n" in done.stdout
     assert "+loss = f(x) / 4" in done.stdout
-    assert "Nothing found in train.py" in done.stdout
+    assert "No problems found in train.py" in done.stdout
 
 
 def test_a_comment_silences_also_what_was_seen_in_a_run(typed, tmp_path):

@@ -153,7 +153,7 @@ def test_nothing_found_says_what_was_not_checked(capsys):
         Diagnosis("train.py", ("script",), (), "1 script", "what only a run shows")
     )
     assert capsys.readouterr().out == (
-        "Nothing found in train.py.\nChecked: 1 script.\nNot checked: what only a run shows.\n"
+        "No problems found in train.py.\nChecked: 1 script.\nNot checked: what only a run shows.\n"
     )
 
 
