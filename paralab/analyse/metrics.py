@@ -16,7 +16,7 @@ one. Communication is free while the device computes; the rest is exposed.
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from paralab.analyse.metric_types import (
     StepShares,
     Straggler,
 )
-from paralab.analyse.recording import Recording, bounds, median, seconds_between
+from paralab.analyse.recording import Recording, bounds, mean, median, seconds_between
 from paralab.analyse.time_intervals import Interval, length, union, without
 from paralab.analyse.utilization import count_gradients, mean_load, model_flops
 from paralab.plan.schedules import ideal_bubble
@@ -54,11 +54,13 @@ def metrics_of(recording: Recording) -> Metrics:
     per_step = [
         [_lengths(step_intervals(recording, rank, step)) for rank in ranks] for step in measured
     ]
-    step_seconds = median([seconds_between([recording.step(step)]) for step in measured])
+    # With local-sgd, most steps do not communicate, so the median step would have no communication.
+    typical = mean if recording.plan.sync_every else median
+    step_seconds = typical([seconds_between([recording.step(step)]) for step in measured])
     means = [
         {name: statistics.mean(rank[name] for rank in step) for name in PARTS} for step in per_step
     ]
-    parts = _medians(means)
+    parts = _typical(means, typical)
     communication, exposed = parts["communication_seconds"], parts["exposed_communication_seconds"]
     share, busy = _ratio(communication, step_seconds), _busy(recording, measured)
     # Events do not include nn.DataParallel's replicas on other GPUs, but NVML's load does.
@@ -75,7 +77,8 @@ def metrics_of(recording: Recording) -> Metrics:
         data_seconds=median(_loading(recording)),
         data_wait_seconds=median(_gaps(recording)),
         per_rank=[
-            RankParts(rank=rank, **_medians([step[rank] for step in per_step])) for rank in ranks
+            RankParts(rank=rank, **_typical([step[rank] for step in per_step], typical))
+            for rank in ranks
         ],
         buckets=_buckets(recording, measured),
         straggler=_straggler(recording, measured, per_step, step_seconds or 0.0),
@@ -141,8 +144,10 @@ def mean_shares(steps: Sequence[StepShares]) -> StepShares | None:
     return StepShares(**{name: statistics.mean(each[name] for each in steps) for name in names})
 
 
-def _medians(steps: list[dict[str, float]]) -> dict[str, float | None]:
-    return {name: median([step[name] for step in steps]) for name in PARTS}
+def _typical(
+    steps: list[dict[str, float]], typical: Callable[[list[float]], float | None]
+) -> dict[str, float | None]:
+    return {name: typical([step[name] for step in steps]) for name in PARTS}
 
 
 def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:

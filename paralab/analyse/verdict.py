@@ -226,12 +226,13 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
 def _lossy(row: Row, baseline: Row) -> Finding:
     """Say what a lossy configuration gains, and how differently it trains."""
     check = row.verify
-    trains = "it was not verified"
+    trains = "Its training was not verified"
     if check:
-        steps = plural(check.steps, "step")
-        trains = f"{describe_simulated(check)} after {steps}" if check.passed else "it DIFFERS"
+        trains = "It does not even train as simulated"
+    if check and check.passed:
+        trains = f"After {plural(check.steps, 'step')}: {describe_simulated(check)}"
     speed = f"{times_as_fast(row.ratio)}, compared with `{baseline.name}`"
-    text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}, but {trains}."
+    text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}. {trains}."
     apart = check and check.excused and check.excused.max_difference
     return Finding("lossy", text, {"speed_up": row.ratio.to_dict(), "difference": apart})
 

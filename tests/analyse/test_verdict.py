@@ -30,7 +30,7 @@ from paralab.plan.request import Request
 from paralab.record.events import Verify
 from tests.analyse.recordings import plan, write
 from tests.analyse.test_metrics import one_is_slow, two_buckets
-from tests.analyse.test_verify import EQUAL
+from tests.analyse.test_verify import EQUAL, lossy
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,21 @@ def test_a_failed_set_up_is_told_also_if_only_one_is_left(compared):
     compared |= {"rows": [], "failed": [failed, failed], "baseline": None}
     assert text(judge(compared), "warning").count("failed: no luck") == 2
     assert scaling_findings(typed(compared)) == ()
+
+
+def test_a_lossy_configuration_is_not_the_fastest_and_not_equal(compared):
+    found = typed(timed(compared, 0.1, 0.05))
+    row = replace(found.rows[1], request=Request("ddp", compress="bf16"), verify=lossy())
+    findings = verdict(replace(found, rows=[found.rows[0], row]))
+    [fastest] = [each for each in findings if each.kind == "fastest"]
+    assert fastest.evidence["speed_up"]["value"] == 1.0
+    [told] = [each for each in findings if each.kind == "lossy"]
+    assert told.evidence["speed_up"]["value"] == pytest.approx(2.0)
+    assert told.evidence["difference"] == 3e-4
+    [same] = [each for each in findings if each.kind == "same"]
+    assert (same.evidence["equal"], same.evidence["of"]) == (0, 1)
+    assert not text(findings, "warning")
+    assert same_training(row) == "as simulated, weights differ by 3e-04 from single"
 
 
 def test_losses_that_are_not_finite_are_not_called_equal(compared):

@@ -3,7 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from paralab.analyse.verify import apart_from, failed_verification, judge, with_excuse
+from paralab.analyse.verify import (
+    apart_from,
+    compared_with_simulation,
+    failed_verification,
+    judge,
+    outcome,
+    with_excuse,
+)
 from paralab.plan.plan import Plan
 from paralab.record.events import Verify
 from tests.analyse.recordings import plan
@@ -166,6 +173,28 @@ def test_rounding_excuses_only_what_rounding_does(precision, gradient_error, equ
     }
     assert excused(asked, precision, control=()).equal is equal
     assert excused(asked, precision, control=("random",)).equal
+
+
+FAR = {"parameter_error": 3e-4, "gradient_error": 0.4, "gradient_residual": 0.1}
+
+
+def lossy(asked=FAR, proof=()):
+    proved = compared_with_simulation(verdict(*proof))
+    return with_excuse(proved, planned(), verdict(asked, {}))
+
+
+def test_a_lossy_configuration_is_as_simulated_and_never_equal():
+    """Gradients that rounding cannot explain are what it is about."""
+    found = lossy()
+    assert (found.equal, found.as_simulated, found.passed) == (False, True, True)
+    assert found.excused.max_difference == 3e-4
+    assert outcome(found) == "as simulated"
+    assert not lossy(asked={}).equal  # not even if it happens to be close
+
+    for wrong in (lossy(proof=[{"parameter_error": 1e-9}, {}]), lossy(FAR | {"digest": "other"})):
+        assert (wrong.equal, wrong.as_simulated, wrong.passed) == (False, False, False)
+        assert wrong.cause
+        assert outcome(wrong) == "DIFFERS"
 
 
 def test_nothing_to_excuse():
