@@ -54,7 +54,9 @@ def collectives_per_step(row: Row | Result) -> str:
         "reduce-scatter": row.reduce_scatters_per_step,
         "broadcast": row.broadcasts_per_step,
     }
-    return listed([plural(float(count), name) for name, count in counts.items() if count])
+    # With local-sgd, there is less than one per step: 0.667 rather than 0.666667.
+    rounded = {name: float(f"{count:.3g}") for name, count in counts.items() if count}
+    return listed([plural(count, name) for name, count in rounded.items()])
 
 
 def compile_cost(made: Compilation) -> str:
