@@ -8,7 +8,7 @@ import shutil
 
 from paralab.errors import UsageError, unknown
 from paralab.machine.host import Machine
-from paralab.plan.lossy import check_compressible, check_lossy
+from paralab.plan.lossy import check_lossy, check_parameters
 from paralab.plan.option import options_of
 from paralab.plan.request import (
     STRATEGIES,
@@ -164,7 +164,7 @@ def _check_prefix(prefix: str) -> None:
 def check_model(request: Request, machine: Machine, summary: Summary) -> None:
     """Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
     strategy, request = request.strategy, with_schedule(request)
-    check_compressible(request, summary)
+    check_parameters(request, summary)
     if summary.sparse and (strategy not in ("single", "ddp") or request.compress):
         compress = f" --compress {request.compress}" if request.compress else ""
         raise UsageError(

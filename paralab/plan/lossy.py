@@ -165,8 +165,15 @@ def check_lossy(request: Request) -> None:
         )
 
 
-def check_compressible(request: Request, summary: Summary) -> None:
-    """Refuse models whose gradients the compression does not support."""
+def check_parameters(request: Request, summary: Summary) -> None:
+    """Refuse models whose parameters or gradients the algorithm does not support."""
+    if is_lossy(request) and summary.imaginary:
+        name = f"--compress {request.compress}" if request.compress else request.strategy
+        raise UsageError(
+            f"{name} does not support complex numbers, such as {summary.imaginary[0]!r} in "
+            f"{summary.name}.",
+            fix="ddp, which adds them exactly",
+        )
     if request.compress == "powersgd" and summary.scalars:
         raise UsageError(
             f"--compress powersgd needs tensors with dims, but {summary.scalars[0]!r} in "

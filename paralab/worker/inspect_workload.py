@@ -177,6 +177,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
         optimizer=type(optimizer).__name__,
         too_large=fake is not None,
         scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
+        imaginary=tuple(name for name, p in model.named_parameters() if p.is_complex()),
         **vars(trial),
         **details,
     )

@@ -113,6 +113,7 @@ class Summary(Trial):
     read_by_loss   parameters that the loss function uses itself, not through the model's output
     layers         empty if not inspected; `uncut_reason` says why there are not more
     scalars        parameters without a dim
+    imaginary      parameters of complex numbers
     whole_tensors  whether the optimizer treats part of a parameter differently from the whole
     whole_model    whether an optimizer step on a parameter depends on other parameters
     by_position    whether the optimizer's settings for a parameter depend on its position
@@ -137,6 +138,7 @@ class Summary(Trial):
     units: tuple[Unit, ...] = ()
     blocks: tuple[Block, ...] = ()
     scalars: tuple[str, ...] = ()
+    imaginary: tuple[str, ...] = ()
     optimizer_bytes_per_byte: float | None = None
     whole_tensors: bool = False
     whole_model: bool = False

@@ -6,7 +6,7 @@ from paralab.errors import UsageError
 from paralab.plan.lossy import Lossy, Simulation, provable, rounds_in_any_order, simulation_of
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
-from tests.plan.test_resolve import plan
+from tests.plan.test_resolve import plan, summary
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,22 @@ def test_what_cannot_work_is_refused(strategy, options, flag):
     with pytest.raises(UsageError) as refused:
         plan(strategy, **options)
     assert flag in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "what"),
+    [
+        ("ddp", {"compress": "powersgd"}, "scalars"),
+        ("ddp", {"compress": "bf16"}, "imaginary"),  # a cast would drop the imaginary part
+        ("ddp", {"compress": "bf16"}, "sparse"),
+        ("local-sgd", {}, "imaginary"),
+        ("local-sgd", {}, "sparse"),
+    ],
+)
+def test_parameters_that_an_algorithm_would_change_wrongly_are_refused(strategy, options, what):
+    with pytest.raises(UsageError) as refused:
+        plan(strategy, of=summary(**{what: ("0.weight",)}), **options)
+    assert "'0.weight'" in refused.value.problem
 
 
 def test_a_plan_says_what_it_loses_and_reads_itself_back():

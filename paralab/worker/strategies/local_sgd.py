@@ -77,9 +77,10 @@ class LocalSgd(Strategy):
         """Average the parameters, step the outer optimizer, and copy the first replica's buffers, as
         DDP does."""
         parameters = self.trained
-        weight = torch.full_like(parameters[0].flatten()[:1], self.weight)
-        scaled = [parameter * self.weight for parameter in parameters]
-        *summed, total = self._sum([*scaled, weight])
+        # Do not round to fp16 or bf16 before the sum.
+        wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in parameters]
+        weight = torch.full_like(wide[0].flatten()[:1], self.weight)
+        *summed, total = self._sum([*(each * self.weight for each in wide), weight])
         # If no sample had a weight, no replica changed its parameters.
         averages = [each / float(total) for each in summed] if total else parameters
         if self.outer:
@@ -96,12 +97,12 @@ class LocalSgd(Strategy):
         self.weight, self.steps = 0.0, 0
 
     def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Add up tensors over the ranks, with one all-reduce per dtype. Add fp16 and bf16 in fp32."""
+        """Add up tensors over the ranks, with one all-reduce per dtype."""
         groups: dict[torch.dtype, list[int]] = defaultdict(list)
         for number, tensor in enumerate(tensors):
-            groups[torch.promote_types(tensor.dtype, torch.float32)].append(number)
-        for bucket, (dtype, numbers) in enumerate(groups.items()):
-            flat = torch.cat([tensors[n].to(dtype).flatten() for n in numbers])
+            groups[tensor.dtype].append(number)
+        for bucket, numbers in enumerate(groups.values()):
+            flat = torch.cat([tensors[n].flatten() for n in numbers])
             note = self._begin("all_reduce", flat, bucket)
             dist.all_reduce(flat, group=self.group)
             note()
