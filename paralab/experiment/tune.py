@@ -138,7 +138,8 @@ def _nothing_fits(candidates: Candidates) -> UsageError:
     least = min(candidates.pruned.values(), key=lambda each: each.needed_bytes)
     return UsageError(
         f"None of {len(candidates.considered)} configurations fits in {size(candidates.limit)}: "
-        f"{least.name} needs the least, {size(least.needed_bytes)} without recomputation.",
+        f"{least.name} needs the least, {size(least.needed_bytes)}, and recomputation and "
+        "accumulation do not save enough.",
         fix="a smaller --batch-size, more --devices, or a larger --device-memory",
     )
 
