@@ -15,7 +15,12 @@ import pytest
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.result import Result
 from paralab.analyse.verify import Verified, VerifyResult
+from paralab.cli.compare import _parse_configuration
 from paralab.cli.main import main
+from paralab.errors import UsageError
+from paralab.plan.check import check
+from paralab.plan.option import options_of as request_options
+from paralab.plan.request import Request
 from paralab.record.events import KINDS
 from paralab.record.folder import SCHEMA_VERSION
 from tests.conftest import ROOT
@@ -112,6 +117,46 @@ def test_an_option_alone_belongs_to_some_command(page: Path) -> None:
         for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", line)
     }
     assert named - known == set()
+
+
+def requests_of(words: list[str]) -> list[Request]:
+    """The configurations of a command that trains or plans, as the command itself parses them."""
+    name, *arguments = words
+    with main.commands[name].make_context(name, list(arguments)) as context:
+        given = context.params
+    names = {each.name for each in request_options(Request)} - {"replicas"} | (
+        {"replicas"} if name != "scale" else set()
+    )
+    known = {key: value for key, value in given.items() if key in names and value is not None}
+    if name == "compare":
+        base = Request(strategy="single", **known)
+        return [_parse_configuration(text, base) for text in given["configurations"]]
+    return [Request(strategy=given["strategy"], **known)] if given["strategy"] != "all" else []
+
+
+def complete(text: str) -> Iterator[list[str]]:
+    """The commands that train or plan, without placeholders such as `…` or `N`."""
+    for words in commands(text):
+        whole = len(words) > 1 and "…" not in words and "N" not in " ".join(words).split()
+        if words[0] in ("run", "plan", "compare", "scale", "tune", "verify") and whole:
+            yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_configurations_can_run(page: Path) -> None:
+    """The tests run the commands of the README, of the tour, and the first of each strategy's page.
+    The others must at least be configurations that paralab accepts."""
+    for words in complete(page.read_text()):
+        for request in requests_of(words):
+            check(request)
+
+
+def test_a_configuration_that_can_never_run_is_found() -> None:
+    (words,) = complete("`paralab compare single 'ddp --stages 2'` and `paralab run …`")
+    single, wrong = requests_of(words)
+    check(single)
+    with pytest.raises(UsageError):
+        check(wrong)
 
 
 def test_a_command_that_is_gone_or_an_option_it_does_not_have_is_a_mistake() -> None:
