@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,10 @@ from paralab.analyse.blocks import (
     Bars,
     Distribution,
     Document,
+    Finding,
     Group,
+    Line,
+    Lines,
     Section,
     ShareRow,
     Shares,
@@ -22,13 +26,15 @@ from paralab.analyse.blocks import (
 from paralab.analyse.metrics import pass_bubbles, pipelines_of
 from paralab.analyse.recording import Recording
 from paralab.show.chart_bars import draw_bars, draw_distribution
+from paralab.show.chart_lines import draw_lines
 from paralab.show.chart_shares import as_table, draw_shares
 from paralab.show.document import print_document
 from paralab.show.markdown import as_markdown
 from paralab.show.open_folder import document_of
+from paralab.show.page import finding_color
 from paralab.show.palette import LEGEND
 from paralab.show.svg import NARROW, WIDE, width_of
-from paralab.units import measure, plural
+from paralab.units import measure, plural, whole_percents
 from tests.show.test_page import Tree, page_of
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -86,6 +92,52 @@ def test_stacked_shares_fill_their_row_without_gaps():
     widths = [each["width"] for each in (first, second, third)]
     assert [width / sum(widths) for width in widths] == pytest.approx([0.5, 0.2, 0.3], abs=0.01)
     assert [cell.text for cell in as_table(shares).rows[0]] == ["a", "50%", "20%", "30%"]
+
+
+@pytest.mark.parametrize("shares", [(1 / 3,) * 3, (0.304, 0.584, 0.004, 0.024, 0.064, 0.02), (1,)])
+def test_the_percentages_of_a_step_add_up_to_100(shares):
+    """The note says so, but 30 + 58 + 0 + 2 + 6 + 2 is 98."""
+    percents = whole_percents(shares)
+    assert sum(percents) == 100
+    assert (
+        max(abs(percent - 100 * share) for percent, share in zip(percents, shares, strict=True)) < 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence", "color"),
+    [
+        ("same", {"equal": 8, "of": 8}, "same"),
+        ("same", {"equal": 7, "of": 8}, "warning"),
+        ("same", {}, "other"),  # not verified
+        ("limit", {}, "limit"),
+    ],
+)
+def test_only_verified_training_is_green(kind, evidence, color):
+    """`No configuration was verified` was green."""
+    assert finding_color(Finding(kind, "", evidence)) == color
+
+
+@pytest.mark.parametrize(
+    ("values", "lowest"), [((0.3, 1.0, 0.5), 0), ((5.5, 3.6), 3.5), ((-1.0, 3.0), -1)]
+)
+def test_an_axis_starts_at_zero_if_zero_is_near(values, lowest):
+    """A load of 0.3 cores was at the bottom of its chart."""
+    line = Line("a", tuple(enumerate(map(float, values))))
+    drawn = ElementTree.fromstring(
+        draw_lines(Lines("l", (line,), "seconds", "cores in use", "number"), "c", WIDE)
+    )
+    assert json.loads(drawn.get("data-plot") or "")["y"][0] == lowest
+
+
+def test_the_reference_line_is_beside_the_bars_of_a_phone_and_not_in_their_text():
+    drawn = ElementTree.fromstring(draw_bars(SPEED, "c", NARROW))
+    lines = [each for each in drawn.iter() if each.get("class") == "reference"]
+    texts = [float(e.get("y") or 0) for e in drawn.iter() if e.get("class") in ("label", "value")]
+    assert len(lines) == len(SPEED.bars)
+    for line in lines:
+        top, bottom = (float(line.get(name) or 0) for name in ("y1", "y2"))
+        assert not any(top < y - 3 < bottom for y in texts)
 
 
 def test_every_kind_of_share_has_a_color():
