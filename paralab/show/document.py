@@ -5,8 +5,8 @@ from rich.markup import escape
 
 from paralab.analyse.blocks import Answer, Bars, Document, Finding, Shares, Table
 from paralab.show.chart_shares import as_table
-from paralab.show.console import console, print_table, say
-from paralab.show.page import cell_words, numeric_columns
+from paralab.show.console import console, plain_table, print_table, say, show_table
+from paralab.show.page import cell_words, finding_color, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
@@ -24,7 +24,9 @@ def print_document(document: Document) -> None:
         say(f"\n[bold]{escape(section.title)}[/]")
         if section.text:
             say(_prose(section.text))
-        for block in blocks:
+        for number, block in enumerate(blocks):
+            if number and not isinstance(block, Answer):
+                console.print()
             if isinstance(block, Table):
                 _print_table(block)
             elif isinstance(block, Answer):
@@ -82,17 +84,18 @@ def _print_bars(bars: Bars) -> None:
         return
     per_character = max(*values, bars.reference or 0.0) / BAR_WIDTH
     mark = round(bars.reference / per_character) - 1 if bars.reference and per_character else -1
-    rows = []
+    table = plain_table("label", "bar", "text", header=False)
     for bar in bars.bars:
         drawn = max(1, round(bar.value / per_character)) if bar.value and per_character > 0 else 0
         cells = list("█" * drawn + " " * (BAR_WIDTH - drawn))
         if mark >= drawn:
             cells[mark] = "┊"
-        rows.append((escape(bar.label), "│" + "".join(cells), escape(bar.text)))
+        table.add_row(escape(bar.label), "│" + "".join(cells), escape(bar.text))
     say(f"[dim]{escape(bars.title)}[/]")
-    print_table(("", "", ""), rows)
+    show_table(table)
 
 
 def _print_findings(findings: tuple[Finding, ...]) -> None:
     for finding in findings:
-        say(f"[{STYLE.get(finding.kind, 'bold')}]{finding.kind}:[/] {_prose(finding.text)}")
+        style = STYLE.get(finding_color(finding), "bold")
+        say(f"[{style}]{finding.kind}:[/] {_prose(finding.text)}")
