@@ -124,10 +124,12 @@ def _check_combinations(request: Request) -> None:
 def _check_grid(request: Request) -> None:
     """Refuse combinations of axes that hybrid does not have."""
     stages, shards = count_stages(request), count_shards(request)
-    if splits_layers(request) and stages == 1 and not request.schedule and request.micro_batches:
+    if splits_layers(request) and stages == 1 and (request.schedule or request.micro_batches):
+        given, instead = f"--schedule {request.schedule}", "leave out --schedule"
+        if request.micro_batches:
+            given, instead = f"--micro-batches {request.micro_batches}", "--accumulate"
         raise UsageError(
-            f"--micro-batches {request.micro_batches} fill a pipeline, but --stages 1 has none.",
-            fix=f"--accumulate {request.micro_batches}, or --stages 2",
+            f"{given} is for a pipeline, but --stages 1 has none.", fix=f"{instead}, or --stages 2"
         )
     if request.zero is None:
         return
@@ -191,11 +193,18 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="ddp, or an optimizer that updates each parameter on its own",
         )
+    without_schedule = "--stages 1" if splits_layers(request) else "leave out --schedule"
     if summary.whole_model and request.schedule:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but "
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
-            fix="leave out --schedule, so that one optimizer has all parameters",
+            fix=f"{without_schedule}, so that one optimizer has all parameters",
+        )
+    if summary.whole_model and zero and splits_layers(request):
+        raise UsageError(
+            f"With --zero {zero} and --shards, parameters are sharded in different ways, but "
+            f"{summary.optimizer} needs all of them at once, for example to clip a global norm.",
+            fix="leave out --zero, or fsdp",
         )
     if summary.read_by_loss and (zero in (2, 3) or splits_layers(request) or request.schedule):
         raise UsageError(
@@ -214,7 +223,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but the optimizer of "
             f"{summary.name} chooses parameters by their position in the whole model.",
-            fix="choose them by their shape or their id, or leave out --schedule",
+            fix=f"choose them by their shape or their id, or {without_schedule}",
         )
     if zero in (2, 3) or splits_layers(request):
         _require_torch(strategy, machine)

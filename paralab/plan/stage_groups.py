@@ -54,9 +54,6 @@ def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
         used = [number for number, part in enumerate(parts) if _uses(group, part.modules)]
         if len(used) > 1:
             left[group] = f"the model is cut between its layers ({parts[used[1]].start})"
-    # A group proved with a divided number of heads needs all other readers of that number.
-    while further := [g for g in plan.kept if g not in left and _divided(g) & _divided(*left)]:
-        left |= dict.fromkeys(further, "it divides the same number as a group that is cut")
     return _leave(plan, left)
 
 
@@ -67,6 +64,9 @@ def leave_fused_groups(plan: TensorPlan) -> TensorPlan:
 
 
 def _leave(plan: TensorPlan, left: dict[TensorGroup, str]) -> TensorPlan:
+    # A group that was proved with a divided number of heads needs all other readers of that number.
+    while further := [g for g in plan.kept if g not in left and _divided(g) & _divided(*left)]:
+        left |= dict.fromkeys(further, "it divides the same number as a group that stays whole")
     groups = (
         replace(group, kept=False, reason=left[group]) if group in left else group
         for group in plan.groups

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -299,3 +300,11 @@ def test_without_slurm_the_command_says_so_and_still_prints_the_script(tmp_path)
     assert list(tmp_path.iterdir()) == []
     wrong = run_paralab("run", "ddp", "--nodes", "2", cwd=tmp_path)
     assert (wrong.code, "--nodes " in wrong.err) == (2, True)
+
+
+def test_each_stage_and_shard_of_a_replica_is_a_task():
+    grid = Request("hybrid", replicas=2, stages=2, shards=2)
+    assert allocate(grid, 2, {}).tasks == 8
+    assert allocate(replace(grid, stages=1), 2, {}).tasks == 4
+    # One rank per GPU, and not one per two GPUs as without shards.
+    assert allocate(replace(grid, replicas=None), 2, parse_options("gres=gpu:4")).tasks == 8

@@ -1,6 +1,7 @@
 """`hybrid` as a grid of replicas × stages × shards: its ranks, its stages, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,9 +30,9 @@ def group(block, **more):
 GROUPS = group("a"), group("b")
 
 
-def hybrid(groups=GROUPS, layers=LAYERS, places=(), **options):
+def hybrid(groups=GROUPS, places=(), facts=None, **options):
     proved = TensorPlan(2, groups, parameters=100)
-    given = summary(tensor_plan=proved, layers=layers)
+    given = summary(tensor_plan=proved, layers=LAYERS, **(facts or {}))
     request = Request("hybrid", **options)
     return resolve(request, CPU, given, lambda name: Probe(True, "tried"), None, places)
 
@@ -148,6 +149,10 @@ def test_layers_in_pieces_are_not_sharded_again():
     flat = {"stages": 1, "shards": 2}
     assert len(hybrid(groups=groups, **flat).tensor_plan.kept) == 2
     assert [each.block for each in hybrid(groups=groups, zero=3, **flat).tensor_plan.kept] == ["b"]
+    # The other group was proved with the same number divided.
+    divided = tuple(replace(each, divided=(("net.heads", 2),)) for each in groups)
+    kept = hybrid(groups=(*divided, group("c")), zero=3, **flat).tensor_plan.kept
+    assert [each.block for each in kept] == ["c"]
 
 
 def test_the_estimate_of_a_stage_counts_one_shard(plan):
@@ -155,6 +160,15 @@ def test_the_estimate_of_a_stage_counts_one_shard(plan):
     totals = [sum(part.parameter_bytes for part in [stage]) for stage in plan.stage_parts]
     assert [load.parameters for load in stage_loads(plan)] == [total - 40 for total in totals]
     assert [load.activations for load in stage_loads(plan)] == [None, None]
+
+
+def test_an_optimizer_that_needs_all_parameters_has_them_only_in_dp_times_tp():
+    whole = {"whole_model": True}
+    assert hybrid(stages=1, shards=2, facts=whole).world_size == 4
+    for options, fix in (({"stages": 2}, "--stages 1"), ({"stages": 1, "zero": 3}, "--zero")):
+        with pytest.raises(UsageError, match="all") as refused:
+            hybrid(shards=2, facts=whole, **options)
+        assert fix in refused.value.fix
 
 
 def test_launched_ranks_are_replicas_of_stages_and_shards():
@@ -171,7 +185,9 @@ def test_launched_ranks_are_replicas_of_stages_and_shards():
         ({"zero": 1, "shards": 2}, "--zero 1", "--zero 2"),
         ({"zero": 3, "shards": 2}, "2 stages", "--stages 1"),
         ({"zero": 3, "stages": 1}, "is fsdp", "fsdp --zero 3"),
-        ({"stages": 1, "shards": 2, "micro_batches": 4}, "--stages 1", "--accumulate 4"),
+        ({"stages": 1, "shards": 2, "micro_batches": 4}, "--stages 1", "--accumulate"),
+        ({"stages": 1, "shards": 2, "schedule": "gpipe"}, "--stages 1", "leave out --schedule"),
+        ({"stages": 1, "shards": 2, "schedule": "gpipe", "zero": 3}, "--stages 1", "leave out"),
         ({"shards": 2, "bucket_view": True}, "--shards 2", "leave out"),
         ({"shards": 2, "placement": "same"}, "--shards 2", "leave out"),
     ],
