@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paralab.experiment import memory
-from paralab.experiment.memory import search, with_fit, with_memory
+from paralab.experiment.memory import estimate_all, search, with_fit, with_memory
 from paralab.launch.inspect import Inspected
 from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate, MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan
@@ -107,6 +107,31 @@ def test_memory_that_hardly_grows(monkeypatch):
 def test_without_a_size_there_is_no_answer(monkeypatch):
     trials(monkeypatch, lambda n: n)
     assert find_fit(None) is None
+
+
+def test_many_plans_share_few_trials(monkeypatch):
+    """single, ddp ×2, and ddp ×4 call the same model with 64, 32, and 16 samples. FSDP2 casts the
+    model in another way, and a compiled model has no estimate. Of one size, a second is needed."""
+    asked = []
+
+    def try_memory(questions):
+        asked.extend((plan.strategy, sizes) for plan, sizes in questions)
+        weight = Weight("w", 10, 250, P, True, 0, 0, 0)
+        return [
+            MemoryTrial((weight,), {}, (), tuple(Pass(n, 0, (n,), 0, 0, n, 0) for n in sizes), 0)
+            for _, sizes in questions
+        ]
+
+    monkeypatch.setattr(memory, "try_memory", try_memory)
+    single = resolve(Request("single"), MACHINE, SUMMARY, lambda name: None)
+    plans = [single, make_plan(replicas=2), make_plan(replicas=4), make_plan("fsdp")]
+    found = estimate_all([*plans, replace(single, compile=True)])
+    assert asked == [("single", [16, 64]), ("fsdp", [32, 64])]
+    assert [each.devices[0].activations for each in found[:4]] == [64, 32, 16, 32]
+    assert found[4].not_estimated
+    asked.clear()
+    assert estimate_all([]) == []
+    assert not asked
 
 
 def test_what_cannot_be_estimated_has_a_reason(monkeypatch):
