@@ -52,6 +52,7 @@ def collectives_per_step(row: Row | Result) -> str:
         "all-reduce": row.all_reduces_per_step,
         "all-gather": row.all_gathers_per_step,
         "reduce-scatter": row.reduce_scatters_per_step,
+        "all-to-all": row.all_to_alls_per_step,
         "broadcast": row.broadcasts_per_step,
     }
     # With local-sgd, there is less than one per step: 0.667 rather than 0.666667.

@@ -139,6 +139,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     all_reduces_per_step: float | None
     all_gathers_per_step: float | None
     reduce_scatters_per_step: float | None
+    all_to_alls_per_step: float | None = 0.0
     broadcasts_per_step: float | None = 0.0
     bytes_per_step: float | None
     peak_bytes: list[PeakMemory]
@@ -234,6 +235,7 @@ def _compute(recording: Recording) -> Result:
         all_reduces_per_step=mean([step[0].all_reduces for step in timed]),
         all_gathers_per_step=mean([step[0].all_gathers for step in timed]),
         reduce_scatters_per_step=mean([step[0].reduce_scatters for step in timed]),
+        all_to_alls_per_step=mean([step[0].all_to_alls for step in timed]),
         broadcasts_per_step=mean([step[0].broadcasts for step in timed]),
         bytes_per_step=mean([step[0].bytes for step in timed]),
         metrics=metrics_of(recording),

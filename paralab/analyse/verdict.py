@@ -193,7 +193,7 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
             f"communication. `{tune_command(row)}` searches for a better bucket size, accumulation, and options."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
-    if row.all_gathers_per_step and exposed >= RULE:
+    if row.strategy == "fsdp" and row.all_gathers_per_step and exposed >= RULE:
         times = "once" if row.request.zero == 2 else "twice"
         text = (
             f"Shard communication takes {share:.0%} of the step, and {exposed:.0%} of the step is "

@@ -25,8 +25,8 @@ def plan(strategy: str, as_json: bool, device_memory: int | None, **options: Any
         print_ranks,
         print_reasons,
         print_sentence,
+        print_splits,
         print_stages,
-        print_tensor_plan,
     )
 
     request = Request(strategy=strategy, **given(options))
@@ -41,4 +41,4 @@ def plan(strategy: str, as_json: bool, device_memory: int | None, **options: Any
     print_stages(resolved)
     print_memory(resolved)
     print_reasons(resolved)
-    print_tensor_plan(resolved)
+    print_splits(resolved)

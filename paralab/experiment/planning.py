@@ -10,7 +10,7 @@ from typing import Any
 from paralab.launch.inspect import Inspected, inspect_workload
 from paralab.launch.job import Training
 from paralab.launch.launched_by import refuse_inside
-from paralab.launch.prove import prove_tensor_plan
+from paralab.launch.prove import prove_plan
 from paralab.machine.host import Machine, threads_asked, usable_cores
 from paralab.machine.mps import probe_mps
 from paralab.machine.nccl import probe_nccl_sharing
@@ -24,6 +24,7 @@ from paralab.plan.request import (
     STAGED,
     Request,
     count_shards,
+    has_shards,
     splits_layers,
     uses_blocks,
 )
@@ -42,7 +43,7 @@ def _probe_once(what: str) -> Probe:
 
 
 _inspect = cache(inspect_workload)
-_prove = cache(prove_tensor_plan)
+_prove = cache(prove_plan)
 
 
 def inspection_for(request: Request, strategies: Iterable[str], **more: Any) -> Inspection:
@@ -107,13 +108,14 @@ def resolve_here(
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
-    """Resolve a configuration in this process's environment. If it splits layers, first prove on
-    CPU ranks which ones can be split."""
-    if splits_layers(request):
+    """Resolve a configuration in this process's environment. If it splits layers or sequences, first
+    prove on CPU ranks what can be split."""
+    if has_shards(request):
         check(request)
         shards = count_shards(count_launched(request, places))
-        plan = _prove(check_reference(request.workload), shards)
-        summary = replace(inspected.summary, tensor_plan=plan)
+        what = "tensor" if splits_layers(request) else "sequence"
+        plan: Any = _prove(what, check_reference(request.workload), shards)
+        summary = replace(inspected.summary, **{f"{what}_plan": plan})
         inspected = inspected._replace(summary=summary)
     return resolve(request, *inspected, _probe_once, threads_asked(), places, cuts)
 

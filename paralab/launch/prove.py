@@ -1,10 +1,11 @@
-"""Start the CPU ranks that find and prove a tensor-parallel plan, and wait for their answer."""
+"""Start the CPU ranks that find and prove how to split layers or sequences, and wait for their answer."""
 
 import json
 import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from paralab.errors import ParalabError, UsageError
 from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, Child, start
 from paralab.machine.host import loopback
+from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.tensor_group import TensorPlan
 
 DEADLINE_SECONDS = 1800
@@ -21,12 +23,19 @@ POLL_SECONDS = 0.02
 KILLED_SECONDS = 60
 
 
-def prove_tensor_plan(workload: str, shards: int) -> TensorPlan:
-    """Prove on `shards` ranks which layers of the workload's model can be split."""
+PLANS: Mapping[str, type[TensorPlan | SequencePlan]] = {
+    "tensor": TensorPlan,
+    "sequence": SequencePlan,
+}
+
+
+def prove_plan(what: str, workload: str, shards: int) -> TensorPlan | SequencePlan:
+    """Prove on `shards` ranks what of the workload's model can be split."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         spec, answer, log = (Path(folder, name) for name in ("spec.json", "answer.json", "log.txt"))
         rendezvous = f"file://{folder}/rendezvous"
         task = {
+            "what": what,
             "workload": workload,
             "shards": shards,
             "rendezvous": rendezvous,
@@ -43,15 +52,15 @@ def prove_tensor_plan(workload: str, shards: int) -> TensorPlan:
                 child = start("paralab.worker.prove_shards", [str(spec)], own, file)
                 ending.callback(_end, child)
                 ranks.append(child)
-            code = _wait(ranks, workload)
+            code = _wait(ranks, what, workload)
         if code or not answer.exists():
             lines = log.read_text(errors="replace").strip().splitlines()
-            problem = f"The ranks that prove the tensor-parallel plan exited with code {code}."
+            problem = f"The ranks that prove the {what} plan exited with code {code}."
             raise ParalabError(problem, detail="\n".join(lines[-15:]))
-        return msgspec.json.decode(answer.read_bytes(), type=TensorPlan)
+        return msgspec.json.decode(answer.read_bytes(), type=PLANS[what])
 
 
-def _wait(ranks: list[Child], workload: str) -> int:
+def _wait(ranks: list[Child], what: str, workload: str) -> int:
     """Wait until all ranks have ended, or one has failed. Return its exit code."""
     until = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < until:
@@ -61,7 +70,7 @@ def _wait(ranks: list[Child], workload: str) -> int:
         if None not in codes:
             return 0
         time.sleep(POLL_SECONDS)
-    problem = f"Proving a tensor-parallel plan for {workload} took more than {DEADLINE_SECONDS} s."
+    problem = f"Proving a {what} plan for {workload} took more than {DEADLINE_SECONDS} s."
     raise UsageError(problem, fix="a smaller model, or ddp or fsdp")
 
 

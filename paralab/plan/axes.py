@@ -20,6 +20,10 @@ SHARDED: Mapping[int, tuple[tuple[str, ...], str]] = {
 }
 PASSED = ("send", "receive"), "activations and their gradients, for each micro-batch"
 SPLIT = ("all_reduce",), "the activations and their gradients, in each split layer"
+SEQUENCES = (
+    ("all_to_all", "all_gather", "all_reduce"),
+    "parts of sequences for heads, around attention; then the gradients of the blocks",
+)
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,14 @@ class Axis:
 
 
 def describe_axes(
-    cells: Sequence[Cell], zero: int | None, averages: bool = False
+    cells: Sequence[Cell], zero: int | None, averages: bool = False, sequences: bool = False
 ) -> tuple[Axis, ...]:
     """Return the axes along which there is more than one rank."""
     replicas = AVERAGES if averages else GRADIENTS
     exchanges = {
         "replicas": SHARDED[zero] if zero else replicas,
         "stages": PASSED,
-        "shards": SPLIT,
+        "shards": SEQUENCES if sequences else SPLIT,
     }
     axes = (Axis(name, ranks_along(name, cells), *exchanges[name]) for name in AXES)
     return tuple(axis for axis in axes if axis.size > 1)

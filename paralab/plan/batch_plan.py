@@ -14,7 +14,7 @@ from paralab.plan.request import (
     Request,
     count_shards,
     has_process_per_cell,
-    splits_layers,
+    has_shards,
 )
 from paralab.plan.schedules import misfit
 from paralab.units import plural
@@ -42,8 +42,8 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
         because = "the smallest number of devices that share a model"
         stages = reasons.choose("stages", request.stages, 2, because)
     shards = count_shards(request)
-    if splits_layers(request):
-        because = "the smallest number of devices that share each layer"
+    if has_shards(request):
+        because = "the smallest number of devices that share each layer or sequence"
         reasons.choose("shards", request.shards, shards, because)
     because = f"the default for workload {summary.name}"
     batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)

@@ -16,8 +16,10 @@ from paralab.plan.request import (
     count_shards,
     count_stages,
     has_process_per_cell,
+    has_shards,
     prefix_words,
     splits_layers,
+    splits_sequences,
     with_schedule,
 )
 from paralab.workload.summary import Summary
@@ -219,13 +221,19 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"have the gradient hook of {summary.hooked[0]!r} in {summary.name}.",
             fix="change gradients in the optimizer's step, or use ddp",
         )
+    if summary.hooked and splits_sequences(request):
+        raise UsageError(
+            f"cp computes a part of each gradient on each rank, so the gradient hook of "
+            f"{summary.hooked[0]!r} in {summary.name} would see only that part.",
+            fix="change gradients in the optimizer's step, or use ddp",
+        )
     if summary.by_position and request.schedule:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but the optimizer of "
             f"{summary.name} chooses parameters by their position in the whole model.",
             fix=f"choose them by their shape or their id, or {without_schedule}",
         )
-    if zero in (2, 3) or splits_layers(request):
+    if zero in (2, 3) or has_shards(request):
         _require_torch(strategy, machine)
     if zero in (2, 3):
         _check_sharding(summary)

@@ -12,7 +12,7 @@ from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.batches import chunk_sizes, pieces, shares
 from paralab.plan.grid import PROCESS_PER_REPLICA, Device, Place, grid
 from paralab.plan.plan import RankPlan, Reasons
-from paralab.plan.request import Request, cells_per_replica, has_process_per_cell, splits_layers
+from paralab.plan.request import Request, cells_per_replica, has_process_per_cell, has_shards
 from paralab.units import plural
 
 
@@ -107,7 +107,7 @@ def plan_ranks(request: Request, batch: BatchPlan, layout: Layout) -> tuple[Rank
     processes = batch.replicas if request.strategy in PROCESS_PER_REPLICA else 1
     per_replica = shares(batch.batch_size, processes)
     stages: list[int | None] = list(range(batch.stages)) if request.schedule else [None]
-    is_split = splits_layers(request)
+    is_split = has_shards(request)
     shards: list[int | None] = list(range(batch.shards)) if is_split else [None]
     owners = [*product(range(len(per_replica)), stages, shards)]
 

@@ -12,6 +12,7 @@ from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
 from paralab.workload.reference import PICKLED
+from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
 
 T = TypeVar("T")
@@ -138,6 +139,7 @@ class Plan:
     compiled: tuple[str, ...] = ()  # blocks
     shards: int = 1
     tensor_plan: TensorPlan | None = None  # the layers that are split over the shards
+    sequence_plan: SequencePlan | None = None  # the blocks in which sequences are split over them
     axes: tuple[Axis, ...] = ()  # of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # only for a single run
@@ -209,6 +211,9 @@ class Plan:
         if split := given.get("tensor_plan"):
             groups = tuple(TensorGroup(**group) for group in split["groups"])
             given["tensor_plan"] = TensorPlan(**{**split, "groups": groups})
+        if split := given.get("sequence_plan"):
+            blocks = tuple(SplitBlock(**block) for block in split["blocks"])
+            given["sequence_plan"] = SequencePlan(**{**split, "blocks": blocks})
         given["axes"] = tuple(Axis(**axis) for axis in given.get("axes", ()))
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
         if simulation := given.get("simulation"):

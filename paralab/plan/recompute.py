@@ -10,6 +10,10 @@ from paralab.plan.request import PIPELINED, Request
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
+NO_BLOCKS = (
+    "no repeated blocks, that is, submodules with submodules of their own and the same class and "
+    "parameter shapes as a sibling"
+)
 KEEPS = {
     "full": "only the inputs of each block are kept for the backward pass",
     "selective": "of each block, only the inputs and the outputs of matrix products, convolutions, "
@@ -26,8 +30,7 @@ def choose_recomputed(
         return ()
     if not summary.blocks:
         raise UsageError(
-            f"--recompute {mode}: {summary.name} has no repeated blocks, that is, submodules with "
-            "submodules of their own and the same class and parameter shapes as a sibling.",
+            f"--recompute {mode}: {summary.name} has {NO_BLOCKS}.",
             fix="leave out --recompute, or put the layers into modules of one class",
         )
     stateful = [block.name for block in summary.blocks if mode not in block.recomputes]

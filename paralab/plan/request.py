@@ -26,6 +26,8 @@ STRATEGIES: Mapping[str, str] = {
     "each has a shard of every parameter, gradient, and optimizer state",
     "tp": "tensor parallelism: one process per shard; "
     "each has some of the heads and columns of every layer that can be split",
+    "cp": "context parallelism: one process per shard; "
+    "each has a part of every sequence, and for attention some of the heads",
     "mp": "model parallelism: one process with its layers on several devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
@@ -39,12 +41,12 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid", "local-sgd")
 STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
 SHARDED = ("fsdp", "hybrid")  # these can shard the parameters of each unit over the replicas
-SPLIT = ("tp", "hybrid")  # these can split layers: all shards see the same samples
+SPLIT = ("tp", "cp", "hybrid")  # these split layers or sequences: all shards see the same samples
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
-BETWEEN_RANKS = ("ddp", "fsdp", "tp", "pipeline", "hybrid", "local-sgd")  # several processes
+BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")  # several processes
 COMPILED = (  # these call a block from one thread, in one piece
     "single",
     "ddp",
@@ -119,11 +121,11 @@ class Request:
         examples=({"shard_groups": 2, "replicas": 4},),
     )
     shards: int | None = option(
-        "Devices that share each layer; every device processes the entire batch.",
+        "Devices that share each layer (tp) or sequence (cp); each processes the entire batch.",
         PARALLELISM,
         strategies=SPLIT,
-        usual={"tp": 2, "hybrid": 1},
-        shown="2 for tp, 1 for hybrid",
+        usual={"tp": 2, "cp": 2, "hybrid": 1},
+        shown="1 for hybrid, otherwise 2",
         label=lambda number: plural(number, "shard") if number > 1 else "",
         always=True,
         axis=True,
@@ -309,12 +311,21 @@ def on_one_device(request: Request, batch_size: int) -> Request:
 
 
 def count_shards(request: Request) -> int:
-    """Return the number of shards of each split layer."""
-    return request.shards or (2 if request.strategy == "tp" else 1)
+    """Return the number of shards of each split layer or sequence."""
+    return request.shards or (2 if request.strategy in ("tp", "cp") else 1)
+
+
+def has_shards(request: Request) -> bool:
+    """Whether the ranks of one stage and replica share the work on the same samples."""
+    return splits_layers(request) or splits_sequences(request)
 
 
 def splits_layers(request: Request) -> bool:
-    return request.strategy == "tp" or count_shards(request) > 1
+    return request.strategy == "tp" or (request.strategy == "hybrid" and count_shards(request) > 1)
+
+
+def splits_sequences(request: Request) -> bool:
+    return request.strategy == "cp"
 
 
 def count_stages(request: Request) -> int:
@@ -323,7 +334,7 @@ def count_stages(request: Request) -> int:
 
 def has_process_per_cell(request: Request) -> bool:
     """Whether each stage and shard of a replica has its own process."""
-    return bool(request.schedule) or splits_layers(request)
+    return bool(request.schedule) or has_shards(request)
 
 
 def cells_per_replica(request: Request) -> int:

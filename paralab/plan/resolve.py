@@ -35,6 +35,7 @@ from paralab.plan.request import (
     with_schedule,
 )
 from paralab.plan.schedules import PARTS_PER_RANK, ideal_bubble
+from paralab.plan.sequence_plan import remark_on_sequence, require_blocks
 from paralab.plan.sharding import choose_zero, count_shard_groups, shard_units
 from paralab.plan.stage_groups import keep_together
 from paralab.plan.stages import cut_into_stages
@@ -82,6 +83,7 @@ def resolve(
     stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
     lossy = choose_lossy(request, reasons)
     split = require_groups(request, batch.shards, stage_parts, summary, reasons)
+    sequence = require_blocks(request, batch.shards, summary, reasons)
 
     return Plan(
         strategy=request.strategy,
@@ -114,7 +116,13 @@ def resolve(
         zero=zero,
         shard_groups=count_shard_groups(request, batch.replicas, reasons),
         tensor_plan=split,
-        axes=describe_axes([rank.cell for rank in ranks], zero, averages=bool(lossy.sync_every)),
+        sequence_plan=sequence,
+        axes=describe_axes(
+            [rank.cell for rank in ranks],
+            zero,
+            averages=bool(lossy.sync_every),
+            sequences=sequence is not None,
+        ),
         shard_units=shard_units(zero, summary, reasons),
         stage_parts=stage_parts,
         compile=bool(request.compile),
@@ -123,7 +131,11 @@ def resolve(
         recomputed=choose_recomputed(request, summary, stage_parts, reasons),
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
-        remarks=(*remarks_on(request, machine, layout, threads), *remark_on(split)),
+        remarks=(
+            *remarks_on(request, machine, layout, threads),
+            *remark_on(split),
+            *remark_on_sequence(sequence),
+        ),
         differences=(
             *describe_loss(lossy),
             *differences_of(

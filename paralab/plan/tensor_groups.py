@@ -126,14 +126,21 @@ def uneven(
 ) -> str | None:
     """Say why the group cannot be split evenly, if so: `12 heads cannot be split over 5 shards`."""
     for value in _head_counts(group, layers, attributes):
-        if value % shards:
-            possible = ", ".join(str(n) for n in range(2, value + 1) if value % n == 0)
-            heads = f"{plural(value, 'head')} cannot be split over {shards} shards"
-            return f"{heads}, but over {possible}" if possible else heads
+        if reason := uneven_heads(value, shards):
+            return reason
     for name in group.columns:
         if (width := layers[name].outputs) % shards:
             return f"{width} outputs of {name} cannot be split evenly over {shards} shards"
     return None
+
+
+def uneven_heads(number: int, shards: int) -> str | None:
+    """Say why this number of heads cannot be split, if so."""
+    if number % shards == 0:
+        return None
+    possible = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0)
+    heads = f"{plural(number, 'head')} cannot be split over {shards} shards"
+    return f"{heads}, but over {possible}" if possible else heads
 
 
 def _head_counts(

@@ -10,7 +10,7 @@ import msgspec
 from paralab.record.types import Record
 
 REDUCES = ("all_reduce", "reduce_scatter")  # they may still run at the end of a backward pass
-COLLECTIVES = (*REDUCES, "all_gather", "broadcast")
+COLLECTIVES = (*REDUCES, "all_gather", "all_to_all", "broadcast")
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Span(Event, frozen=True, kw_only=True):
     replica: int | None = None
     bucket: int | None = None
     bytes: int | None = None
-    # What is communicated: the submodule that fsdp gathers or reduces, or what shards sum
+    # What is communicated: the submodule that fsdp gathers or reduces, or what shards send
     unit: str | None = None
     blocking: bool | None = None  # whether the collective blocks the compute thread
     weights: bool | None = None  # whether this is the half of backward with only weight gradients
@@ -54,7 +54,7 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Collective(Span, frozen=True, kw_only=True):
-    bucket: int  # or the number of the shard unit, or of a split layer's all-reduce in this step
+    bucket: int  # or the number of the shard unit, or of the shards' collective in this step
     bytes: int
     ranks: tuple[int, ...] | None = None  # that run it together, if not all ranks do
 
@@ -69,6 +69,7 @@ class Step(Span, frozen=True, kw_only=True):
     all_reduces: int = 0
     all_gathers: int = 0
     reduce_scatters: int = 0
+    all_to_alls: int = 0
     broadcasts: int = 0
     bytes: int = 0
 

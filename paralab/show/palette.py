@@ -21,6 +21,7 @@ LEGEND = {
     "all_reduce": ("all-reduce", "rise"),
     "all_gather": ("all-gather", "down"),
     "reduce_scatter": ("reduce-scatter", "fall"),
+    "all_to_all": ("all-to-all", "slope"),
     "scatter": ("scatter", "fall"),
     "replicate": ("replicate", "down"),
     "gather": ("gather", "rise"),

@@ -9,10 +9,12 @@ from paralab.analyse.phrases import collectives_per_step, compile_cost, spread
 from paralab.analyse.result import Result
 from paralab.plan.plan import Plan, label
 from paralab.plan.remarks import SHARE_CORES, find_sharing
+from paralab.plan.sequence_plan import block_table
 from paralab.plan.stages import stage_loads
 from paralab.plan.tensor_plan import parallelize_code, table_of
 from paralab.show.console import console, print_facts, print_table, say
 from paralab.units import count, plural, rate, seconds, size
+from paralab.workload.tensor_group import TensorPlan
 
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 
@@ -79,11 +81,21 @@ def print_stages(plan: Plan) -> None:
         console.print(" ".join(notes), style="dim")
 
 
-def print_tensor_plan(plan: Plan) -> None:
+def print_splits(plan: Plan) -> None:
+    """Print what tp or cp splits."""
+    if plan.tensor_plan:
+        _print_tensor_plan(plan.tensor_plan)
+    if plan.sequence_plan:
+        rows = [
+            (escape(row.block), str(row.blocks), "yes" if row.kept else "no", escape(row.result))
+            for row in block_table(plan.sequence_plan)
+        ]
+        console.print()
+        print_table(("block", "blocks", "split", "proof"), rows, right=("blocks",))
+
+
+def _print_tensor_plan(split: TensorPlan) -> None:
     """Print the groups of layers that tp splits, those that it does not, and the code to paste."""
-    split = plan.tensor_plan
-    if split is None:
-        return
     rows = [
         (
             escape(row.block),

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import shard_group
 from paralab.worker.shards import whole
 from paralab.workload.batch import tensors
@@ -26,8 +28,24 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.state import State, changes, copy_of, restored, state_of
 from paralab.workload.tensor_group import TensorGroup
 
+ANOTHER = "another rank differs"
 TOLERANCE = 1e-10  # relative to the largest value
 Values = dict[str, torch.Tensor]
+Context = Callable[[], AbstractContextManager[None]]
+
+
+class Sharded(NamedTuple):
+    """How to train a module that is sharded.
+
+    training  makes the context of its forward and backward passes
+    draw      lets each shard draw its own random numbers where activations are split
+    """
+
+    training: Context = nullcontext
+    draw: Callable[[ShardStreams], None] = lambda streams: None
+
+
+Shard = Callable[[nn.Module], Sharded]  # shards a module in place
 
 
 def perturb(model: nn.Module) -> None:
@@ -42,15 +60,20 @@ def perturb(model: nn.Module) -> None:
                 parameter.add_(scale * noise.to(parameter))
 
 
-def run_block(block: nn.Module, calls: Sequence[Call]) -> Values:
+class AnotherRankFailedError(RuntimeError):
+    """Another rank failed between two collectives, and all ranks know."""
+
+
+def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullcontext) -> Values:
     """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs, all
     gradients, and changed buffers. If a call changes the block's state, call it once more, because
     the state may change the next outputs. Then restore it."""
     with restored(block) as before:
-        values = _run_calls(block, calls)
+        values = _run_calls(block, calls, training)
         if not changes(before, state_of(block)):
             return values
-        again = {f"{name} in the next step": v for name, v in _run_calls(block, calls).items()}
+        next_step = _run_calls(block, calls, training)
+        again = {f"{name} in the next step": value for name, value in next_step.items()}
         return values | again | changed_buffers(block, before)
 
 
@@ -60,9 +83,15 @@ def changed_buffers(model: nn.Module, before: State) -> Values:
     return {f"buffer {n}": b.clone() for n, b in model.named_buffers() if n in changed}
 
 
-def _run_calls(block: nn.Module, calls: Sequence[Call]) -> Values:
-    values: Values = {}
+def _run_calls(block: nn.Module, calls: Sequence[Call], training: Context) -> Values:
     block.zero_grad(set_to_none=True)
+    with training():
+        values = _run(block, calls)
+    return values | gradients_of(block)
+
+
+def _run(block: nn.Module, calls: Sequence[Call]) -> Values:
+    values: Values = {}
     for number, call in enumerate(calls):
         args, kwargs = copy.deepcopy(call.arguments)
         for tensor, trained in zip(tensors((args, kwargs)), call.trained, strict=True):
@@ -76,7 +105,7 @@ def _run_calls(block: nn.Module, calls: Sequence[Call]) -> Values:
         values |= {f"output {number}.{n}": t.detach() for n, t in enumerate(outputs)}
         grads = [t.grad for t in tensors((args, kwargs)) if t.grad is not None]
         values |= {f"gradient of input {number}.{n}": grad for n, grad in enumerate(grads)}
-    return values | gradients_of(block)
+    return values
 
 
 def _combine(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,7 +173,15 @@ def agree_on(problem: str | None) -> str | None:
     """Return a problem that any rank has, or None. Prefer this rank's own."""
     anywhere = torch.tensor(int(problem is not None))
     dist.all_reduce(anywhere, dist.ReduceOp.MAX)
-    return problem or ("another rank differs" if anywhere else None)
+    return problem or (ANOTHER if anywhere else None)
+
+
+def begin_together(*_: Any, **__: Any) -> Callable[[], None]:
+    """Call this before a collective in a proof. If another rank has failed since the last one, it
+    waits in `agree_on`, so fail here instead of waiting for it."""
+    if agree_on(None):
+        raise AnotherRankFailedError
+    return lambda: None
 
 
 def worst_of(errors: dict[str, float]) -> str | None:
@@ -194,14 +231,32 @@ def _try(
     mesh: DeviceMesh,
 ) -> tuple[TensorGroup, dict[str, float]]:
     """Return the group with the result of the proof, and this rank's errors."""
-    block: Any = copy_of(plain)
-    try:
+
+    def shard(block: nn.Module) -> Sharded:
         shard_group(block, group, mesh, group.block)
-        errors = errors_of(run_block(block, calls), reference)
+        return Sharded()
+
+    problem, errors = compare(plain, calls, reference, shard)
+    error = largest_of(errors)
+    return replace(group, kept=problem is None, error=error, reason=problem or ""), errors
+
+
+def compare(
+    plain: nn.Module, calls: Sequence[Call], reference: Values, shard: Shard
+) -> tuple[str | None, dict[str, float]]:
+    """Shard a copy of the block, and compare it with the plain one, whose values are `reference`.
+    Return what is wrong on any rank, and this rank's errors."""
+    block = copy_of(plain)
+    try:
+        errors = errors_of(run_block(block, calls, shard(block).training), reference)
         problem = worst_of(errors)
+    except AnotherRankFailedError:
+        return ANOTHER, {"": math.inf}
     except Exception as raised:
         problem, errors = first_line(raised), {"": math.inf}
-    problem = agree_on(problem)
+    return agree_on(problem), errors
+
+
+def largest_of(errors: dict[str, float]) -> float | None:
     largest = max(errors.values())
-    error = largest if math.isfinite(largest) else None
-    return replace(group, kept=problem is None, error=error, reason=problem or ""), errors
+    return largest if math.isfinite(largest) else None

@@ -37,7 +37,7 @@ def make_groups(plan: Plan, saves: bool) -> None:
     if plan.shard_groups > 1:
         keys += [_key(plan, "parts", group) for group in range(plan.shard_groups)]
         keys += [_key(plan, "copies", shard) for shard in range(plan.shards_per_parameter)]
-    if plan.schedule or plan.tensor_plan:
+    if plan.schedule or plan.tensor_plan or plan.sequence_plan:
         keys += [_axis_key(plan, axis, ranks) for axis in AXES for ranks in _along(plan, axis)]
     if plan.backend == "local":
         import paralab.collectives  # noqa: F401  registers the backend

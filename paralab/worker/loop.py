@@ -66,7 +66,7 @@ def train(
 
             compiler = BlockCompiler(model, plan.compiled)
         for name in plan.recomputed:
-            recompute(model.get_submodule(name), plan.recompute or "", context.meter.watch)
+            recompute(model.get_submodule(name), plan.recompute or "", context.watch_recomputed)
         strategy = make_strategy(context, model)
         optimizer = make_optimizer(context.workload, model)
         if plan.zero == 1:

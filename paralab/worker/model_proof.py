@@ -1,5 +1,5 @@
-"""Prove on real ranks that a model with all of its groups sharded trains like the plain model: the
-loss, all gradients, and one optimizer step. Then check that the ranks agree with dropout on."""
+"""Prove on real ranks that a sharded model trains like the plain model: the loss, all gradients,
+buffers, and one optimizer step. Then check that the ranks agree with dropout on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.worker.block_proof import (
+    ANOTHER,
+    AnotherRankFailedError,
+    Context,
+    Shard,
     Values,
     agree_on,
     changed_buffers,
@@ -23,12 +26,11 @@ from paralab.worker.block_proof import (
 )
 from paralab.worker.optimizer import make_optimizer
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import mixing_tensors, shard_group, watch_regions
+from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import copy_of, restored
-from paralab.workload.tensor_group import TensorGroup
 from paralab.workload.verify_controls import controlled, without_casts
 from paralab.workload.workload import Workload
 
@@ -37,35 +39,37 @@ def prove_together(
     workload: Workload,
     model: nn.Module,
     batch: Any,
-    groups: tuple[TensorGroup, ...],
-    mesh: DeviceMesh,
+    shard: Shard,
     kinds: Sequence[str],
 ) -> str | None:
-    """Return what is wrong with these groups together, or None. `kinds` is what to control."""
+    """Return what is wrong if `shard` shards the whole model, or None. `kinds` is what to control."""
     sharded = copy_of(model)
-    for group in groups:
-        shard_group(sharded, group, mesh)
     try:
+        training, draw = shard(sharded)
         with controlled(model, kinds):
             reference = _train_step(workload, model, batch)
         with controlled(sharded, kinds):
-            problem = worst_of(errors_of(_train_step(workload, sharded, batch), reference))
+            mine = _train_step(workload, sharded, batch, training)
+        problem = worst_of(errors_of(mine, reference))
+    except AnotherRankFailedError:
+        return ANOTHER
     except Exception as error:
         problem = first_line(error)
     if problem := agree_on(problem):
-        return f"with all groups together, {problem}"
+        return f"with all of the model, {problem}"
 
-    streams = ShardStreams(mesh.get_local_rank(), torch.device("cpu"))
-    watch_regions(sharded, groups, streams.enter, streams.leave)
+    draw(ShardStreams(dist.get_rank(), torch.device("cpu")))
     with without_casts() if "casts" in kinds else nullcontext():
-        problem = _disagreement(_gradients(workload, sharded, batch))
+        problem = _disagreement(_gradients(workload, sharded, batch, training))
     return f"with dropout on, the shards disagree: {problem}" if problem else None
 
 
-def _train_step(workload: Workload, model: nn.Module, batch: Any) -> Values:
+def _train_step(
+    workload: Workload, model: nn.Module, batch: Any, training: Context = nullcontext
+) -> Values:
     optimizer = make_optimizer(workload, model)
     with restored(model) as before:
-        values = _gradients(workload, model, batch)
+        values = _gradients(workload, model, batch, training)
         buffers = changed_buffers(model, before)
     with mixing_tensors():
         optimizer.step()
@@ -73,13 +77,16 @@ def _train_step(workload: Workload, model: nn.Module, batch: Any) -> Values:
     return values | buffers | updated
 
 
-def _gradients(workload: Workload, model: nn.Module, batch: Any) -> Values:
+def _gradients(
+    workload: Workload, model: nn.Module, batch: Any, training: Context = nullcontext
+) -> Values:
     """Return the loss and all gradients of a backward pass."""
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)
     model.zero_grad(set_to_none=True)
-    loss = workload.loss(call_model(model, inputs), targets)
-    loss.backward()
+    with training():
+        loss = workload.loss(call_model(model, inputs), targets)
+        loss.backward()
     return {"loss": loss.detach(), **gradients_of(model)}
 
 

@@ -103,6 +103,15 @@ class Probe:
 
         return note
 
+    def begin_inside(
+        self, kind: str, tensor: torch.Tensor, group: dist.ProcessGroup, unit: str, **where: Any
+    ) -> Callable[[], None]:
+        """Count a collective inside a forward or backward pass, which uses the result at once.
+        `unit` is what the ranks send: activations or gradients."""
+        where |= {"bucket": self.collectives[kind], "unit": unit}  # its number in this step
+        blocking = not runs_on_stream(tensor, group)
+        return self.begin_collective(kind, tensor, group, blocking=blocking, **where)
+
     def begin_step(self, step: int) -> None:
         self.step, self.bytes = step, 0
         self.collectives.clear()

@@ -1,4 +1,4 @@
-"""Find and prove a tensor-parallel plan for a workload, as one of several CPU ranks over gloo.
+"""Find and prove how to split layers or sequences, as one of several CPU ranks over gloo.
 
 python -m paralab.worker.prove_shards SPEC.json          (RANK says which rank; rank 0 writes)
 """
@@ -9,35 +9,34 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.machine.signals import leave_to_the_launcher
-from paralab.plan.batches import GlobalBatch
 from paralab.plan.tensor_groups import attempts, propose, uneven
 from paralab.worker.block_proof import (
+    Shard,
+    Sharded,
     Values,
     first_line,
-    perturb,
     prove,
     run_block,
     without_gradient,
 )
 from paralab.worker.model_proof import prove_together
 from paralab.worker.parent_watch import end_with_the_parent
-from paralab.worker.samples import dataset_samples, rank_batches
-from paralab.workload.batch import unpack
-from paralab.workload.batch_split_trial import find_casts
-from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
+from paralab.worker.proof_model import load_for_proof
+from paralab.worker.prove_sequence import find_sequence_plan
+from paralab.worker.shard_streams import ShardStreams
+from paralab.worker.sharded_layers import shard_group, watch_regions
 from paralab.workload.linear_layers import (
     Call,
     find_linear_layers,
@@ -46,12 +45,12 @@ from paralab.workload.linear_layers import (
 )
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
+from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.state import restored
 from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
-SAMPLES = 2
 PATIENCE = timedelta(minutes=5)
 
 
@@ -60,13 +59,14 @@ def main() -> NoReturn:
     end_with_the_parent()
     spec, rank = json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"])
     shards, where = spec["shards"], spec["rendezvous"]
+    kind, find = FINDERS[spec["what"]]
     try:
         join = {"init_method": where, "rank": rank, "world_size": shards}
         dist.init_process_group("gloo", timeout=PATIENCE, **join)
-        plan = find_tensor_plan(load_workload(spec["workload"]), shards)
+        plan = find(load_workload(spec["workload"]), shards)
     except Exception as error:  # a model that cannot be copied, or that rejects two samples
         traceback.print_exc()
-        plan = TensorPlan(shards, (), problem=first_line(error))
+        plan = kind(shards, (), problem=first_line(error))
     if rank == 0:
         Path(spec["answer"]).write_text(json.dumps(asdict(plan)))
     sys.stderr.flush()
@@ -75,17 +75,12 @@ def main() -> NoReturn:
 
 def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     """Propose groups, prove each of them, and prove all of them together."""
-    torch.set_default_dtype(torch.float64)
-    seed_everything(0)
-    model = model_in_fp64(workload.model()).train()
+    model, inputs, batch, casts = load_for_proof(workload)
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     for parameter in frozen:  # otherwise, the graph would not show who reads its output
         parameter.requires_grad_(True)
-    perturb(model)
-    batch = _load(workload)
-    inputs, _ = (workload.unpack or unpack)(batch)
     mesh = DeviceMesh("cpu", list(range(shards)))
-    kinds = ["batch_norm", *["casts"] * find_casts(workload, model, batch)]
+    kinds = ["batch_norm", *casts]
     with controlled(model, kinds):
         seed_everything(0)
         with restored(model):
@@ -104,21 +99,29 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         return replace(plan, problem=_why_none(plan))
     for parameter in frozen:
         parameter.requires_grad_(False)
-    problem = prove_together(workload, model, batch, plan.kept, mesh, kinds)
+    problem = prove_together(workload, model, batch, _sharder(plan.kept, mesh), kinds)
     if (
         problem
     ):  # the model may change the rows' results in place, which torch's styles do not allow
         own = replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
-        if not prove_together(workload, model, batch, own.kept, mesh, kinds):
+        if not prove_together(workload, model, batch, _sharder(own.kept, mesh), kinds):
             return own
     return replace(plan, problem=problem)
 
 
-def _load(workload: Workload) -> Any:
-    size = dataset_samples(workload)
-    first = GlobalBatch(step=0, epoch=0, first=0, size=min(SAMPLES, size or SAMPLES))
-    _, batch = next(rank_batches(workload, [first], samples=size))
-    return batch_in_fp64(batch)
+def _sharder(groups: Sequence[TensorGroup], mesh: DeviceMesh) -> Shard:
+    """Return what shards these groups of a model."""
+
+    def shard(model: nn.Module) -> Sharded:
+        for group in groups:
+            shard_group(model, group, mesh)
+
+        def draw(streams: ShardStreams) -> None:
+            watch_regions(model, groups, streams.enter, streams.leave)
+
+        return Sharded(draw=draw)
+
+    return shard
 
 
 def _prove_each(
@@ -185,6 +188,12 @@ def _inside(group: TensorGroup) -> TensorGroup:
         tuple((name[start:], value) for name, value in group.divided),
         own_style=group.own_style,
     )
+
+
+FINDERS: Mapping[str, tuple[Any, Callable[[Workload, int], Any]]] = {
+    "tensor": (TensorPlan, find_tensor_plan),
+    "sequence": (SequencePlan, find_sequence_plan),
+}
 
 
 def _why_none(plan: TensorPlan) -> str:

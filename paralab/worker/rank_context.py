@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, tensors
 from paralab.workload.randomness import seed_everything
+from paralab.workload.recompute import MakeContext, Watched
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.workload import Workload
 
@@ -51,11 +52,25 @@ class RankContext:
     meter: ActivationMeter
     note_split: SplitNotes
     streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
-    shard_streams: ShardStreams | None = None  # if layers are split over shards, and draw numbers
+    shard_streams: ShardStreams | None = None  # if shards draw numbers
+    # Makes a context in which a block is computed again, in addition to its own
+    recomputing: Callable[[nn.Module], MakeContext] = lambda block: nullcontext
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
         """In this block, draw random numbers from the stream of virtual device `current()`."""
         return self.streams.drawing(current) if self.streams else nullcontext()
+
+    def watch_recomputed(self, block: nn.Module) -> Watched:
+        """Count a recomputed block's activations, and compute it again as the strategy needs it."""
+        keep, count = self.meter.watch(block)
+        around = self.recomputing(block)
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with count(), around():
+                yield
+
+        return keep, again
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
         """Return share · loss. Summed over all micro-batches, this is the global batch's loss.

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.errors import ParalabError
 from paralab.worker.groups import broadcast_model, group_along, ranks_with
-from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import RankContext
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import shard_group, watch_regions
@@ -55,17 +54,13 @@ def running_shards(context: RankContext) -> AbstractContextManager[Any]:
     if plan.tensor_plan is None:
         return nullcontext()
     group, all_reduce = group_along(plan, "shards", rank.rank), functional.all_reduce
-    where = {"stage": rank.stage, "ranks": ranks_with(plan, "shards", rank.rank)}
+    where: dict[str, Any] = {"stage": rank.stage, "ranks": ranks_with(plan, "shards", rank.rank)}
 
     def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """DTensor uses the result immediately, so waiting for it here changes nothing."""
         # A backward pass records no graph, unless it repeats a part of the forward pass.
         unit = "activations" if torch.is_grad_enabled() else "gradients"
-        more = {"bucket": probe.collectives["all_reduce"], "unit": unit}  # the number in this step
-        blocking = not runs_on_stream(tensor, group)
-        note = probe.begin_collective(
-            "all_reduce", tensor, group, **where, **more, blocking=blocking
-        )
+        note = probe.begin_inside("all_reduce", tensor, group, unit, **where)
         result: torch.Tensor = functional.wait_tensor(all_reduce(tensor, *args, **kwargs))
         note()
         return result
@@ -76,7 +71,7 @@ def running_shards(context: RankContext) -> AbstractContextManager[Any]:
 def align_shards(context: RankContext, model: nn.Module) -> None:
     """Copy what is replicated from the first shard, in every `ALIGN_EVERY`-th step."""
     step = context.probe.step
-    if context.plan.tensor_plan and step and step % ALIGN_EVERY == 0:
+    if context.rank.shard is not None and step and step % ALIGN_EVERY == 0:
         broadcast_model(model, group_along(context.plan, "shards", context.rank.rank))
 
 
@@ -84,7 +79,7 @@ def require_agreement(context: RankContext, loss: torch.Tensor) -> None:
     """Raise if the shards' losses differ. Then they did not compute the same: they read other
     samples, took another branch, or drew other numbers. Training would go on with gradients that
     mean nothing."""
-    if context.plan.tensor_plan is None:
+    if context.rank.shard is None:
         return
     both = torch.stack([loss, -loss]).double().nan_to_num()
     group = group_along(context.plan, "shards", context.rank.rank)

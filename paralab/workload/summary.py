@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.tensor_group import TensorPlan
 
 
@@ -121,6 +122,7 @@ class Summary(Trial):
                    not checked
     too_large      whether the model does not fit this machine, so that nothing was measured
     tensor_plan    which layers tp may split; None if not inspected
+    sequence_plan  in which blocks cp may split the sequence; None if not inspected
     flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
@@ -146,3 +148,4 @@ class Summary(Trial):
     split_problem: str | None = None
     too_large: bool = False
     tensor_plan: TensorPlan | None = None
+    sequence_plan: SequencePlan | None = None

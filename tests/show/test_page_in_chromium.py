@@ -368,6 +368,7 @@ def test_span_labels_have_enough_contrast(page):
         "all_reduce",
         "all_gather",
         "reduce_scatter",
+        "all_to_all",
         "scatter",
         "replicate",
         "gather",

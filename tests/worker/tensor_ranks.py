@@ -22,7 +22,8 @@ from paralab.plan.tensor_plan import parallelize_code
 from paralab.worker import block_proof, sharded_layers, split_layers
 from paralab.worker.groups import broadcast_model
 from paralab.worker.model_proof import _gradients
-from paralab.worker.prove_shards import _load, find_tensor_plan
+from paralab.worker.proof_model import load_samples
+from paralab.worker.prove_shards import find_tensor_plan
 from paralab.worker.shards import local
 from paralab.workload.batch import unpack
 from paralab.workload.hooks import patched
@@ -44,7 +45,7 @@ def prove_wrongly(workload, group):
     torch.manual_seed(0)
     model = workload.model().double().train()
     block_proof.perturb(model)
-    inputs, _ = (workload.unpack or unpack)(_load(workload))
+    inputs, _ = (workload.unpack or unpack)(load_samples(workload))
     calls = record_calls(model, inputs, [group.block])[group.block]
     block = model.get_submodule(group.block)
     reference = block_proof.run_block(block, calls)
@@ -95,8 +96,8 @@ def run_code(name):
     sharded = copy.deepcopy(model)
     exec(code, {"model": sharded, "mesh": DeviceMesh("cpu", [0, 1])})
     with controlled(model, ()):
-        plain = _gradients(workload, model, _load(workload))
-        errors = block_proof.errors_of(_gradients(workload, sharded, _load(workload)), plain)
+        plain = _gradients(workload, model, load_samples(workload))
+        errors = block_proof.errors_of(_gradients(workload, sharded, load_samples(workload)), plain)
     torch.set_default_dtype(torch.float32)
     return max(errors.values()), code
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from paralab.worker.rank_context import RankContext, Strategy
+from paralab.worker.strategies.cp import Cp
 from paralab.worker.strategies.data_parallel import DataParallel
 from paralab.worker.strategies.ddp import Ddp
 from paralab.worker.strategies.fsdp import Fsdp
@@ -24,6 +25,7 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
     "ddp": Ddp,
     "fsdp": Fsdp,
     "tp": Tp,
+    "cp": Cp,
     "mp": PipelineThreads,  # with one micro-batch
     "pipeline": PipelineThreads,
     "hybrid": Hybrid,
