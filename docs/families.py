@@ -1,7 +1,7 @@
-"""Small models of many families, with random weights, and what `tp` splits in each of them.
+"""Small models of many families, with random weights, and what `tp` and `cp` split in each of them.
 
 paralab plan tp --shards 2 --workload docs/families.py:llama      one family
-torchrun --nproc_per_node=2 docs/families.py                      the table in docs/strategies/tp.md
+torchrun --nproc_per_node=2 docs/families.py                      the tables in docs/strategies
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paralab.plan.tensor_plan import table_of
+from paralab.worker.prove_sequence import find_sequence_plan
 from paralab.worker.prove_shards import find_tensor_plan
 from paralab.workload.load import load_workload
+from paralab.workload.sequence_plan import part_sizes
 from paralab.workload.tensor_group import TensorPlan
-from paralab.workload.workload import as_workload
+from paralab.workload.workload import Workload, as_workload
 
 Family = Callable[[], dict[str, Any]]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -156,11 +158,14 @@ FAMILIES = {
 }
 
 
+def load_family(name: str) -> Workload:
+    own = globals().get(name)
+    return as_workload(own(), name) if own else load_workload(name)
+
+
 def prove(name: str) -> TensorPlan:
     """Prove a family's plan on the ranks of this job."""
-    own = globals().get(name)
-    workload = as_workload(own(), name) if own else load_workload(name)
-    plan = find_tensor_plan(workload, dist.get_world_size())
+    plan = find_tensor_plan(load_family(name), dist.get_world_size())
     torch.set_default_dtype(torch.float32)
     assert plan.problem is None, f"{name}: {plan.problem}"
     return plan
@@ -174,11 +179,22 @@ def row_of(name: str, plan: TensorPlan) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def sequence_row(name: str) -> str:
+    """Return the family's row in the table of `cp`."""
+    plan = find_sequence_plan(load_family(name), dist.get_world_size())
+    torch.set_default_dtype(torch.float32)
+    blocks = f"{len(plan.kept)} of {len(plan.blocks)}" if plan.blocks else "no blocks"
+    parts = part_sizes(plan.length, plan.shards) if plan.kept else ()
+    return f"| {FAMILIES[name]} | {blocks} | {' + '.join(map(str, parts)) or '–'} |"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dist.init_process_group("gloo")
-    rows = [row_of(name, prove(name)) for name in sys.argv[1:] or FAMILIES]
+    names = sys.argv[1:] or FAMILIES
+    rows = [row_of(name, prove(name)) for name in names]
+    rows += ["", *map(sequence_row, names)]
     if dist.get_rank() == 0:
         print("\n".join(rows))
     dist.destroy_process_group()

@@ -28,7 +28,6 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.state import State, changes, copy_of, restored, state_of
 from paralab.workload.tensor_group import TensorGroup
 
-ANOTHER = "another rank differs"
 TOLERANCE = 1e-10  # relative to the largest value
 Values = dict[str, torch.Tensor]
 Context = Callable[[], AbstractContextManager[None]]
@@ -173,14 +172,18 @@ def agree_on(problem: str | None) -> str | None:
     """Return a problem that any rank has, or None. Prefer this rank's own."""
     anywhere = torch.tensor(int(problem is not None))
     dist.all_reduce(anywhere, dist.ReduceOp.MAX)
-    return problem or (ANOTHER if anywhere else None)
+    if not anywhere:
+        return None
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    return problem or next(each for each in problems if each)
 
 
 def begin_together(*_: Any, **__: Any) -> Callable[[], None]:
     """Call this before a collective in a proof. If another rank has failed since the last one, it
     waits in `agree_on`, so fail here instead of waiting for it."""
-    if agree_on(None):
-        raise AnotherRankFailedError
+    if problem := agree_on(None):
+        raise AnotherRankFailedError(problem)
     return lambda: None
 
 
@@ -250,8 +253,8 @@ def compare(
     try:
         errors = errors_of(run_block(block, calls, shard(block).training), reference)
         problem = worst_of(errors)
-    except AnotherRankFailedError:
-        return ANOTHER, {"": math.inf}
+    except AnotherRankFailedError as failed:
+        return str(failed), {"": math.inf}
     except Exception as raised:
         problem, errors = first_line(raised), {"": math.inf}
     return agree_on(problem), errors

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.worker.block_proof import (
-    ANOTHER,
     AnotherRankFailedError,
     Context,
     Shard,
@@ -51,8 +50,8 @@ def prove_together(
         with controlled(sharded, kinds):
             mine = _train_step(workload, sharded, batch, training)
         problem = worst_of(errors_of(mine, reference))
-    except AnotherRankFailedError:
-        return ANOTHER
+    except AnotherRankFailedError as failed:
+        return str(failed)
     except Exception as error:
         problem = first_line(error)
     if problem := agree_on(problem):

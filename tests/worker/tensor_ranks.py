@@ -31,6 +31,9 @@ from paralab.workload.linear_layers import record_calls
 from paralab.workload.load import load_workload
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import as_workload
+from tests.worker import sequence_models
+
+SEQUENCES = ("llama_gqa", "gpt2", "bert", "vit", "t5", "encoder", "transformer", "gpt:tiny")
 
 
 def swap(group):
@@ -241,9 +244,12 @@ def main():
     left, rank = aligned(), dist.get_rank()
     losses = [disagreement(loss) for loss in (2.0 + 1e-5 * rank, math.nan, 2.0 + 0.01 * rank)]
     small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace)}
+    sequence = {"rows": [families.sequence_row(name) for name in SEQUENCES]}
+    sequence["plans"] = sequence_models.results()
     if dist.get_rank() == 0:
         results = {"rows": rows, "wrong": wrong, "code": code, "problems": problems}
-        print(json.dumps(results | {"small": small, "aligned": left, "losses": losses}))
+        more = {"small": small, "aligned": left, "losses": losses, "sequence": sequence}
+        print(json.dumps(results | more))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""What tensor parallelism splits in each family of models, and that its proof rejects wrong plans."""
+"""What tensor and context parallelism split in each family of models, and that their proofs reject
+wrong plans."""
 
 import json
 import subprocess
@@ -10,7 +11,7 @@ from tests import forked
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.processes
-PAGE = ROOT / "docs" / "strategies" / "tp.md"
+PAGES = ROOT / "docs" / "strategies"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def ranks():
 
 
 def test_the_table_of_families_is_what_the_proof_says(ranks):
-    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    table = [line for line in (PAGES / "tp.md").read_text().splitlines() if line.startswith("| ")]
     assert [row for row in ranks["rows"] if row not in table] == []
     assert len(ranks["rows"]) == 18
     whole = [row for row in ranks["rows"] if row.endswith("| – |")]
@@ -107,3 +108,42 @@ def test_shards_that_disagree_on_the_loss_stop(ranks):
     assert rounded is None
     assert nan is None
     assert "step 7" in wrong
+
+
+def test_cp_splits_these_families(ranks):
+    rows = ranks["sequence"]["rows"]
+    table = (PAGES / "cp.md").read_text().splitlines()
+    assert [row for row in rows if row not in table] == []
+    assert "| ViT | 2 of 2 | 3 + 2 |" in rows
+
+
+@pytest.mark.parametrize("trick", ["plain", "mask of each head", "skip"])
+def test_a_split_sequence_is_equal(ranks, trick):
+    """With `skip`, the model uses the first block's output itself, so it needs the whole output."""
+    plan = ranks["sequence"]["plans"][trick]
+    assert plan["problem"] is None
+    assert plan["length"] == 7
+    assert [block["kept"] for block in plan["blocks"]] == [True, True]
+    assert all(0 < block["error"] < 1e-14 for block in plan["blocks"])
+    assert plan["blocks"][1]["after"] == ("" if trick == "skip" else "blocks.0")
+
+
+@pytest.mark.parametrize(
+    ("trick", "named"),
+    [
+        ("position", "differs by"),  # counts tokens from the start of its part
+        ("mean", "differs by"),  # mixes tokens outside of attention
+        ("batch norm", "differs by"),
+        ("manual", "does not call"),
+        ("noise", "draws random numbers"),
+        ("one rank", "three tokens"),  # the other rank must not wait for this one
+        ("tied", "with all of the model, the gradient of embedding.weight"),
+        ("parameters not summed", "gradient of norm"),
+        ("attention to a part", "differs by"),
+        ("arguments not summed", "gradient of input 0.1"),
+        ("wrong part", "should have 3 tokens"),
+    ],
+)
+def test_a_wrong_split_is_rejected_and_named(ranks, trick, named):
+    plan = ranks["sequence"]["plans"][trick]
+    assert named in plan["problem"]
