@@ -242,6 +242,7 @@ def test_sparse_gradients_train_on_one_device_and_under_ddp(right):
         "dp",
         "fsdp",
         "tp",
+        "cp",
         "mp",
         "pipeline",
         "hybrid",

@@ -25,7 +25,8 @@ def proof(tmp_path_factory):
 
 def test_every_case_is_equal_in_fp64(proof):
     assert proof["passed"]
-    assert not proof["skipped"]
+    skipped = {(case["strategy"], case["options"]["workload"]) for case in proof["skipped"]}
+    assert skipped == {("cp", "mlp:tiny")}  # it has no attention
     assert all(passed(case) and case["max_difference"] <= 1e-10 for case in proof["configurations"])
     # A lossy configuration really trains differently from a single device.
     lossy = [case for case in proof["configurations"] if case["as_simulated"]]
@@ -88,6 +89,10 @@ def test_every_combination_is_a_case(proof):
         assert {(a, v, p) for a, _, v, p in combinations[strategy]} == {
             (a, v, p) for a in (1, 4) for v in (False, True) for p in (False, True)
         }
+    # Only gpt has attention, and its weights vary.
+    assert {(a, v, p) for a, _, v, p in combinations["cp"]} == {
+        (a, True, p) for a in (1, 4) for p in (False, True)
+    }
 
 
 def test_fp32_is_equal_relative_to_the_update(tmp_path):
@@ -123,7 +128,8 @@ def test_the_examples_are_equal(examples, example):
         pytest.importorskip("transformers", reason="needs a model: pip install transformers")
     cases = [case for case in examples if example in case["options"]["workload"]]
     assert all(passed(case) for case in cases)
-    assert {case["strategy"] for case in cases} == set(STRATEGIES)
+    without = {"cp"} if example == "tagger" else set()  # it has no attention
+    assert {case["strategy"] for case in cases} == set(STRATEGIES) - without
 
 
 BROKEN = """
