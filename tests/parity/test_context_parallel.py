@@ -71,4 +71,4 @@ def test_gradients_that_are_not_summed_are_caught(folder):
     assert done.code == 1
     [wrong] = json.loads(done.out)["configurations"]
     assert not wrong["equal"]
-    assert "synchronization" in wrong["cause"]
+    assert "added up" in wrong["cause"]

@@ -215,8 +215,8 @@ def aligned():
 
 
 def disagreement(mine):
-    plan, probe = SimpleNamespace(tensor_plan=()), SimpleNamespace(step=7)
-    context = SimpleNamespace(plan=plan, probe=probe, rank=SimpleNamespace(rank=0))
+    rank = SimpleNamespace(rank=0, shard=0)
+    context = SimpleNamespace(plan=None, probe=SimpleNamespace(step=7), rank=rank)
     try:
         with patched(split_layers, group_along=lambda *_: dist.group.WORLD):
             split_layers.require_agreement(context, torch.tensor(mine))
