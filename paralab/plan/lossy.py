@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paralab.errors import UsageError
 from paralab.plan.request import AVERAGED, Request
+from paralab.units import plural
 from paralab.workload.summary import Summary
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def describe_loss(lossy: Lossy) -> tuple[str, ...]:
         return ("PowerSGD sends gradients as matrices of low rank, and adds the rest later",)
     if lossy.sync_every:
         return (
-            f"each replica takes {lossy.sync_every} optimizer steps on its own samples before the "
-            "replicas average their parameters",
+            f"each replica takes {plural(lossy.sync_every, 'optimizer step')} on its own samples "
+            "before the replicas average their parameters",
         )
     return ()
 

@@ -53,10 +53,12 @@ class SimulatedDdp(OneDevice):
             losses.append(self.train_replica(accumulation_steps, replica))
             gradients.append(self.take_gradients())
         for name, parameter in self.parameters.items():
-            parameter.grad = None
-            if any(name in own for own in gradients):
-                zero = torch.zeros_like(parameter)
-                parameter.grad = self._combine(name, [own.get(name, zero) for own in gradients])
+            if not parameter.requires_grad:
+                continue
+            zero = torch.zeros_like(parameter)
+            total = self._combine(name, [own.get(name, zero) for own in gradients])
+            # DDP ignores the result for a parameter that no replica used in this step.
+            parameter.grad = total if any(name in own for own in gradients) else None
         self.steps += 1
         return torch.stack(losses).sum()
 
