@@ -78,7 +78,7 @@ def option_section(title: str, options: Sequence[Option]) -> Iterator[str]:
 
 
 def workload_section() -> Iterator[str]:
-    """The fields stand in the docstring as `name   meaning`; further lines are indented."""
+    """The docstring lists the fields as `name meaning`, with further lines indented."""
     introduction, _, fields = _docstring(paralab.Workload).partition("\n\n")
     yield f"## paralab.Workload\n\n{introduction} [Workloads](workloads.md) has examples.\n"
     yield "| field | meaning |\n|---|---|"
