@@ -94,8 +94,10 @@ def tune(
         any_batch=any_batch,
     )
     search = _Search(folder, candidates, roots, _Budget(started, trials, budget_seconds), say)
-    search.run(lambda root: changes(root, summary, on_gpu, any_batch), save=any_batch)
-    folder.write("search.json", search.notes())
+    try:
+        search.run(lambda root: changes(root, summary, on_gpu, any_batch), save=any_batch)
+    finally:  # also if it is interrupted
+        folder.write("search.json", search.notes())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
     folder.write("result.json", result.to_dict())

@@ -6,7 +6,10 @@ A layout is a strategy with a number on each axis of its device grid. With 8 dev
     dp, ddp, fsdp    ×8
     tp, cp           8 shards
     mp, pipeline     8 stages
-    hybrid           ×2 · 4 stages    ×4 · 2 stages
+    hybrid           ×4 · 2 stages                ×2 · 4 stages
+                     ×4 · 1 stage · 2 shards      ×2 · 1 stage · 4 shards
+                     ×1 · 4 stages · 2 shards     ×1 · 2 stages · 4 shards
+                     ×2 · 2 stages · 2 shards
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def test_the_layouts_of_4_devices():
         "mp · 4 stages",
         "pipeline · 4 stages",
     ]
+    assert len(labels(8, "hybrid")) == 7
     assert labels(4, "hybrid") == [
         "hybrid ×1 · 2 stages · 2 shards",
         "hybrid ×2 · 1 stage · 2 shards",
