@@ -80,7 +80,9 @@ def tune(
     if device_bytes is None and on_gpu:
         device_bytes = int(FULL * min(gpu.memory_bytes for gpu in machine.gpus))
     candidates = Candidates(inspected, device_bytes, base.batch_size or summary.batch_size)
-    roots = candidates.admit(_roots(first, names, devices), save=True)
+    asked = _roots(first, names, devices)
+    say(f"planning {plural(len(asked), 'layout')}")  # tp proves its layers, which takes a while
+    roots = candidates.admit(asked, save=True)
     if not roots:
         raise _nothing_fits(candidates)
 
