@@ -151,7 +151,7 @@ def _memory(rows: list[Row], folder: Path) -> Explorable:
 
 
 def _usual_devices(rows: list[Row]) -> int:
-    """Return the number of devices that most configurations have, except those with one."""
+    """Return the most common number of devices, ignoring configurations with one device."""
     several = [row.devices for row in rows if 1 < row.devices <= MOST_DEVICES]
     return statistics.mode(several) if several else 1
 

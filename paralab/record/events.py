@@ -54,9 +54,9 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Collective(Span, frozen=True, kw_only=True):
-    bucket: int  # or the number of the shard unit, or of the shards' collective in this step
+    bucket: int  # or the number of an fsdp unit, or of a collective between shards in this step
     bytes: int
-    ranks: tuple[int, ...] | None = None  # that run it together, if not all ranks do
+    ranks: tuple[int, ...] | None = None  # the ranks that run it together, if not all do
 
 
 class Step(Span, frozen=True, kw_only=True):
