@@ -62,13 +62,14 @@ class ReferenceRuns:
         summary = replace(inspected.summary, dropout=False)
         given = Inspected(inspected.machine, summary)
         plan = resolve_here(request, given)
-        request = provable(request, plan.num_steps)
+        shown = provable(request, plan.num_steps)
+        request = replace(request, steps=shown.steps, epochs=shown.epochs)
         if not plan.differences:
             return ReferencePair(self._add_pair(name, request, given), None, summary.split_problem)
 
         still = given._replace(summary=replace(summary, **UNCAUSED))
         control = (*summary.controls, *(["rank_order"] if rounds_in_any_order(plan) else []))
-        exact = self._add_pair(name, in_fp64(request), still, control, simulation_of)
+        exact = self._add_pair(name, in_fp64(shown), still, control, simulation_of)
         as_asked = self._add_pair(f"{name}-as-asked", request, given)
         return ReferencePair(exact, as_asked, summary.split_problem)
 

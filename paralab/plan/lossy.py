@@ -66,8 +66,8 @@ def choose_lossy(request: Request, reasons: Reasons) -> Lossy:
     """Complete the lossy options."""
     if request.compress:
         rank = request.powersgd_rank or 1
-        what = f"{request.compress}, rank {rank}" * (request.compress == "powersgd")
-        reasons.add("compress", what or request.compress, "requested")
+        of_rank = f", rank {rank}" if request.compress == "powersgd" else ""
+        reasons.add("compress", request.compress + of_rank, "requested")
         return Lossy(request.compress, rank)
     if request.strategy not in AVERAGED:
         return Lossy()
