@@ -42,6 +42,10 @@ _GPT = {
         "124m": (960, 11, 15, 1024, 2048, 16),
     }.items()
 }
+_MOE = {
+    "small": {**_GPT["small"], "experts": 8, "chosen": 2},
+    "tiny": {**_GPT["tiny"], "layers": 2, "experts": 4, "chosen": 2},
+}
 
 BUILT_IN: Mapping[str, BuiltIn] = {
     "mlp": BuiltIn(
@@ -56,6 +60,11 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         "paralab.workload.gpt",
         "a byte-level transformer on the source code of Python's standard library",
         _GPT,
+    ),
+    "moe": BuiltIn(
+        "paralab.workload.moe",
+        "the same transformer, with several feed-forward networks of which each token uses two",
+        _MOE,
     ),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -76,7 +76,9 @@ class Block(nn.Module):
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
         wide = 4 * dim
-        self.feed_forward = nn.Sequential(nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
+        self.feed_forward: nn.Module = nn.Sequential(
+            nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.query_key_value(self.norm1(x)).chunk(3, dim=-1)
@@ -99,19 +101,33 @@ def real_bytes(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
     return float((batch[1] != IGNORED).sum())
 
 
-def build(
-    name: str, *, dim: int, layers: int, heads: int, context: int, samples: int, batch_size: int
-) -> Workload:
-    def model() -> nn.Module:
-        # The order in which modules are created determines their initial weights.
-        blocks = [Block(dim, heads) for _ in range(layers)]
-        embedding, norm = Embedding(dim, context), nn.LayerNorm(dim)
-        model = nn.Sequential(embedding, *blocks, norm, nn.Linear(dim, PAD))
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
-        return model
+def language_model(blocks: Sequence[nn.Module], dim: int, context: int) -> nn.Module:
+    # The order in which modules are created determines their initial weights.
+    embedding, norm = Embedding(dim, context), nn.LayerNorm(dim)
+    model = nn.Sequential(embedding, *blocks, norm, nn.Linear(dim, PAD))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return model
 
+
+def build(name: str, *, dim: int, layers: int, heads: int, **data: int) -> Workload:
+    def model() -> nn.Module:
+        return language_model([Block(dim, heads) for _ in range(layers)], dim, data["context"])
+
+    return byte_workload(name, model, dim, **data)
+
+
+def byte_workload(
+    name: str,
+    model: Callable[[], nn.Module],
+    dim: int,
+    *,
+    context: int,
+    samples: int,
+    batch_size: int,
+) -> Workload:
+    """Return a workload that predicts the next byte."""
     return Workload(
         model=model,
         data=library_tokens(samples, context),

@@ -141,6 +141,7 @@ from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
 from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
+from paralab.worker.strategies.local_sgd import LocalSgd
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.tp import Tp
 from paralab.worker.zero_optimizer import ShardedOptimizer
