@@ -292,7 +292,7 @@ ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
         (OTHER, "local-sgd", None, "from step"),  # a mean of means
         (OTHER, "fsdp", None, None),
         (OTHER, "fsdp", 1, "synchronization"),  # each rank keeps its own updates
-        (OTHER, "tp", None, "synchronization"),
+        (OTHER, "tp", None, "added up"),
         (OTHER, "hybrid", None, None),
     ],
 )
