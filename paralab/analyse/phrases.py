@@ -55,7 +55,7 @@ def collectives_per_step(row: Row | Result) -> str:
         "all-to-all": row.all_to_alls_per_step,
         "broadcast": row.broadcasts_per_step,
     }
-    # With local-sgd, there is less than one per step: 0.667 rather than 0.666667.
+    # With local-sgd, there may be less than one per step. Print 0.667 rather than 0.666667.
     rounded = {name: float(f"{count:.3g}") for name, count in counts.items() if count}
     return listed([plural(count, name) for name, count in rounded.items()])
 

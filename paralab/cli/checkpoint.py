@@ -21,7 +21,7 @@ class SavedCheckpoint(Record, frozen=True, kw_only=True):
     step: int
     bytes: int
     problem: str | None  # None if the checkpoint is complete
-    manifest: JsonObject  # as saved, without the list of files
+    manifest: JsonObject  # the manifest, without the list of files
 
 
 class CheckpointList(Record, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
 def _find_checkpoints(folder: Path, check: bool) -> list[Checkpoint]:
     """Return all checkpoints in a folder, or the folder itself if it is a checkpoint."""
     listed = checkpoints(folder, check)
-    if not listed:  # it may be a checkpoint itself
+    if not listed:  # the folder may itself be a checkpoint
         listed = [each for each in checkpoints(folder.parent, check) if each.path == folder]
     if not listed:
         problem = "contains no checkpoint" if folder.exists() else "does not exist"

@@ -47,10 +47,10 @@ class Command(click.Command):
                 heading = getattr(parameter, "heading", OTHER)
                 sections.setdefault(heading, []).append(record)
 
-        if len(sections) == 1:  # a heading would only repeat that these are options
+        if len(sections) == 1:  # this heading would say nothing new
             sections = {"Options": sections.popitem()[1]}
         if OTHER in sections:
-            sections[OTHER] = sections.pop(OTHER)  # move it to the end
+            sections[OTHER] = sections.pop(OTHER)  # move this section to the end
 
         flags = [len(flag) for records in sections.values() for flag, _ in records]
         width = max(length for length in flags if length <= FLAG_COLUMN)

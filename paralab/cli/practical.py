@@ -31,7 +31,7 @@ TITLES = {  # repeated here so that --help does not import the analysis; a test 
     "handbook": "data parallelism, chapter 7",
 }
 COURSE = "Course"
-ASK = "ask in the terminal"  # the value of --predict without a sheet
+ASK = "ask in the terminal"  # the value of `--predict` without a sheet
 FORMATS = ("text", "json", "csv", "junit", "gradescope", "classroom50")
 
 PART = "Run only part N, with only the configurations it needs."
@@ -98,7 +98,7 @@ def _run(name: str, as_json: bool, options: dict[str, Any]) -> None:
     predict, markdown = options["predict"], options["markdown"]
     asking, quiet = predict == ASK, as_json or str(markdown) == "-"
     predictions = {}
-    if predict:  # before anything is measured
+    if predict:  # check this before measuring
         predictions = ask(empty.sections[0]) if asking else from_sheet(Path(predict), empty)
     document, folder = _open_or_run(name, quiet, options)
     if predict:

@@ -20,7 +20,7 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.serve.served import Served
 
-DEFAULT = Path("runs")  # where `paralab run` writes
+DEFAULT = Path("runs")  # the folder to which `paralab run` writes
 PORT = click.IntRange(0, 65535)
 
 
@@ -52,6 +52,6 @@ def serve(folder: Path | None, port: int | None, as_json: bool) -> None:
         echo(f"Serving {served.folder}\n{served.url}\nPress Ctrl-C to stop.")
 
     number = start((folder or DEFAULT).absolute(), port or 0, announce)
-    if as_json:  # stdout already has its one object
+    if as_json:  # stdout already has its single JSON object
         sys.exit(exit_code_of(number))
     raise interrupted(number, "; the pages are closed.")

@@ -66,7 +66,7 @@ class _Unfailing(io.FileIO):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _connect_to_nothing(number)  # otherwise Python would write the rest again at exit
+            _connect_to_nothing(number)  # otherwise Python would write again at exit
             if error.errno == errno.EIO:
                 return len(data)
             error.filename = "standard output" if number == 1 else "standard error"
@@ -74,7 +74,7 @@ class _Unfailing(io.FileIO):
 
 
 def _connect_to_nothing(number: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)  # it may get this same number
+    nothing = os.open(os.devnull, os.O_RDWR)  # the new file may get the same descriptor
     if nothing != number:
         os.dup2(nothing, number)
         os.close(nothing)

@@ -39,8 +39,8 @@ from paralab.units import plural
 
 VERIFY_STEPS = 3
 ROUNDS = 5
-SURE_ROUNDS = 3  # without --rounds, always run this many, and run more only if there is time
-BUDGET_SECONDS = 60.0  # for verification and rounds, unless --rounds is given
+SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
+BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
 Round = list[Training]  # one run of each configuration, whose number is the run's `case`
 
 

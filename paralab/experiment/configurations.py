@@ -24,7 +24,7 @@ from paralab.plan.request import (
 )
 from paralab.workload.reference import check_reference
 
-STEPS = {"cpu": 10, "cuda": 30}  # per configuration and round; the first three are warm-up steps
+STEPS = {"cpu": 10, "cuda": 30}  # steps per configuration and round; the first three are warm-up
 # If a step takes longer than this, use more rounds instead of longer ones.
 SLOW_SECONDS, SLOW_STEPS = 0.1, 6
 

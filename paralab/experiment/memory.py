@@ -17,8 +17,8 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.units import size
 
-MOST_SAMPLES = 2**24  # of a batch, if the data is endless
-MOST_TRIALS = 8  # of other batch sizes
+MOST_SAMPLES = 2**24  # samples in a batch, if the data is endless
+MOST_TRIALS = 8  # trials of other batch sizes
 TOO_LARGE = (
     "the model does not fit this machine, so paralab inspected it with fake tensors: it timed no "
     "layers, and may miss differences from a single device"

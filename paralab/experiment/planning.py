@@ -89,13 +89,13 @@ def make_plan(
         refuse_inside()
     check(request)
     request = replace(request, workload=check_reference(request.workload))
-    samples = None  # per micro-batch, to time the layers; None: the workload's batch size
+    samples = None  # per micro-batch, for timing layers; None: the workload's batch size
     if request.batch_size is not None:
         parts = (request.replicas or 1) * (request.accumulate or 1) * (request.micro_batches or 1)
         samples = max(1, request.batch_size // parts)
     replicas = request.replicas or (2 if request.strategy == "hybrid" else 1)
     cores = max(1, usable_cores() // (replicas * (request.stages or 2) * (request.shards or 1)))
-    threads = request.threads_per_device or threads_asked() or cores  # of one device
+    threads = request.threads_per_device or threads_asked() or cores  # threads of one device
     inspected = inspect_workload(
         inspection_for(request, [request.strategy], samples=samples, threads=threads, large=large)
     )

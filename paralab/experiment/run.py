@@ -105,7 +105,7 @@ def find_unsaved(outcome: Outcome, reached: int) -> RunFailed | None:
     path = step_folder(Path(outcome.training.checkpoints.directory), reached)
     saved = {checkpoint.path: checkpoint.problem for checkpoint in checkpoints(path.parent)}
     problem = saved.get(path, "it does not exist")
-    if not reached or problem is None:  # no checkpoint is saved before the first step
+    if not reached or problem is None:  # paralab saves no checkpoint before the first step
         return None
     after = f"Stopped after {plural(reached, 'step')}"
     unsaved = f"{after}, but {path} cannot be used: {problem}."

@@ -43,9 +43,9 @@ from paralab.units import plural
 from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
-DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # with fixed and with varying token counts per batch
+DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed and varying token counts per batch
 DEFAULT_STEPS = 4
-ONE_SAMPLE = "Expected more than 1 value per channel"  # torch's BatchNorm says this
+ONE_SAMPLE = "Expected more than 1 value per channel"  # the error from torch's BatchNorm
 STEP_DEADLINE = 120.0  # seconds
 SELECTIVE = ("dp", "fsdp", "hybrid")  # the other strategies recompute entire blocks
 VARIED = ("accumulate", "replicas", "stages", "shards", "micro_batches", *WAYS)
@@ -246,7 +246,7 @@ def _grids(base: Request, split: Options) -> list[Options]:
 
 
 def _ways_to_shard(base: Request, split: Options) -> list[Options]:
-    """Return what fsdp can shard besides the default, each as an option that was not given."""
+    """Return the options for what fsdp shards, except the default, if the user gave none."""
     if base.zero or base.shard_groups:
         return []
     ways = [split | {"zero": zero} for zero in (1, 2)]

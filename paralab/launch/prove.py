@@ -30,7 +30,7 @@ PLANS: Mapping[str, type[TensorPlan | SequencePlan]] = {
 
 
 def prove_plan(what: str, workload: str, shards: int) -> TensorPlan | SequencePlan:
-    """Prove on `shards` ranks what of the workload's model can be split."""
+    """Prove on `shards` ranks which parts of the workload's model can be split."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         spec, answer, log = (Path(folder, name) for name in ("spec.json", "answer.json", "log.txt"))
         rendezvous = f"file://{folder}/rendezvous"

@@ -40,7 +40,7 @@ COMPILED = (
 )
 BUCKET_MB = 25.0  # the default size of a bucket
 LOW = ("bf16", "fp16")
-LOW_BYTES = 2  # per element
+LOW_BYTES = 2  # bytes per element
 
 
 def find_unsupported(plan: Plan) -> str | None:
@@ -284,9 +284,9 @@ def _kept_by_stage(plan: Plan, trial: MemoryTrial, samples: int, stage: int) -> 
         parts = range(stage, len(plan.stage_parts), plan.stages)
         return trial.at(size, lambda each: max(map(each.added_in, parts)))
 
-    if plan.schedule is None:  # all forward passes, then all backward passes
+    if plan.schedule is None:  # gpipe's order: all forward passes, then all backward passes
         sizes = _sizes(plan, samples)
         return sum(of_part(stage, size) for size in sizes) + again(max(sizes))
-    size = widest(samples, plan.accumulate, plan.micro_batches)  # smaller ones are padded
+    size = widest(samples, plan.accumulate, plan.micro_batches)  # smaller micro-batches are padded
     actions = order(plan.schedule, plan.stages, plan.micro_batches)[stage]
     return round(most_kept(actions, lambda part: of_part(part, size))[1]) + again(size)

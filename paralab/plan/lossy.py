@@ -17,7 +17,7 @@ from paralab.workload.summary import Summary
 if TYPE_CHECKING:
     from paralab.plan.plan import Plan, Reasons
 
-CASTS = ("fp16", "bf16")  # compressions that round every gradient
+CASTS = ("fp16", "bf16")  # compressions that round each gradient
 POWERSGD_START = 2  # steps without PowerSGD: DDP rebuilds its buckets after the first
 POWERSGD_STEPS = POWERSGD_START + 2  # the second compressed step feeds back the first one's error
 
@@ -92,8 +92,8 @@ def simulation_of(plan: Plan) -> Simulation | None:
 
 
 def rounds_in_any_order(plan: Plan) -> bool:
-    """Return whether the backend adds rounded gradients in an order of its own, rounding each time.
-    `local` adds them in rank order and rounds once, which a simulation can repeat."""
+    """Return whether the backend adds rounded gradients in its own order, and rounds after each
+    addition. `local` adds them in rank order and rounds once, which a simulation can repeat."""
     return plan.compress in CASTS and plan.backend != "local"
 
 

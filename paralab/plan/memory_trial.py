@@ -92,8 +92,9 @@ class MemoryTrial:
     built: str | None = None
 
     def at(self, samples: int, number: Callable[[Pass], int]) -> int:
-        """Return a number of a pass with this many samples. Between the passes that were run, and
-        beyond them, continue the line through the two nearest: activations grow with the samples.
+        """Return one of the numbers for a pass with this many samples. Between and beyond the
+        passes that ran, continue the line through the two nearest, because activations grow with
+        the samples.
         """
         known = {each.samples: number(each) for each in self.passes}
         if samples in known or len(known) == 1:

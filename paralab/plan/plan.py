@@ -136,13 +136,13 @@ class Plan:
     recompute: str | None = None  # how `recomputed` blocks are computed again
     recomputed: tuple[str, ...] = ()
     compile: bool = False
-    compiled: tuple[str, ...] = ()  # blocks
+    compiled: tuple[str, ...] = ()  # names of the compiled blocks
     shards: int = 1
     tensor_plan: TensorPlan | None = None  # the layers that are split over the shards
     sequence_plan: SequencePlan | None = None  # the blocks in which sequences are split over them
-    axes: tuple[Axis, ...] = ()  # of the grid of ranks, with the collectives along each
+    axes: tuple[Axis, ...] = ()  # axes of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
-    memory: MemoryEstimate | None = None  # only for a single run
+    memory: MemoryEstimate | None = None  # set only for a single run
     compress: str | None = None
     powersgd_rank: int = 1
     sync_every: int | None = None  # steps between two averages; None: no averages

@@ -11,7 +11,7 @@ from paralab.machine.precision import Probe
 from paralab.plan.plan import Reasons
 from paralab.plan.request import Request
 
-LOW_PRECISIONS = ("tf32", "bf16", "fp16")  # these round every product
+LOW_PRECISIONS = ("tf32", "bf16", "fp16")  # these precisions round every product
 AMPERE = (8, 0)  # the first compute capability with tf32 and bf16
 LOSS_SCALE = 65536.0  # torch's default
 

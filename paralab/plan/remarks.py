@@ -43,7 +43,7 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
         per_device = plural(threads, "thread")
         remarks.append(
             f"the devices {SHARE_CORES}: {len(devices)} devices × {per_device} > "
-            f"{plural(cores, 'core')}, so separate devices would be faster"
+            f"{plural(cores, 'core')}, so real devices would be faster"
         )
 
     shared = ", ".join(name for name, cell in devices.items() if cell.shared)

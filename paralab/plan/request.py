@@ -39,7 +39,7 @@ ALL = "all"  # where a command accepts every strategy
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid", "local-sgd")
-STAGED = ("mp", "pipeline", "hybrid")  # these cut the model into stages
+STAGED = ("mp", "pipeline", "hybrid")  # strategies that cut the model into stages
 SHARDED = ("fsdp", "hybrid")  # these can shard the parameters of each unit over the replicas
 SPLIT = ("tp", "cp", "hybrid")  # these split layers or sequences: all shards see the same samples
 PIPELINED = ("pipeline", "hybrid")
@@ -47,7 +47,7 @@ BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
 BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")  # several processes
-COMPILED = (  # these call a block from one thread, in one piece
+COMPILED = (  # strategies that call a whole block from one thread
     "single",
     "ddp",
     "fsdp",

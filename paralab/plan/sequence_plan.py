@@ -30,13 +30,15 @@ def require_blocks(
             fix="another number of --shards, or tp, ddp, or fsdp",
         )
     because = "a split forward and backward pass in fp64 equals the plain one; "
-    because += f"their activations take 1/{shards} of the memory, and all else is replicated"
+    because += f"their activations take 1/{shards} of the memory, and everything else is replicated"
     value = f"{len(plan.kept)} of {listed([block.name for block in plan.kept])}"
     if len(plan.kept) == len(plan.blocks):
         value = listed([block.name for block in plan.kept])
     reasons.add("split blocks", value, because)
     sizes = part_sizes(plan.length, shards)
-    because = f"{plan.length} tokens in the trial; a batch with other lengths is split likewise"
+    because = (
+        f"{plan.length} tokens in the trial; batches with other lengths are split the same way"
+    )
     reasons.add("tokens per rank", " + ".join(map(str, sizes)), because)
     exchanges = 2 * sum(block.attention for block in plan.kept)
     weights = sum(block.parameters for block in plan.kept)

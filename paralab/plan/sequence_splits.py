@@ -1,5 +1,5 @@
-"""Propose how to split the sequence in a block: which arguments each rank takes a part of, and which
-outputs are put together. These are pure functions on plain numbers; a proof decides.
+"""Propose how to split the sequence in a block: of which arguments each rank takes a part, and
+which outputs are joined. These are pure functions on plain numbers; a proof decides.
 
     hidden states    (2, 33, 64)        part of dim 1
     rotary cosines   (1, 33, 16)        part of dim 1
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from paralab.plan.tensor_groups import uneven_heads
 from paralab.workload.sequence_plan import Dims, SplitBlock
 
-FEWEST_TOKENS = 2  # per rank, because models often treat a single token as text generation
+FEWEST_TOKENS = 2  # tokens per rank, because models often treat a single token as text generation
 Shape = tuple[int, ...]
 
 
@@ -62,7 +62,7 @@ def unsuitable(block: ObservedBlock, shards: int) -> str | None:
     if not block.attention:
         return "it does not call torch.nn.functional.scaled_dot_product_attention"
     if block.draws:
-        return "it draws random numbers besides dropout, and each part would draw others"
+        return "it draws random numbers besides dropout, and each part would draw different ones"
     if len(block.lengths) > 1:
         found = " and ".join(map(str, sorted(block.lengths)))
         return f"it attends to sequences of different lengths ({found} tokens)"

@@ -24,7 +24,7 @@ KEEPS = {
     3: "each rank has shards, and gathers parameters again for the backward pass",
 }
 
-# fsdp cannot train such a model: all ranks must use the same units.
+# fsdp cannot train a model whose ranks use different units.
 BRANCHES = "the ranks take different branches"
 
 

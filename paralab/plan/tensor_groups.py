@@ -21,7 +21,7 @@ from itertools import combinations
 from paralab.units import plural
 from paralab.workload.tensor_group import LinearLayer, TensorGroup
 
-MOST_ATTEMPTS = 48  # per group
+MOST_ATTEMPTS = 48  # attempts per group
 FUSED = (1, 3, 2)  # matrices side by side: none, q k v, and gate up (or k v)
 Divided = tuple[tuple[str, int], ...]
 

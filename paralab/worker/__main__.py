@@ -45,7 +45,7 @@ from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
 
 EXIT_CODES = {"completed": 0, "stopped": 0, "failed": 1, "interrupted": 130}
-STOP_SECONDS = 0.5  # between the first and the last rank that the launcher stops
+STOP_SECONDS = 0.5  # time between the first and the last rank that the launcher stops
 
 
 class Stopped(BaseException):
@@ -99,7 +99,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
             make_groups(plan, saves=bool(job["checkpoints"]))
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's origin on this rank's clock
 
-    gc.freeze()  # torch's objects stay alive: skip them in later collections
+    gc.freeze()  # torch's objects stay alive, so skip them in later collections
     gc.enable()
     for plan, job in jobs:
         deadline = job["deadline_seconds"]

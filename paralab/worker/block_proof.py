@@ -60,7 +60,7 @@ def perturb(model: nn.Module) -> None:
 
 
 class AnotherRankFailedError(RuntimeError):
-    """Another rank failed between two collectives, and all ranks know."""
+    """Another rank failed between two collectives, and all ranks know it."""
 
 
 def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullcontext) -> Values:
@@ -108,7 +108,7 @@ def _run(block: nn.Module, calls: Sequence[Call]) -> Values:
 
 
 def _combine(tensor: torch.Tensor) -> torch.Tensor:
-    """Add up the elements with different weights, so that each one has its own gradient."""
+    """Sum the elements with different weights, so that each has a different gradient."""
     parts = _real(tensor)
     return (parts * torch.arange(parts.numel()).cos().view(parts.shape)).sum()
 

@@ -48,7 +48,7 @@ class Saver:
         self.directory = Path(policy.directory)
         self._copy: State = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paralab-save")
-        self._saving: Future[dict[str, Any]] | None = None  # returns the fields of a `save` event
+        self._saving: Future[dict[str, Any]] | None = None  # returns a `save` event
 
     def prepare(self) -> None:
         """Allocate memory for the copies during a warm-up step, because pinning a gigabyte takes

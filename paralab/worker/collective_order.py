@@ -33,7 +33,7 @@ class CollectiveOrder:
         self.group, self.rank = group, rank
         self.step = -1
         self.agreed: list[str] = []
-        self.actions: list[str] = []  # in this step
+        self.actions: list[str] = []  # actions in this step
         self.asking = False
         self.began = time.monotonic()
         self.longest = 0.0

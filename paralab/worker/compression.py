@@ -2,7 +2,7 @@
 
 fp16, bf16   the rounded gradients; the ranks' values are added, and the sum is rounded again
 powersgd     torch's PowerSGD: for each large gradient matrix, two thin matrices whose product is
-             close to it. What a rank did not send, it adds to its next gradient
+             close to it. A rank adds what it did not send to its next gradient
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Cast:
     """Rounds gradients to a dtype with 2 bytes.
 
     `in_order`: add the ranks' values in rank order and round once, as `local` does. gloo and NCCL
-    round after each rank, in an order of their own.
+    round after each addition, in another order.
     """
 
     def __init__(self, plan: Plan, group: dist.ProcessGroup) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # as in a rank, this saves a third of torch's import time
+    gc.disable()  # this saves a third of torch's import time, as in a rank
 
 import json
 import os
@@ -69,7 +69,7 @@ def main() -> NoReturn:
         answer = {"error": {"problem": error.problem, "fix": error.fix, "detail": error.detail}}
     path.write_text(json.dumps(answer))
     sys.stdout.flush()
-    os._exit(0)  # without waiting for the thread that watches the parent
+    os._exit(0)  # exit without waiting for the thread that watches the parent
 
 
 def inspect_machine() -> Machine:
@@ -194,7 +194,7 @@ def _inspect_layers(
 
     with fake or nullcontext():
         layers, reason = find_layers(model, inputs, loss, workload.split_points, trial.sometimes)
-    if fake:  # nothing was computed
+    if fake:  # the trial computed nothing
         layers = tuple(replace(layer, seconds=0.0) for layer in layers)
     return {
         "layers": layers,

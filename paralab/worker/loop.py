@@ -27,7 +27,7 @@ from paralab.workload.recompute import recompute
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
-MEMORY_EVERY = 10  # steps
+MEMORY_EVERY = 10  # number of steps
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,6 @@ def _write_results(
         place = {"stage": context.rank.stage, "shard": context.rank.shard}
         context.probe.emit("verify", **place, **comparison)
     if extras.save_weights:
-        weights = strategy.state_dict()  # on all ranks, because each may have a shard
+        weights = strategy.state_dict()  # call this on all ranks, because each may have a shard
         if context.rank.rank == 0:
             torch.save(weights, extras.save_weights)

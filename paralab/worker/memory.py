@@ -106,7 +106,7 @@ class ActivationMeter:
 
 @contextmanager
 def save_also(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Note what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
+    """Count what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
     private: Any = torch._C._autograd
     pack, unpack = private._top_saved_tensors_default_hooks(True)
 

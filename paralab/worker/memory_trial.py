@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # as in a rank, this saves a third of torch's import time
+    gc.disable()  # this saves a third of torch's import time, as in a rank
 
 import json
 import os
@@ -45,8 +45,8 @@ from paralab.workload.randomness import seed_everything
 from paralab.workload.recompute import Watched, recompute, watch_nothing
 from paralab.workload.workload import Workload
 
-MOST_LOADED = 256  # samples whose shapes the trial uses
-WORKSPACE_DIM = 256  # of the matrix product that makes CUDA's libraries allocate workspaces
+MOST_LOADED = 256  # the trial uses the shapes of this many samples
+WORKSPACE_DIM = 256  # size of the matrix product that makes CUDA's libraries allocate workspaces
 
 
 def main() -> NoReturn:
@@ -59,7 +59,7 @@ def main() -> NoReturn:
     answer = [_answer(Plan.from_json(each["plan"]), each["sizes"]) for each in questions]
     path.write_text(json.dumps(answer))
     sys.stdout.flush()
-    os._exit(0)  # without waiting for the thread that watches the parent
+    os._exit(0)  # exit without waiting for the thread that watches the parent
 
 
 def _answer(plan: Plan, sizes: list[int]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class _Trial:
                     group["foreach"] = True
         with self.fake:
             self._forward(filled(self.sample, samples))[1].backward()
-            optimizer.step()  # creates the state
+            optimizer.step()  # this step creates the state
             step_bytes = self._peak_of(optimizer.step, optimizer)
             state = {p: list(tensors(dict(values))) for p, values in optimizer.state.items()}
         groups = optimizer.param_groups

@@ -20,10 +20,10 @@ def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> lis
     """Return the blocks in the order of their first calls. Turn dropout off before this."""
     blocks: dict[str, ObservedBlock] = {}
     inside: list[str] = []
-    states: list[Any] = []  # of the random generators, when these blocks began
+    states: list[Any] = []  # states of the random generators when these blocks began
     calls: dict[str, int] = {}
-    # The block that returned a tensor, and the tensor's number. Keep the tensor, because Python
-    # gives its id to another one otherwise.
+    # The block that returned a tensor, and the tensor's number. Keep the tensor, because otherwise
+    # Python may give its id to another one.
     returned: dict[int, tuple[str, int, torch.Tensor]] = {}
     attention = nn.functional.scaled_dot_product_attention
 

@@ -67,7 +67,7 @@ class Precision:
             self._agree(optimizer, self.agreed_over)
         groups = optimizer.param_groups
         if not any(p.grad is not None for group in groups for p in group["params"]):
-            optimizer.step()  # the scaler raises an error: this rank had no samples
+            optimizer.step()  # the scaler raises if this rank had no samples
             return
         self.scaler.step(optimizer)
         self.scaler.update()

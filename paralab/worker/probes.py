@@ -27,7 +27,7 @@ from paralab.workload.batch import tensors
 
 DETAILED_STEPS = 200
 DETAIL_EVERY = 10
-FEWEST_DETAILED = 5  # in a short run
+FEWEST_DETAILED = 5  # steps with details in a short run
 
 Note = tuple[str, Mark, Mark, dict[str, Any]]
 
@@ -52,13 +52,13 @@ class Probe:
     """Collects one rank's notes. Several threads may add notes, because list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
-        self.detail_every = detail_every  # in the first DETAILED_STEPS steps
+        self.detail_every = detail_every  # applies to the first DETAILED_STEPS steps
         self.clock = clock
         self.writer = writer
         self.step = -1
-        self.collectives: Counter[str] = Counter()  # in this step, by kind
+        self.collectives: Counter[str] = Counter()  # collectives in this step, by kind
         self.bytes = 0
-        self.only_finite = False  # raise if a loss is not finite
+        self.only_finite = False  # whether to raise if a loss is not finite
         self._notes: list[Note] = []
         self._pending: deque[tuple[int, list[Note]]] = deque()
 

@@ -110,7 +110,7 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
 
 
 def _sharder(groups: Sequence[TensorGroup], mesh: DeviceMesh) -> Shard:
-    """Return what shards these groups of a model."""
+    """Return a function that shards these groups of a model."""
 
     def shard(model: nn.Module) -> Sharded:
         for group in groups:
@@ -131,7 +131,7 @@ def _prove_each(
     layers: Mapping[str, LinearLayer],
     mesh: DeviceMesh,
 ) -> list[TensorGroup]:
-    worked: dict[Any, TensorGroup] = {}  # by kind of block: the attempt that worked, without names
+    worked: dict[Any, TensorGroup] = {}  # kind of block -> the attempt that worked, without names
     failed: set[Any] = set()
     groups = []
     for block, together in groupby(proposed, key=lambda group: group.block):
@@ -142,7 +142,7 @@ def _prove_each(
             tries = list(attempts(group, layers, around, mesh.size()))
             kind = type(plain), _inside(group).layers
             tries.sort(key=lambda each: _inside(each) != worked.get(kind))
-            if kind in failed:  # one attempt, for the reason
+            if kind in failed:  # make one attempt, to get the reason
                 tries = tries[:1]
 
             best = _first_proved(plain, calls[block], reference, group, tries, mesh)

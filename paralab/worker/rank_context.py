@@ -52,7 +52,7 @@ class RankContext:
     meter: ActivationMeter
     note_split: SplitNotes
     streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
-    shard_streams: ShardStreams | None = None  # if shards draw numbers
+    shard_streams: ShardStreams | None = None  # set if shards draw random numbers
     # Makes a context in which a block is computed again, in addition to its own
     recomputing: Callable[[nn.Module], MakeContext] = lambda block: nullcontext
 

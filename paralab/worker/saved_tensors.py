@@ -20,7 +20,7 @@ from paralab.worker.shards import local
 from paralab.workload.batch import tensors
 from paralab.workload.recompute import Watched
 
-Saved = dict[int, tuple[int, StorageWeakRef]]  # by storage: bytes, and whether it still exists
+Saved = dict[int, tuple[int, StorageWeakRef]]  # storage -> bytes, and whether it still exists
 
 
 class SavedTensors:
@@ -47,7 +47,7 @@ class SavedTensors:
         for tensor in tensors(kept):
             if (key := _storage(tensor)) not in self.ignored:
                 storage = local(tensor).untyped_storage()
-                # The reference also prevents that another storage gets this one's key.
+                # The reference also keeps another storage from getting this one's key.
                 part[key] = storage.nbytes(), StorageWeakRef(storage)
 
     def watch(self, block: nn.Module) -> Watched:

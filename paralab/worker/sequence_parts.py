@@ -1,5 +1,5 @@
 """Cut a sequence into one part per rank, put the parts together, and exchange parts of the sequence
-for heads. Each function moves the gradients back.
+for heads. In backward, each function moves the gradients the other way.
 
              rank 0                      rank 1
     parts    all heads, tokens 0 … 16    all heads, tokens 17 … 32

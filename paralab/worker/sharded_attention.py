@@ -86,7 +86,7 @@ def _add_masks(
     masks = []
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None, :])
-    if attn_mask is not None and attn_mask.ndim == 3:  # one per sample and head
+    if attn_mask is not None and attn_mask.ndim == 3:  # the mask has one entry per sample and head
         per_head = attn_mask.unflatten(0, (-1, attention.num_heads))
         masks.append(per_head.chunk(mesh.size(), 1)[mesh.get_local_rank()])
     elif attn_mask is not None:

@@ -76,9 +76,8 @@ def align_shards(context: RankContext, model: nn.Module) -> None:
 
 
 def require_agreement(context: RankContext, loss: torch.Tensor) -> None:
-    """Raise if the shards' losses differ. Then they did not compute the same: they read other
-    samples, took another branch, or drew other numbers. Training would go on with gradients that
-    mean nothing."""
+    """Raise if the shards' losses differ: they read different samples, took different branches, or
+    drew different random numbers. Training would continue with meaningless gradients."""
     if context.rank.shard is None:
         return
     both = torch.stack([loss, -loss]).double().nan_to_num()
@@ -90,6 +89,6 @@ def require_agreement(context: RankContext, loss: torch.Tensor) -> None:
             f"The shards disagree on the loss of step {context.probe.step}: between {smallest:.6g} "
             f"and {largest:.6g}. All shards must read the same samples and compute the same "
             "activations.",
-            fix="data and a forward that give the same results in each process (a set of strings has "
-            "another order in each process)",
+            fix="data and a forward that are the same in every process (a set of strings has a "
+            "different order in each one)",
         )

@@ -3,8 +3,8 @@
     whole sequence ─► cut ─► [ block ]─►[ block ]─►[ block ] ─► put together ─► whole sequence
 
 Inside the blocks, each rank has all heads for its part of the sequence. For attention, the ranks
-exchange that for some heads of the whole sequence, and back. So torch's own attention sees all
-tokens, and a causal flag or a mask means the same as on one device.
+exchange these for some heads of the whole sequence, and exchange the results back. So torch's own
+attention sees all tokens, and a causal flag or a mask means the same as on one device.
 
 A parameter inside the blocks gets gradients only from this rank's tokens, so they are summed. All
 ranks compute everything outside the blocks, and get equal gradients there.
@@ -44,9 +44,9 @@ class SplitSequence:
         begin: Begin,
     ) -> None:
         self.ranks, self.begin = Ranks(group, begin_inside), begin
-        self.streams: ShardStreams | None = None  # if the blocks draw random numbers
-        self.length: int | None = None  # of the whole sequence, inside a block
-        self.lengths: dict[str, int] = {}  # in the last call of each block
+        self.streams: ShardStreams | None = None  # set if the blocks draw random numbers
+        self.length: int | None = None  # length of the whole sequence, while inside a block
+        self.lengths: dict[str, int] = {}  # block -> the length in its last call
         parameters: dict[nn.Parameter, None] = {}
         for block in blocks:
             module = model.get_submodule(block.name)
@@ -128,8 +128,8 @@ class SplitSequence:
         sum_gradients(self.parameters, self.ranks.group, None, self.begin)
 
     def recomputing(self, block: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """Return what makes a context in which a block is computed again, like just now. Its hooks
-        run only the first time."""
+        """Return a function that creates a context in which a block is computed again as in this
+        call. Its hooks run only the first time."""
         length = self.length
         return lambda: patched(self, length=length)
 

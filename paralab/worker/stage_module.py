@@ -124,11 +124,11 @@ class StageModule(nn.Module):
             dict.fromkeys(p for module in own for p in module.parameters(recurse=False))
         )
 
-        self.inputs: list[Any] = []  # per micro-batch
+        self.inputs: list[Any] = []  # tensors per micro-batch
         self.runs: dict[int, _Run] = {}
         self.micro_number, self.live = 0, False
         self.trial: _Run | None = None  # torch may run its backward pass at any time
-        self.shapes: Any = None  # of the current inputs
+        self.shapes: Any = None  # shapes of the current inputs
         self.leaves_mode: dict[Any, bool] = {}  # by shapes: the stage uses no meta tensors
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[Any], None] = lambda inputs: None

@@ -153,8 +153,8 @@ class ShapeCache:
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
         self.is_before = is_before
         self.shapes: Any = None  # of the current inputs
-        self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # by shapes
-        self.calls: Counter[int] = Counter()  # in this forward pass, by module
+        self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # input shapes -> outputs
+        self.calls: Counter[int] = Counter()  # module -> its calls in this forward pass
         for name, module in model.named_modules():
             # Do not cache a submodule without parameters: its output may have a source.
             if name and next(module.parameters(), None) is not None:

@@ -47,7 +47,7 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
                 parameters_as_bucket_view=contiguous,
                 **whole.defaults,
             )
-        except ValueError as error:  # several dtypes
+        except ValueError as error:  # the parameters have several dtypes
             raise UsageError(f"--zero 1: {error}.", fix="one dtype, --zero 2, or ddp") from error
         context.meter.ignored |= addresses(parameters)
 

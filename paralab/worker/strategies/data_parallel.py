@@ -83,7 +83,7 @@ class VirtualDataParallel(nn.Module):
         for replica in self.replicas[1:]:
             context.meter.ignored |= addresses(replica.parameters())
         copied = num_bytes([*module.parameters(), *module.buffers()])
-        self.copied_bytes = copied * (len(self.names) - 1)  # per step
+        self.copied_bytes = copied * (len(self.names) - 1)  # bytes copied per step
         self.threads = ThreadPoolExecutor(len(self.names), thread_name_prefix="paralab-replica")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

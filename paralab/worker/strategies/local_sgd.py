@@ -33,8 +33,8 @@ class LocalSgd(Strategy):
         self.group, self.lossy = group_of(context.plan), context.plan.lossy
         broadcast_model(model, self.group)
         self.weight = 0.0  # this replica's shares of the batches since the last average
-        self.share = 0.0  # of the current batch
-        self.steps = 0  # since the last average
+        self.share = 0.0  # this replica's share of the current batch
+        self.steps = 0  # steps since the last average
         self.outer = OuterOptimizer(self) if self.lossy.has_outer_optimizer else None
         context.note_split.watch(self.model, device.name)
 

@@ -59,7 +59,7 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
-MOST_SCHEDULES = 4  # cached with their buffers, one per set of input shapes
+MOST_SCHEDULES = 4  # cache this many schedules with their buffers, one per set of input shapes
 
 
 class PipelineProcesses(Strategy):

@@ -32,7 +32,7 @@ class PipelineThreads(Strategy):
         self.context, self.model = context, model
         self.names = [device.name for device in context.rank.devices]
         self.devices = [torch.device(device.torch) for device in context.rank.devices]
-        self.current = threading.local()  # .passage: the micro-batch that this thread runs
+        self.current = threading.local()  # `.passage` is the micro-batch that this thread runs
         self._place()
 
         # Use threads only on virtual CPU devices. If stages shared a device, their threads would

@@ -26,7 +26,7 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
     "fsdp": Fsdp,
     "tp": Tp,
     "cp": Cp,
-    "mp": PipelineThreads,  # with one micro-batch
+    "mp": PipelineThreads,  # the same strategy with one micro-batch
     "pipeline": PipelineThreads,
     "hybrid": Hybrid,
     "local-sgd": LocalSgd,
