@@ -30,7 +30,13 @@ from torch import nn
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
 from paralab.worker.collective_order import CollectiveOrder
-from paralab.worker.groups import broadcast_model, group_along, group_of, whole_model_group
+from paralab.worker.groups import (
+    broadcast_model,
+    group_along,
+    group_of,
+    ranks_with,
+    whole_model_group,
+)
 from paralab.worker.memory import addresses
 from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
@@ -73,8 +79,10 @@ class Fsdp(Strategy):
         context.meter.ignored -= full  # the full parameters are freed
 
         self.order = CollectiveOrder(group_of(plan, "order"), context.rank.rank)
+        together = ranks_with(plan, "replicas", context.rank.rank) if plan.tensor_plan else None
         for number, unit in enumerate(self.units):
-            self._time_collectives(unit, {"bucket": number, "unit": unit.name or "the rest"})
+            where = {"bucket": number, "unit": unit.name or "the rest", "ranks": together}
+            self._time_collectives(unit, where)
             if context.meter.enabled:
                 _exclude_from_activations(context, unit.module)
         context.note_split.watch(self.model, device.name)
