@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paralab.worker.shards import is_sharded, local
+from paralab.worker.shards import local
 from paralab.workload.batch import tensors
 from paralab.workload.recompute import Watched, watch_nothing
 
@@ -82,7 +82,7 @@ class ActivationMeter:
             # The backward pass has already freed some of it.
             sizes = {key: size for key, (size, _, storage) in live if not storage.expired()}
         # fsdp has gathered the block's parameters again.
-        ignored = self.ignored | addresses(p for p in block.parameters() if not is_sharded(p))
+        ignored = self.ignored | addresses(map(local, block.parameters()))
 
         def note(tensor: torch.Tensor) -> None:
             storage = local(tensor).untyped_storage()

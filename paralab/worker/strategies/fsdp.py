@@ -42,7 +42,7 @@ from paralab.worker.precision import LOW
 from paralab.worker.probes import runs_on_stream
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import is_sharded, is_split
+from paralab.worker.shards import is_split, local
 from paralab.worker.split_layers import (
     align_shards,
     require_agreement,
@@ -249,8 +249,7 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
     def before(called: nn.Module, _: Any) -> None:
         # This hook runs after FSDP's own hook, so the parameters are already gathered.
         if context.meter.enabled:
-            whole = [p for p in called.parameters() if not is_sharded(p)]
-            gathered.update(addresses(whole))
+            gathered.update(addresses(map(local, called.parameters())))
             context.meter.ignored |= gathered
 
     def after(*_: Any) -> None:
