@@ -16,7 +16,7 @@ from paralab.workload.workload import Workload
 
 class Experts(nn.Module):
     """Feed-forward networks for single tokens. Dim 0 of the parameters is the expert, so that all
-    parameters always get a gradient, even if no token chooses some expert."""
+    parameters always get a gradient, even if no token chooses an expert."""
 
     def __init__(self, dim: int, experts: int, chosen: int) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ def test_tokens_do_not_depend_on_each_other_and_use_all_experts():
 
 
 def test_an_expert_that_no_token_chooses_has_a_zero_gradient():
-    """Not a missing one, which DDP would wait for."""
+    """The gradient is zero, not missing: DDP would wait for a missing one."""
     layer = experts()
     layer(torch.randn(1, 8, dtype=torch.float64)).sum().backward()
     idle = [expert for expert in range(4) if not layer.up.grad[expert].any()]
