@@ -137,8 +137,7 @@ def _check_grid(request: Request) -> None:
         return
     if request.zero == 1:
         raise UsageError(
-            "--zero 1 shards the optimizer state of replicas that are one process each, but each "
-            "replica of hybrid has several.",
+            "--zero 1 needs replicas with one process each, but a replica of hybrid has several.",
             fix="--zero 2 or --zero 3, or fsdp --zero 1",
         )
     if stages > 1:

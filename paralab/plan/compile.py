@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons
-from paralab.plan.recompute import listed
+from paralab.plan.recompute import NO_BLOCKS, listed
 from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
@@ -24,8 +24,7 @@ def choose_compiled(
     names = [block.name for block in summary.blocks]
     if not names:
         raise UsageError(
-            f"--compile: {summary.name} has no repeated blocks, that is, submodules with submodules "
-            "of their own and the same class and parameter shapes as a sibling.",
+            f"--compile: {summary.name} has {NO_BLOCKS}.",
             fix="leave out --compile, or put the layers into modules of one class",
         )
     if summary.random or summary.state:

@@ -11,8 +11,8 @@ from paralab.units import plural
 from paralab.workload.summary import Summary
 
 NO_BLOCKS = (
-    "no repeated blocks, that is, submodules with submodules of their own and the same class and "
-    "parameter shapes as a sibling"
+    "no repeated blocks (submodules that contain submodules and have a sibling with the same class "
+    "and parameter shapes)"
 )
 KEEPS = {
     "full": "only the inputs of each block are kept for the backward pass",

@@ -146,7 +146,7 @@ def errors_of(mine: Values, reference: Values) -> dict[str, float]:
 
 
 def _largest(tensor: torch.Tensor, other: torch.Tensor | None = None) -> float:
-    """Return the largest absolute value, or the largest difference."""
+    """Return the largest absolute value, of the tensor or of its difference from another."""
     values = _real(tensor).double()
     values = values if other is None else values - _real(other).double()
     return float(values.abs().max()) if values.numel() else 0.0
