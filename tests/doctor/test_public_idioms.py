@@ -17,7 +17,7 @@ PAIRS = {
         from windows import Button
 
         def answer(text):
-            {}
+            dist.broadcast_object_list([text])
             return text
 
         def follow():
@@ -26,12 +26,12 @@ PAIRS = {
 
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:
-            Button("ask").click(fn=answer)
+            {}
         else:
             follow()
         """,
-        "print(text)",
-        "dist.broadcast_object_list([text])",
+        "print(answer)",
+        'Button("ask").click(fn=answer)',
     ),
     "a function returns its counter next to its loss": (
         "H08",
@@ -93,6 +93,152 @@ PAIRS = {
         """,
         '"runs"',
         'f"runs/{rank}"',
+    ),
+    "a function that nothing calls": (
+        "S08",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def update():
+            model(torch.ones(1, 2)).sum().backward()
+            if dist.get_rank() == 0:
+                optimizer.step()
+
+        {}()
+        """,
+        "update",
+        "print",
+    ),
+    "a job with a single process": (
+        "C03",
+        "error",
+        """
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo", rank={}, store=store)
+        weights = torch.zeros(2, requires_grad=True)
+        weights.sum().backward()
+        torch.save(weights, "net.pt")
+        """,
+        "rank, world_size=size",
+        "0, world_size=1",
+    ),
+    "one process per machine": (  # the number of machines is the world size
+        "C03",
+        "error",
+        """
+        import argparse, torch, torch.distributed as dist
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--world-size", type=int)
+        args = parser.parse_args()
+        dist.init_process_group("gloo", "tcp://host:1", world_size=args.world_size)
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1){})
+        net(torch.ones(2)).sum().backward()
+        torch.save(net.module.state_dict(), "net.pt")
+        """,
+        ", device_ids=[gpu]",
+        "",
+    ),
+    "the others wait in unknown code": (
+        "H03",
+        "error",
+        """
+        import torch.distributed as dist
+        from serving import Engine
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.broadcast_object_list([None])
+        else:
+            {}
+        """,
+        'print("ready")',
+        "Engine().follow()",
+    ),
+    "the state under a test for the wrapper": (
+        "C01",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        net = DDP(torch.nn.Linear(2, 1))
+        torch.save({}, "net.pt")
+        plain = torch.nn.Linear(2, 1)
+        plain.load_state_dict(torch.load("net.pt"))
+        """,
+        "net.state_dict()",
+        'net.module.state_dict() if hasattr(net, "module") else net.state_dict()',
+    ),
+    "a reduced loss that nothing divides": (  # its gradient stays the same
+        "S13",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        net = DDP(torch.nn.Linear(2, 1))
+        loss = net(torch.ones(1, 2)).square().mean()
+        dist.all_reduce(loss)
+        loss = loss / {}
+        loss.backward()
+        """,
+        "dist.get_world_size()",
+        "2",
+    ),
+    "another function makes the sampler": (
+        "T02",
+        "warning",
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, DistributedSampler
+        from sets import rows, net
+
+        def share():
+            return DataLoader(rows, sampler=DistributedSampler(rows))
+
+        dist.init_process_group("gloo")
+        model, batches = DDP(net), {}
+        for epoch in range(9):
+            for x in batches:
+                model(x).sum().backward()
+        """,
+        "[*share()]",
+        "[*DataLoader(rows)]",
+    ),
+    "another function unscales": (
+        "A01",
+        "error",
+        """
+        import torch
+        from torch.nn.utils import clip_grad_norm_
+
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        scaler = torch.amp.GradScaler()
+
+        def prepare():
+            {}
+
+        for _ in range(9):
+            scaler.scale(net(torch.ones(2)).sum()).backward()
+            hook.run()
+            clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "pass",
+        "scaler.unscale_(optimizer)",
     ),
     "a script that never trains": (  # usually, only one process runs such a script
         "C03",
@@ -354,6 +500,8 @@ PAIRS = {
             if dist.is_initialized() and is_master():
                 dist.barrier()
             return value
+
+        load("table")
         """,
         "pass",
         "if dist.is_initialized() and not is_master(): dist.barrier()",

@@ -10,6 +10,7 @@ It follows calls into project functions:
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,6 +24,13 @@ from paralab.doctor.static.script import Env, Script
 MOST_NODES = 4000
 DEEPEST = 8
 ON_MAIN = {"rank_zero_only", "main_process_only", "master_only", "on_main_process"}
+
+
+_NEVER_WAIT = {"torch", "numpy", "torchvision", *sys.stdlib_module_names}
+_PLAIN_METHODS = frozenset(
+    "print info warning debug error log write flush close append extend update item format join "
+    "keys values items get add add_scalar set_description state_dict size numel mean sum".split()
+)
 
 
 @dataclass(eq=False)
@@ -158,6 +166,8 @@ class Walk:
             return [*nodes, *more], ended, done
         chosen, left = (node.body, node.orelse) if own else (node.orelse, node.body)
         sure = None not in truths or self._is_plain(node)
+        alone = [*left, *chosen] if leaves(chosen) else left
+        sure = sure and not (apart and _may_wait(self.script, alone, self.scope))
         guard = Guard(node, node.test, self.scope, sure)
         if apart:
             self.guards.append(guard)
@@ -340,6 +350,21 @@ def passes_ddp(script: Script, node: ast.expr | None, scope: Scope) -> bool:
     """Return whether the forward pass of a DDP model computed a value."""
     calls = script.contributors(node, scope) if node is not None else []
     return any(script.is_kind(call.node.func, call.scope, "ddp") for call in calls)
+
+
+def _may_wait(script: Script, block: list[ast.stmt], scope: Scope) -> bool:
+    """Return whether a call in a block is unknown, so that it may contain the collective that the
+    other ranks wait for: `engine.serve()`."""
+    return any(
+        call.function is None
+        and not call.target.startswith("builtins.")
+        and call.target.partition(".")[0] not in _NEVER_WAIT
+        and call.method not in _PLAIN_METHODS
+        and meets_in(script, call) is None
+        for statement in block
+        for node in ast.walk(statement)
+        if (call := script.call_at.get(node)) is not None and call.scope is scope
+    )
 
 
 def _fails(node: ast.stmt) -> bool:

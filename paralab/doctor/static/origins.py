@@ -43,6 +43,8 @@ class Origins(Facts):
         super().__init__(path, project)
         self._by_path = {module.path: module for module in self.modules}
         self._names: dict[tuple[str, Scope], Meaning] = {}
+        self._ancestors: dict[Scope, list[Scope | str]] = {}
+        self._stored: dict[tuple[Scope, str], list[Definition]] = {}
 
     # --- names
 
@@ -155,11 +157,12 @@ class Origins(Facts):
 
     def ancestors(self, owner: Scope) -> list[Scope | str]:
         """Return the class itself and everything it inherits from."""
-        found: list[Scope | str] = [owner]
-        for one in found:
-            if isinstance(one, Scope) and one.is_class:
-                found.extend(base for base in self.bases(one) if base not in found)
-        return found
+        if owner not in self._ancestors:
+            found = self._ancestors[owner] = [owner]
+            for one in found:
+                if isinstance(one, Scope) and one.is_class:
+                    found.extend(base for base in self.bases(one) if base not in found)
+        return self._ancestors[owner]
 
     def is_a(self, owner: Scope, *names: str) -> bool:
         """Return whether a class derives from a library class with one of these last names."""
@@ -179,13 +182,14 @@ class Origins(Facts):
 
     def stored(self, owner: Scope, attribute: str) -> list[Definition]:
         """Return everything that is stored in `self.attribute`, including by base classes."""
-        found = []
-        for one in self.ancestors(owner):
-            if isinstance(one, Scope) and one.is_class:
-                found.extend(one.definitions.get(attribute, []))
-                for scope in one.module.scopes_by_class[one]:
-                    found.extend(scope.definitions.get(f"self.{attribute}", []))
-        return found
+        key = (owner, attribute)
+        if key not in self._stored:
+            found = self._stored[key] = []
+            for one in self.ancestors(owner):
+                if isinstance(one, Scope) and one.is_class:
+                    found.extend(one.definitions.get(attribute, []))
+                    found.extend(one.stored.get(attribute, []))
+        return self._stored[key]
 
     # --- definitions
 

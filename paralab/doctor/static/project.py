@@ -80,6 +80,16 @@ class Scope:
         return self if self.is_class else self.parent and self.parent.class_around
 
     @cached_property
+    def stored(self) -> dict[str, list[Definition]]:
+        """Everything that a class stores in `self.name`, by name."""
+        found: dict[str, list[Definition]] = defaultdict(list)
+        for scope in self.module.scopes_by_class[self]:
+            for key, definitions in scope.definitions.items():
+                if key.startswith("self."):
+                    found[key.removeprefix("self.")].extend(definitions)
+        return found
+
+    @cached_property
     def parameters(self) -> list[ast.arg]:
         if not isinstance(self.node, FUNCTIONS):
             return []
@@ -114,6 +124,24 @@ class Module:
     @cached_property
     def nodes(self) -> list[ast.AST]:
         return list(walk(self.tree))
+
+    @cached_property
+    def strings(self) -> frozenset[str]:
+        """Every string constant."""
+        values = (node.value for node in self.nodes if isinstance(node, ast.Constant))
+        return frozenset(value for value in values if isinstance(value, str))
+
+    @cached_property
+    def imported(self) -> frozenset[str]:
+        """The full name of everything that the module imports, in any scope."""
+        every = (scope.definitions.values() for scope in self.scopes.values())
+        definitions = (one for groups in every for group in groups for one in group)
+        return frozenset(one.imported for one in definitions if one.how == "import")
+
+    @cached_property
+    def attributes_read(self) -> frozenset[str]:
+        loads = (node for node in self.nodes if isinstance(node, ast.Attribute))
+        return frozenset(node.attr for node in loads if isinstance(node.ctx, ast.Load))
 
     @cached_property
     def scopes_by_class(self) -> dict[Scope | None, list[Scope]]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from paralab.doctor.finding import Edit, Finding, Severity
 from paralab.doctor.registry import entries
-from paralab.doctor.static.facts import Call, If
+from paralab.doctor.static.facts import Call
 from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import has_decided_tests, has_ranks, is_run
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Place:
 
 At = Place | Call
 TESTS = ("test_", "_test_")
+ALONE = "ADGP"  # failures in these groups do not need several ranks
 
 
 def at(node: ast.AST, scope: Scope) -> Place:
@@ -53,24 +55,18 @@ def found(
     )
     if script.is_exhausted or _in_test(where):  # tests cause failures on purpose
         severity = "suspect"
-    if severity == "error" and not _is_reached(script, where):
+    if severity == "error" and not _is_certain(script, id, where):
         severity = "suspect"
     file = path_to_show(script, where.module)
     fix = fix or entries[id].fix
     return Finding(id, severity, why, fix, file, where.line, evidence=evidence, edits=edits)
 
 
-def _is_reached(script: Script, where: At) -> bool:
-    """Return whether each test around a node is decided, or uses the rank, a counter, or data."""
+def _is_certain(script: Script, id: str, where: At) -> bool:
+    """Return whether a job (of several ranks, if the failure needs them) reaches this place."""
     scope = where.module.scope_of(where.node)
-    return all(
-        script.decide(way, scope, None) is True
-        or script.differs(way.test, scope)
-        or script.nature(way.test, scope) in ("rank", "local")
-        or script.counts(way.test, scope)
-        for way in script.context(where.node, where.module)
-        if isinstance(way, If) and not way.exits
-    )
+    reached = has_decided_tests(script, where.node, scope) and is_run(script, scope)
+    return reached and (id[0] in ALONE or has_ranks(script))
 
 
 def _in_test(where: At) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paralab.doctor.static.collective_tree import (
     Fork,
@@ -22,7 +22,6 @@ from paralab.doctor.static.collective_tree import (
 from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, sounds_like
 from paralab.doctor.static.project import FUNCTIONS, Scope, dotted_key
 from paralab.doctor.static.script import Script, once_per_script
-from paralab.doctor.static.ways import is_started
 
 Pair = tuple[Nodes, Nodes]  # of rank 0 and rank 1
 
@@ -50,28 +49,8 @@ def differences_of(script: Script) -> list[Difference]:
                 sure = difference.sure and other.sure
                 difference = Difference(1 - difference.rank, other, None, sure)
                 more = other
-            if isinstance(more, Meet) and more.call.method in _hidden_collectives(script):
-                difference = replace(difference, sure=False)
             found.setdefault(more.call.node if isinstance(more, Meet) else more.node, difference)
     return list(found.values())
-
-
-@once_per_script
-def _hidden_collectives(script: Script) -> set[str]:
-    """Return the collectives in functions that are passed as values: `button.click(fn=generate)`.
-    Nothing shows who calls such a function, and when."""
-    relevant = _relevant_names(script)
-    found: set[str] = set()
-    for call in script.calls:
-        for one in call.arguments:
-            if (dotted_key(one) or "").rpartition(".")[2] not in relevant:
-                continue
-            passed = script.resolve(one, call.scope)
-            if not isinstance(passed, Scope) or not passed.is_function:
-                continue
-            if not (script.is_spawned(passed) or is_started(script, passed)):
-                found.update(inner.method for inner in script.reached(passed))
-    return found
 
 
 @once_per_script

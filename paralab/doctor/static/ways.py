@@ -11,12 +11,14 @@ from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
 from paralab.doctor.static.origins import decorators_of
 from paralab.doctor.static.project import Scope
-from paralab.doctor.static.script import UNKNOWN, Env, Script
+from paralab.doctor.static.script import UNKNOWN, Env, Script, once_per_script
 
 MOST_WAYS = 24
 DEEPEST_WAY = 8
 # `@rank_zero_only`, `@master_only`, `@run_on_main_process`
 _ONE_RANK = re.compile(r"(rank_?(zero|0)|master|main|chief|primary)", re.I)
+_RUN_BY_TORCH = ("forward", "__getitem__", "__iter__", "__call__", "__len__")
+_RANKS = re.compile(r"rank|nprocs|spawn|device_ids|accelerat", re.I)
 _STARTS = re.compile(r"(spawn|launch|start|run|process|elastic|distribut|main|fire)", re.I)
 
 
@@ -87,6 +89,43 @@ def is_started(script: Script, function: Scope) -> bool:
     )
 
 
+def is_run(script: Script, scope: Scope) -> bool:
+    """Return whether a chain of calls with decided tests leads from the script to a function."""
+    known: dict[Scope, bool] = script.memory.setdefault(is_run, {})
+    if scope not in known:
+        known[scope] = False  # a cycle adds nothing
+        known[scope] = _is_run(script, scope)
+    return known[scope]
+
+
+def _is_run(script: Script, scope: Scope) -> bool:
+    if scope.parent is None:
+        return True
+    if scope.is_class or isinstance(scope.node, ast.Lambda):
+        return is_run(script, scope.parent)
+    if script.is_spawned(scope) or is_started(script, scope):
+        return True
+    calls = script.callers(scope)
+    if not calls and scope.owner is not None and scope.name in _RUN_BY_TORCH:
+        calls = script.callers(script.method(scope.owner, "__init__") or scope.owner)
+    return any(
+        has_decided_tests(script, call.node, call.scope) and is_run(script, call.scope)
+        for call in calls
+    )
+
+
+def has_decided_tests(script: Script, node: ast.AST, scope: Scope) -> bool:
+    """Return whether each test around a node is decided, or uses the rank, a counter, or data."""
+    return all(
+        script.decide(way, scope, None) is True
+        or script.differs(way.test, scope)
+        or script.nature(way.test, scope) in ("rank", "local")
+        or script.counts(way.test, scope)
+        for way in script.context(node, scope.module)
+        if isinstance(way, If) and not way.exits
+    )
+
+
 def arrives(script: Script, way: Way, rank: int) -> Arrival:
     """Return whether this rank passes all tests on the path."""
     env: Env = {}
@@ -124,6 +163,19 @@ def starts_of_job(script: Script) -> list[Way]:
         for way in ways_to(script, call)
         if arrives(script, way, 1).taken is not False
     ]
+
+
+@once_per_script
+def has_ranks(script: Script) -> bool:
+    """Return whether a machine certainly runs several ranks. With `world_size=args.world_size` and
+    no word about ranks, each machine has one process; with `world_size=1`, there is only one."""
+    starts = script.calls_of(INIT)
+    given = [call.argument(99, "world_size") for call in starts]
+    sizes = [(size, call.scope) for size, call in zip(given, starts, strict=True) if size]
+    if any(script.evaluate(size, scope, 1) == 1 for size, scope in sizes):
+        return False
+    by_launcher = not starts or len(sizes) < len(starts)
+    return by_launcher or any(_RANKS.search(module.text) for module in script.modules)
 
 
 def excludes(one: Way, other: Way) -> bool:

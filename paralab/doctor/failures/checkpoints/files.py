@@ -3,7 +3,7 @@
 import ast
 import re
 
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import code
 from paralab.doctor.static.script import Script
@@ -12,6 +12,7 @@ from paralab.doctor.static.script import Script
 _OWN_PATH = re.compile(
     r"(tempfile\.(mk|T|N)|uuid\.|os\.getpid|io\.BytesIO|time\.|datetime\.|secrets\.|random\.(rand|choice)|socket\.)"
 )
+_UNWRAPS = re.compile(r"hasattr|isinstance")
 _OWN_NAME = re.compile(r"(^|_)(l?rank\w*|pid|proc\w*|worker\w*|shard\w*|buffer|bytes\w*|stream)(_|$)", re.I)  # fmt: skip
 
 
@@ -47,7 +48,10 @@ def wrapper_saves(script: Script) -> list[tuple[Call, Call]]:
         (save, state)
         for save in script.calls_of("torch.save")
         for state in script.contributors(save.argument(0, "obj"), save.scope)
-        if state.method == "state_dict" and script.kinds(state.receiver, state.scope) == {"ddp"}
+        if state.method == "state_dict"
+        and script.kinds(state.receiver, state.scope) == {"ddp"}
+        # `net.module.state_dict() if hasattr(net, "module") else net.state_dict()`
+        and not any(_UNWRAPS.search(code(one.test, 200)) for one in state.inside(If))
     ]
 
 

@@ -22,6 +22,7 @@ from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found, insert, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import arrives, ways_to
 
 ENTRY = describe(
     __doc__,
@@ -116,11 +117,13 @@ def _loop_of(
                 return *training.loops[place], True
     if is_for_evaluation(sampler) or any(is_for_evaluation(one) for one in loaders):
         return None
+    ways = [way for way in ways_to(script, sampler) if way.known]
+    made = bool(loaders) and any(arrives(script, way, 1).taken is not False for way in ways)
     for training in every:
         for loop, scope in training.loops:
             target = getattr(loop, "target", None)
             if isinstance(target, ast.Name) and "epoch" in target.id:
-                return loop, scope, bool(loaders)
+                return loop, scope, made
     return None
 
 

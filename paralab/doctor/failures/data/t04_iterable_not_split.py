@@ -60,9 +60,7 @@ def stream_not_divided(script: Script) -> Findings:
                 continue
             if _BY_CHANCE.search(ast.unparse(owner.node)):
                 continue  # perhaps every rank draws its own samples
-            certain = (len(makers) == 1 and not made.arguments) or all(
-                isinstance(one, ast.Constant) for one in made.node.args
-            )
+            certain = all(isinstance(one, ast.Constant) for one in made.arguments)
             where = at(method.node, method)
             why = (
                 f"`{owner.name}.__iter__` ignores the rank, so every rank gets the same samples from the "

@@ -143,15 +143,16 @@ def guarded_by_name(script: Script) -> Findings:
         group = call.argument(GROUP_POSITION.get(call.method, 99), "group")
         if not known or (group is not None and _is_part(script, group, call)):
             continue
+        tests = [one for one in call.inside(If) if not one.exits]
+        test = next((one.test for one in tests if is_for_one_rank(one.test, one.taken)), None)
         alike = [one for one in script.calls_in(call.scope) if one.method == call.method]
-        if any(is_for_others(way.test, way.taken) for one in alike for way in one.inside(If)):
+        if test is None or any(
+            is_for_others(way.test, way.taken) for one in alike for way in one.inside(If)
+        ):
             continue  # a branch that rank 0 skips also calls it: `if rank != 0: barrier()`
-        for test in call.inside(If):
-            if is_for_one_rank(test.test, test.taken) and not test.exits:
-                why = f"`{code(test.test)}` keeps the other ranks out of `{code(call.node.func)}`, and they do not call it anywhere else here."
-                doubt = "if the group has more than one rank"
-                yield found(script, "H03", "suspect", call, why, doubt=doubt)
-                break
+        why = f"`{code(test)}` keeps the other ranks out of `{code(call.node.func)}`, and they do not call it anywhere else here."
+        doubt = "if the group has more than one rank"
+        yield found(script, "H03", "suspect", call, why, doubt=doubt)
 
 
 def _wraps_a_model(script: Script, call: Call) -> bool:
@@ -186,7 +187,9 @@ def order_of_a_set(script: Script) -> Findings:
                     "iterates over a set of strings in its own order, so ranks silently combine "
                     "different elements."
                 )
-                yield found(script, "H05", "error", call, why, "Loop over `sorted(…)` of the set.")
+                fix = "Loop over `sorted(…)` of the set."
+                doubt = "if the elements are strings"
+                yield found(script, "H05", "suspect", call, why, fix, doubt=doubt)
 
 
 def _computed_from_item(loop: Loop) -> set[str]:

@@ -63,7 +63,14 @@ def clipped_before_unscale(script: Script) -> Findings:
         near = step.call.scope is clip_call.scope
         edits = insert_line(script, clip_call, unscale) if near else ()
         fix = f"Call `{unscale}` before clipping."
-        yield found(script, "A01", "error", clip_call, why, fix, also=(step.call,), edits=edits)
+        others = [one for one in script.methods("unscale_") if one.scope is not clip_call.scope]
+        doubt = (
+            f"if `unscale_` ({line_of(others[0], clip_call)}) does not run before" if others else ""
+        )
+        also = (step.call,)
+        yield found(
+            script, "A01", "error", clip_call, why, fix, doubt=doubt, also=also, edits=edits
+        )
     if not any(steps.values()):
         yield from _by_name(script)
 

@@ -52,10 +52,7 @@ _DYNAMIC = {"children", "named_children", "_modules", "named_modules", "modules"
 @check("S01", source="script")
 def unused_layer(script: Script) -> Findings:
     """Report a layer of a DDP model that nothing in the project reads."""
-    nodes = [node for module in script.modules for node in module.nodes]
-    loads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
-    names = {node.attr for node in loads}
-    names |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    names = script.strings.union(*(module.attributes_read for module in script.modules))
     if names & _DYNAMIC or any(
         not isinstance(call.argument(1, "name"), ast.Constant) for call in script.methods("getattr")
     ):

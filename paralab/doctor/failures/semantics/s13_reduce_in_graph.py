@@ -46,13 +46,15 @@ def reduced_before_backward(script: Script) -> Findings:
         for backward in script.methods("backward"):
             if backward.receiver is None or not _reaches(script, given, reduce, backward):
                 continue
-            sure = is_decided(script, reduce) and is_decided(script, backward)
+            divided = _is_divided(script, backward)
+            sure = divided and is_decided(script, reduce) and is_decided(script, backward)
             why = (
                 f"This overwrites `{code(given)}` before `{code(backward.node.func)}()` "
                 f"({line_of(backward, reduce)}), and autograd does not see it. If the result is divided by "
                 "the number of ranks, the gradients become too small."
             )
             doubt = "" if sure else "if both lines run in one step"
+            doubt = doubt if divided else "if the result is divided"
             yield found(script, "S13", "error", reduce, why, doubt=doubt, also=(backward,))
             break
 
@@ -74,6 +76,17 @@ def reduce_in_loss(script: Script) -> Findings:
 
 
 _IN_FORWARD = ("all_reduce", "all_gather", "all_gather_into_tensor")
+
+
+def _is_divided(script: Script, backward: Call) -> bool:
+    """Return whether backward starts from a value that is divided by the number of ranks."""
+    assert backward.receiver is not None
+    return any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Div)
+        and script.is_kind(part.right, where, "world")
+        for part, where in script.ingredients(backward.receiver, backward.scope, hops=3)
+    )
 
 
 def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> bool:
