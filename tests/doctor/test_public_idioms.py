@@ -216,6 +216,26 @@ PAIRS = {
         "[*share()]",
         "[*DataLoader(rows)]",
     ),
+    "a new dataset in every epoch": (
+        "T02",
+        "warning",
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, DistributedSampler
+        from sets import load, net
+
+        dist.init_process_group("gloo")
+        model = DDP(net)
+        {}
+            for x in loader:
+                model(x).sum().backward()
+        """,
+        """loader = DataLoader(load(0), sampler=DistributedSampler(load(0)))
+        for epoch in range(9):""",
+        """for epoch in range(9):
+            loader = DataLoader(load(epoch), sampler=DistributedSampler(load(epoch)))""",
+    ),
     "another function unscales": (
         "A01",
         "error",
@@ -239,6 +259,43 @@ PAIRS = {
         """,
         "pass",
         "scaler.unscale_(optimizer)",
+    ),
+    "an attribute that the model does not have": (  # DeepSpeed's engine has it
+        "D05",
+        "error",
+        """
+        import torch
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        class Net(torch.nn.Module):
+            def {}(self, folder): ...
+
+        DDP(Net()).save_checkpoint("runs")
+        """,
+        "save_checkpoint",
+        "forward",
+    ),
+    "a function elsewhere without ranks sets the local rank": (
+        "L03",
+        "suspect",
+        """
+        import argparse, torch, torch.distributed as dist
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local_rank", type=int)
+
+        def alone(args):
+            args.local_rank = args.place = 0
+
+        def main(args):
+            dist.init_process_group("nccl")
+            torch.cuda.set_device(args.{})
+
+        alone(parser.parse_args())
+        main(parser.parse_args())
+        """,
+        "place",
+        "local_rank",
     ),
     "a script that never trains": (  # usually, only one process runs such a script
         "C03",
@@ -305,7 +362,7 @@ PAIRS = {
         "KeyboardInterrupt",
         "AttributeError",
     ),
-    "a barrier after the model was wrapped": (
+    "a barrier, for which NCCL takes or guesses a GPU": (
         "H09",
         "warning",
         """
@@ -317,12 +374,11 @@ PAIRS = {
             {}
             model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(rank))
             model(torch.ones(2, device=rank)).backward()
-            dist.barrier()
 
         main(dist.get_rank())
         """,
+        "torch.ones(2).cuda()",
         "dist.barrier()",
-        "pass",
     ),
     "a generator with its own seed": (
         "S10",
@@ -466,7 +522,7 @@ PAIRS = {
     ),
     "a barrier that names its GPU": (
         "H09",
-        "warning",
+        "suspect",
         """
         import torch, torch.distributed as dist
         import torch.multiprocessing as mp

@@ -70,6 +70,8 @@ def _is_certain(script: Script, id: str, where: At) -> bool:
 
 
 def _in_test(where: At) -> bool:
+    if where.module.name.startswith(TESTS):
+        return True
     scope: Scope | None = where.module.scope_of(where.node)
     while scope is not None and not (scope.is_function and scope.name.startswith(TESTS)):
         scope = scope.parent

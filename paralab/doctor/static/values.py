@@ -225,7 +225,10 @@ class Values(Origins):
                 return value
         definitions = self.reaching(node, scope, rank)
         value = _only([self._evaluate_definition(one, rank, env) for one in definitions])
-        return by_meaning(key.rpartition(".")[2], rank) if value is UNKNOWN and key else value
+        last = (key or "").rpartition(".")[2]
+        # The launcher passes `--local_rank`, even if another function sets it to 0 without ranks.
+        is_passed = last in self.flags and key is not None and self.lookup(key, scope) is None
+        return by_meaning(last, rank, value) if value is UNKNOWN or is_passed else value
 
     def _evaluate_definition(self, definition: Definition, rank: int, env: Env) -> Any:
         scope, value = definition.scope, definition.value
@@ -326,8 +329,8 @@ def _only(values: list[Any]) -> Any:
     return first if all(type(one) is type(first) and one == first for one in values) else UNKNOWN
 
 
-def by_meaning(name: str, rank: int) -> Any:
+def by_meaning(name: str, rank: int, otherwise: Any = UNKNOWN) -> Any:
     """Return the value that a name such as `local_rank` or `is_main_process` usually has."""
     kind = meaning(name.removeprefix("get_")) if name else None
     values = {"rank": rank, "world": WORLD, "main": rank == 0, "distributed": True}
-    return values[kind] if kind else UNKNOWN
+    return values.get(kind or "", otherwise)

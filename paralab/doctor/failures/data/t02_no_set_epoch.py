@@ -16,7 +16,7 @@ from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Findings, check, describe
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, Loop
 from paralab.doctor.static.hints import is_parallel, trains, words_of_project
 from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.project import Scope
@@ -74,6 +74,8 @@ def no_set_epoch(script: Script) -> Findings:
             "epoch has the same order, and each rank always gets the same samples."
         )
         doubt = "" if linked else "if this loop reads the sampler's loader more than once"
+        if sampler.inside(Loop):  # `for epoch in …: sampler = DistributedSampler(load(epoch))`
+            doubt = doubt or "if the dataset is the same in every epoch"
         doubt = "if the calls to `set_epoch` do not reach this sampler" if sets else doubt
         edits = _edits(script, loop, scope)
         yield found(script, "T02", "warning", where, why, doubt=doubt, also=(sampler,), edits=edits)

@@ -66,15 +66,20 @@ def attribute_of_wrapper(script: Script) -> Findings:
                 continue
             makers = script.makers(wrap.argument(0, "module"), wrap.scope)
             owners = [made.made for made in makers if made.made is not None]
-            has = any(script.method(o, node.attr) or script.stored(o, node.attr) for o in owners)
+            of_torch = bool(makers) and all(one.target.startswith("torch.nn.") for one in makers)
+            if not of_torch and not (
+                owners
+                and all(script.method(o, node.attr) or script.stored(o, node.attr) for o in owners)
+            ):
+                continue  # another wrapper may have it, such as DeepSpeed's engine
             where = at(node, module.scope)
             why = (
                 f"`{node.attr}` belongs to the inner model, not to the wrapper ({line_of(wrap, where)}), so this "
                 "raises an AttributeError."
             )
-            doubt = "" if has else "if it is an attribute of the model"
             edits = replace(script, module, node.value, f"{code(node.value)}.module")
             fix = f"Go through the wrapper: `.module.{node.attr}`."
+            doubt = "if it is an attribute of the model" if of_torch else ""
             also = (wrap,)
             yield found(
                 script, "D05", "error", where, why, fix, doubt=doubt, also=also, edits=edits

@@ -5,9 +5,7 @@ from paralab.doctor.failures.launch.devices import destination, moves
 from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import trains, words_of_project
-from paralab.doctor.static.models import wraps
 from paralab.doctor.static.names import INIT
-from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import ways_to
@@ -62,11 +60,8 @@ def no_device_chosen(script: Script) -> Findings:
     known = ("torch.", "builtins.")
     if any(call.function is None and not call.target.startswith(known) for call in devices):
         return  # a function outside the project may choose the GPU
-    barriers = [
-        call
-        for call in script.calls_of("torch.distributed.barrier")
-        if call.argument(99, "device_ids") is None and not _follows_wrapper(script, call)
-    ]
+    barriers = script.calls_of("torch.distributed.barrier")
+    barriers = [call for call in barriers if call.argument(99, "device_ids") is None]
     bare = [call for call in script.methods("cuda") if not call.node.args and call.receiver]
     bare += [call for call in moves(script) if destination(script, call) == "cuda"]
     if script.is_spawned(starts[0].scope):  # the rest of the project may belong to another job
@@ -77,17 +72,12 @@ def no_device_chosen(script: Script) -> Findings:
     if names != {"nccl"} or not (barriers or bare) or not is_run:
         yield from _by_name(script, starts[0])
         return
-    first = (barriers or bare)[0]
-    use = "barrier()" if barriers else f".{code(first.node).rpartition('.')[2]}"
+    first = (bare or barriers)[0]
+    use = "barrier()" if not bare else f".{code(first.node).rpartition('.')[2]}"
     why = f"{_NOTHING} `{use}` ({line_of(first, starts[0])}) relies on it."
-    yield found(script, "H09", "warning", starts[0], why, also=(first,))
-
-
-def _follows_wrapper(script: Script, barrier: Call) -> bool:
-    """Return whether a barrier runs after the model was wrapped: then NCCL uses the GPU of the
-    model."""
-    where = barrier.node, barrier.scope
-    return any("after" in runs_after(script, where, (w.node, w.scope)) for w in wraps(script))
+    # NCCL takes the GPU of an earlier collective, or guesses from the rank, which is often right.
+    doubt = "" if bare else "if no collective ran on the rank's GPU before, and NCCL guesses wrong"
+    yield found(script, "H09", "warning", starts[0], why, doubt=doubt, also=(first,))
 
 
 def _by_name(script: Script, start: Call) -> Findings:
