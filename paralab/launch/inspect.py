@@ -24,6 +24,7 @@ from paralab.workload.summary import Inspection, Summary
 
 DEADLINE_SECONDS = 600
 TRIAL_SECONDS = 300  # time limit of a memory trial
+MORE_SECONDS = 30  # for each further trial in the same process
 KILLED_SECONDS = 60  # how long to wait for a killed process to end
 
 
@@ -53,11 +54,12 @@ def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial 
     """Run memory trials of these plans, each with micro-batches of these sizes. If one fails, return
     the reason; a failed trial leaves only the estimate unknown."""
     question = [{"plan": plan.to_json(), "sizes": list(sizes)} for plan, sizes in asked]
-    answer = _run("paralab.worker.memory_trial", question, TRIAL_SECONDS)
+    deadline = TRIAL_SECONDS + MORE_SECONDS * (len(asked) - 1)
+    answer = _run("paralab.worker.memory_trial", question, deadline)
     if answer.value is None:
         reason = f"the trial's process exited with code {answer.code}"
         if answer.timed_out:
-            reason = f"the trial took more than {TRIAL_SECONDS} s"
+            reason = f"the trial took more than {deadline} s"
         return [reason] * len(asked)
     return [
         str(each["reason"]) if "reason" in each else msgspec.convert(each["trial"], MemoryTrial)
