@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from paralab.analyse.manifest import LeftOut, Pruned
 from paralab.errors import UsageError
 from paralab.experiment.configurations import Configuration
-from paralab.experiment.memory import estimate_all
+from paralab.experiment.memory import Kind, estimate_all
 from paralab.experiment.planning import resolve_here
 from paralab.launch.inspect import Inspected
+from paralab.plan.memory_trial import MemoryTrial
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
 from paralab.plan.search_space import SAVERS
@@ -30,6 +31,7 @@ class Candidates:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     considered: set[str] = field(default_factory=set)
+    trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)  # of memory
 
     def name(self, request: Request) -> str:
         """Labels do not mention the batch size."""
@@ -63,7 +65,8 @@ class Candidates:
         if self.limit is None:
             return {}
         large = {}
-        for request, memory in zip(plans, estimate_all(list(plans.values())), strict=True):
+        memories = estimate_all(list(plans.values()), self.trials)
+        for request, memory in zip(plans, memories, strict=True):
             if memory.peak is None:
                 self.unknown[self.name(request)] = memory.not_estimated or memory.no_peak or ""
             elif memory.peak > self.limit:
@@ -72,24 +75,20 @@ class Candidates:
 
     def _save(self, large: Sequence[Request]) -> dict[Request, Request]:
         """Return a configuration that fits for each that does not, if there is one."""
-        ways: dict[Request, list[Request]] = {
-            request: [
-                replace(request, **way)
-                for way in SAVERS
-                if all(getattr(request, name) is None for name in way)
-            ]
-            for request in large
-        }
-        plans: dict[Request, Plan] = {}
-        for request in [way for each in ways.values() for way in each]:
-            try:
-                plans[request] = resolve_here(request, self.inspected)
-            except UsageError:
-                continue  # this model has no blocks, or the batch cannot be split further
-        too_large = self._find_large(plans)
-        fitting = [request for request in plans if request not in too_large]
-        return {
-            request: next(way for way in each if way in fitting)
-            for request, each in ways.items()
-            if not set(fitting).isdisjoint(each)
-        }
+        smaller: dict[Request, Request] = {}
+        for way in SAVERS:
+            plans: dict[Request, Plan] = {}
+            owners: dict[Request, Request] = {}
+            for request in large:
+                is_free = all(getattr(request, name) is None for name in way)
+                if request in smaller or not is_free:
+                    continue
+                changed = replace(request, **way)
+                try:
+                    plans[changed] = resolve_here(changed, self.inspected)
+                except UsageError:
+                    continue  # this model has no blocks, or the batch cannot be split further
+                owners[changed] = request
+            too_large = self._find_large(plans)
+            smaller |= {owners[each]: each for each in plans if each not in too_large}
+        return smaller

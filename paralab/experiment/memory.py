@@ -50,24 +50,30 @@ def with_fit(request: Request, inspected: Inspected, plan: Plan, given: int | No
     return replace(plan, memory=replace(memory, fit=fit))
 
 
-def estimate_all(plans: Sequence[Plan]) -> list[MemoryEstimate]:
-    """Estimate many plans in one child process. Plans whose models run alike share a trial of the
-    smallest and the largest micro-batch; sizes between these are on a line."""
+Kind = tuple[Any, ...]  # of plans whose models run alike
 
-    def kind(plan: Plan) -> Any:
-        blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # autocast's cache
-        return plan.precision, plan.shards_parameters, plan.stage_parts, plan.tensor_plan, blocks
 
-    shared: dict[Any, list[Plan]] = {}
+def estimate_all(
+    plans: Sequence[Plan], trials: dict[Kind, MemoryTrial | str]
+) -> list[MemoryEstimate]:
+    """Estimate many plans in one child process. Plans of one kind share a trial of the smallest and
+    the largest micro-batch; other sizes are on a line through these. Remember the `trials`."""
+    shared: dict[Kind, list[Plan]] = {}
     for plan in plans:
-        if not find_unsupported(plan):
-            shared.setdefault(kind(plan), []).append(plan)
+        if not find_unsupported(plan) and _kind(plan) not in trials:
+            shared.setdefault(_kind(plan), []).append(plan)
     asked = []
     for alike in shared.values():
         sizes = {size for plan in alike for size in micro_batch_sizes(plan)}
         asked.append((alike[0], sorted({min(sizes), max(*sizes, 2 * min(sizes))})))
-    trials = dict(zip(shared, try_memory(asked) if asked else (), strict=True))
-    return [_estimate(plan, find_unsupported(plan) or trials[kind(plan)]) for plan in plans]
+    if asked:
+        trials |= zip(shared, try_memory(asked), strict=True)
+    return [_estimate(plan, find_unsupported(plan) or trials[_kind(plan)]) for plan in plans]
+
+
+def _kind(plan: Plan) -> Kind:
+    blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # autocast's cache
+    return plan.precision, plan.shards_parameters, plan.stage_parts, plan.tensor_plan, blocks
 
 
 def _try(plan: Plan) -> MemoryTrial | str:

@@ -32,12 +32,12 @@ TUNED = (
     *("bucket_view", "static_graph", "precision"),
 )
 DIVIDING = ("zero", "schedule")  # these change who has what, so each value is a layout of its own
-# What to change, in this order, until a layout fits in memory.
+# What to change, in this order, until a layout fits in memory. Accumulation computes nothing twice.
 SAVERS: tuple[Options, ...] = (
-    {"recompute": "selective"},
-    {"recompute": "full"},
     {"accumulate": 2},
     {"accumulate": 4},
+    {"recompute": "selective"},
+    {"recompute": "full"},
     {"recompute": "full", "accumulate": 4},
     {"recompute": "full", "accumulate": 16},
 )

@@ -125,13 +125,14 @@ def test_many_plans_share_few_trials(monkeypatch):
     monkeypatch.setattr(memory, "try_memory", try_memory)
     single = resolve(Request("single"), MACHINE, SUMMARY, lambda name: None)
     plans = [single, make_plan(replicas=2), make_plan(replicas=4), make_plan("fsdp")]
-    found = estimate_all([*plans, replace(single, compile=True)])
+    trials = {}
+    found = estimate_all([*plans, replace(single, compile=True)], trials)
     assert asked == [("single", [16, 64]), ("fsdp", [32, 64])]
     assert [each.devices[0].activations for each in found[:4]] == [64, 32, 16, 32]
     assert found[4].not_estimated
     asked.clear()
-    assert estimate_all([]) == []
-    assert not asked
+    [again] = estimate_all([make_plan(replicas=2, accumulate=4)], trials)  # 32 = 4 × 8
+    assert (again.devices[0].activations, asked) == (8, [])
 
 
 def test_what_cannot_be_estimated_has_a_reason(monkeypatch):

@@ -24,7 +24,7 @@ INSPECTED = Inspected(MACHINE, replace(SUMMARY, blocks=(Block("0", MODES, False)
 def estimated(monkeypatch):
     """Each sample of a micro-batch needs 10 bytes, and with recomputation 5 or 2."""
 
-    def estimate_all(plans):
+    def estimate_all(plans, trials):
         asked.append(len(plans))
         return [MemoryEstimate(not_estimated="?") if p.compile else memory(p) for p in plans]
 
@@ -68,8 +68,9 @@ def test_what_cannot_run_is_listed(estimated):
 @pytest.mark.parametrize(
     ("limit", "saver"),
     [
-        (320, {"recompute": "selective"}),
-        (319, {"recompute": "full"}),
+        (320, {"accumulate": 2}),
+        (319, {"accumulate": 4}),
+        (159, {"recompute": "full"}),
         (127, {"recompute": "full", "accumulate": 4}),
     ],
 )
