@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from paralab.cli.command import Command
-from paralab.cli.options import COUNT, JSON, OUT, emit, flag, given, printer, request_options
+from paralab.cli.options import COUNT, JSON, OUT, emit, flag, omit_none, printer, request_options
 from paralab.errors import UsageError
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
@@ -76,7 +76,7 @@ def compare(
         default_configurations,
     )
 
-    base = Request(strategy="single", **given(options))
+    base = Request(strategy="single", **omit_none(options))
     if every and configurations:
         problem = f"--all already includes configurations such as {configurations[0]!r}."
         raise UsageError(problem, fix="leave out --all or the configurations")
@@ -121,7 +121,7 @@ def _parse_configuration(text: str, common: Request) -> Request:
     parameters = [each for each in compare.params if each.name in names]
     parser = click.Command(text, params=parameters, add_help_option=False)
     try:
-        own = given(parser.make_context(text, words).params)
+        own = omit_none(parser.make_context(text, words).params)
     except click.UsageError as error:
         problem = f"{text!r} is not a valid configuration: {error.format_message()}"
         raise UsageError(problem, fix="the options that `paralab run --help` lists") from error

@@ -73,13 +73,13 @@ def options_from(owner: type, *names: str, **changes: dict[str, Any]) -> Decorat
 request_options = partial(options_from, Request)
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
+def omit_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
 def take(owner: type, options: dict[str, Any]) -> dict[str, Any]:
     """Remove a dataclass's options from `options`, and return those that the user gave."""
-    return given({each.name: options.pop(each.name) for each in options_of(owner)})
+    return omit_none({each.name: options.pop(each.name) for each in options_of(owner)})
 
 
 def _to_click(each: Described) -> Decorator:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import DEVICE_MEMORY, JSON, STRATEGY, given, request_options
+from paralab.cli.options import DEVICE_MEMORY, JSON, STRATEGY, omit_none, request_options
 from paralab.plan.request import Request
 
 
@@ -29,7 +29,7 @@ def plan(strategy: str, as_json: bool, device_memory: int | None, **options: Any
         print_stages,
     )
 
-    request = Request(strategy=strategy, **given(options))
+    request = Request(strategy=strategy, **omit_none(options))
     resolved, inspected = make_plan(request, large=True)
     resolved = with_fit(request, inspected, resolved, device_memory)
     if as_json:

@@ -12,7 +12,17 @@ from msgspec.structs import replace
 
 from paralab.cli.command import Group
 from paralab.cli.compare import MEASUREMENT
-from paralab.cli.options import COUNT, DIR, FILE, JSON, OUT, flag, given, printer, request_options
+from paralab.cli.options import (
+    COUNT,
+    DIR,
+    FILE,
+    JSON,
+    OUT,
+    flag,
+    omit_none,
+    printer,
+    request_options,
+)
 from paralab.errors import UsageError, naming
 from paralab.launch.run_options import OUTPUT
 from paralab.plan.option import flag_of
@@ -147,7 +157,7 @@ def _open_or_run(name: str, quiet: bool, options: dict[str, Any]) -> tuple[Docum
     asked = {key: options[key] for key in ("workload", "batch_size", "device")}
     asked["workload"] = asked["workload"] or find(name).workload
     measuring = {key: options[key] for key in ("part", "variant", "rounds", "steps", "out")}
-    base = Request("single", **given(asked))
+    base = Request("single", **omit_none(asked))
     return practicals.run(name, base=base, say=printer(quiet), **measuring)
 
 

@@ -18,7 +18,7 @@ from paralab.cli.options import (
     STRATEGY,
     emit,
     flag,
-    given,
+    omit_none,
     options_from,
     printer,
     request_options,
@@ -106,7 +106,7 @@ def run(
 
     chosen = RunOptions(**take(RunOptions, options))
     asked = SlurmOptions(**take(SlurmOptions, options))
-    request = Request(strategy=strategy, **given(options))
+    request = Request(strategy=strategy, **omit_none(options))
     slurm, launched = None, None
     if asked.slurm is None:
         if words := to_words(asked):

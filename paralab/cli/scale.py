@@ -7,7 +7,7 @@ import click
 
 from paralab.cli.command import Command
 from paralab.cli.compare import MEASUREMENT, NO_PROOF, ROUNDS, STEPS, report
-from paralab.cli.options import JSON, OUT, flag, given, printer, request_options
+from paralab.cli.options import JSON, OUT, flag, omit_none, printer, request_options
 from paralab.plan.request import REPLICATED, Request
 
 COUNTS = "1,2,4"
@@ -48,6 +48,6 @@ def scale(
     from paralab.experiment.configurations import scale_configurations
 
     counts = options.pop("replicas") or COUNTS
-    cases = scale_configurations(Request(strategy=strategy, **given(options)), counts, weak)
+    cases = scale_configurations(Request(strategy=strategy, **omit_none(options)), counts, weak)
     how: dict[str, Any] = {"rounds": rounds, "verify": not no_proof, "out": out}
     report(compare(cases, kind="scale", say=printer(quiet=as_json), **how), as_json)

@@ -13,7 +13,7 @@ from paralab.cli.options import (
     JSON,
     OUT,
     flag,
-    given,
+    omit_none,
     printer,
     request_options,
 )
@@ -67,7 +67,7 @@ def tune(
     """
     from paralab.experiment.tune import tune as search
 
-    request = Request(strategy=strategy, **given(options))
+    request = Request(strategy=strategy, **omit_none(options))
     say = printer(quiet=as_json)
     result = search(
         request,

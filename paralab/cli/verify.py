@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from paralab.cli.command import Command
-from paralab.cli.options import JSON, OUT, emit, given, options_from, printer, request_options
+from paralab.cli.options import JSON, OUT, emit, omit_none, options_from, printer, request_options
 from paralab.launch.run_options import RunOptions
 from paralab.plan.request import LENGTH, STRATEGIES
 
@@ -52,7 +52,7 @@ def verify(
     from paralab.show.verify import print_verify
 
     workload = options.pop("workload")
-    asked = given({**options, "step_deadline": step_deadline})
+    asked = omit_none({**options, "step_deadline": step_deadline})
     result = check(
         strategy, [workload] if workload else [], out=out, say=printer(quiet=as_json), **asked
     )

@@ -48,7 +48,6 @@ DEFAULT_STEPS = 4
 ONE_SAMPLE = "Expected more than 1 value per channel"  # the error from torch's BatchNorm
 STEP_DEADLINE = 120.0  # seconds
 SELECTIVE = ("dp", "fsdp", "hybrid")  # the other strategies recompute entire blocks
-VARIED = ("accumulate", "replicas", "stages", "shards", "micro_batches", *WAYS)
 
 
 @dataclass(frozen=True)

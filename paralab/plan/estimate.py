@@ -247,7 +247,7 @@ def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
 def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
     """The stages of one device. Their temporary tensors are at most the whole model's."""
     samples = rank_samples(plan, rank)
-    own = list(_stages_on(plan, rank, name))
+    own = list(_stages_on(rank, name))
     parts = [part for stage in own for part in range(stage, len(plan.stage_parts), plan.stages)]
     modules = {module for part in parts for module in plan.stage_parts[part].modules}
     state = _State.of(w for w in trial.weights if w.name.rpartition(".")[0] in modules)
@@ -264,7 +264,7 @@ def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) 
     return _device(rank, name, state, activations, peak, buckets=buckets)
 
 
-def _stages_on(plan: Plan, rank: RankPlan, name: str) -> Iterator[int]:
+def _stages_on(rank: RankPlan, name: str) -> Iterator[int]:
     if rank.stage is not None:
         yield rank.stage
         return
