@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from paralab.cli.command import Command
 from paralab.cli.main import main
-from paralab.cli.options import given, take
+from paralab.cli.options import omit_none, take
 from paralab.cli.run import run
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import options_of, to_words
@@ -86,7 +86,7 @@ def parse(words):
     strategy = options.pop("strategy")
     chosen = RunOptions(**take(RunOptions, options))
     known = {field.name for field in fields(Request)}
-    asked = {name: value for name, value in given(options).items() if name in known}
+    asked = {name: value for name, value in omit_none(options).items() if name in known}
     return Request(strategy, **asked), chosen
 
 
