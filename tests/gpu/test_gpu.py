@@ -309,7 +309,12 @@ def test_load_comes_from_nvml(tmp_path):
 
 @pytest.mark.parametrize(
     "strategy",
-    [["pipeline", "--schedule", "1f1b"], ["hybrid", "--schedule", "zero-bubble"]],
+    [
+        ["pipeline", "--schedule", "1f1b"],
+        ["hybrid", "--schedule", "zero-bubble"],
+        ["hybrid", "--shards", "2"],
+        ["hybrid", "--shards", "2", "--stages", "1", "--zero", "3"],
+    ],
     ids=" ".join,
 )
 def test_strategies_over_processes_share_a_gpu(tmp_path, strategy):
