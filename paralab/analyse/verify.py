@@ -164,7 +164,12 @@ def judge(
 
     cause = None
     if not equal:
-        certain = split_problem or _counted_several_times(ranks) or serious
+        fails = "the loss of a single device is not finite either, so there is nothing to compare"
+        certain = (
+            fails
+            if _reference_fails(ranks)
+            else split_problem or _counted_several_times(ranks) or serious
+        )
         cause = certain or _guess(
             ranks, differences, buffers, loss_errors, tolerance, worst, reference
         )
@@ -319,7 +324,8 @@ def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
 
 def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | None:
     """Return a mistake that is certain regardless of what else is wrong."""
-    if any(not math.isfinite(value) for name, value in differences.items() if name != "buffers"):
+    unknown = any(not math.isfinite(v) for name, v in differences.items() if name != "buffers")
+    if unknown and not _reference_fails(ranks):
         return "a loss, gradient, or parameter is not finite"
     missing = sorted({name for rank in ranks for name in rank.missing_gradients})
     if missing:
@@ -330,6 +336,12 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
         different = f"after training, the {len(ranks)} ranks hold different parameters"
         return f"missing synchronization: {different}"
     return None
+
+
+def _reference_fails(ranks: Sequence[Verify]) -> bool:
+    """Return whether a loss of the single device is infinite or NaN. In fp64, the masks of some
+    Hugging Face models overflow in their fp32 softmax."""
+    return not all(math.isfinite(float(loss)) for loss in ranks[0].reference_losses)
 
 
 def _has_diverged(ranks: Sequence[Verify]) -> bool:

@@ -37,7 +37,7 @@ from paralab.plan.request import (
     uses_blocks,
 )
 from paralab.plan.schedules import SCHEDULES, WITHOUT
-from paralab.plan.sharding import BRANCHES
+from paralab.plan.sharding import BRANCHES, NOT_ON_SHARDS
 from paralab.record.folder import RunFolder
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -143,15 +143,15 @@ def _resolve(
 
 def _cannot_run(each: Verified, strategy: str) -> bool:
     """Return whether a configuration that `verify` chose does not suit the model: BatchNorm refuses
-    parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, or fsdp
-    ranks take different branches."""
+    parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, fsdp ranks
+    take different branches, or torch cannot run the optimizer on shards."""
     cause = each.cause or ""
     if strategy != "all":  # the user chose the strategy, and verify chose the parts
         return ONE_SAMPLE in cause
     uncut = each.options.schedule is not None and WITHOUT in cause
     uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
-    branches = each.strategy == "fsdp" and BRANCHES in cause
-    return uncut or uncompiled or branches or ONE_SAMPLE in cause
+    unsharded = BRANCHES in cause or NOT_ON_SHARDS in cause
+    return uncut or uncompiled or unsharded or ONE_SAMPLE in cause
 
 
 def _vary(

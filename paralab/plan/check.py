@@ -194,6 +194,18 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix="ddp, or an optimizer that updates each parameter on its own",
         )
+    if len(dtypes := _dtypes(request, summary)) > 1 and zero == 1:
+        raise UsageError(
+            f"--zero 1 needs parameters of one dtype, but those of {summary.name} have "
+            f"{' and '.join(dtypes)}.",
+            fix="--zero 2, or ddp",
+        )
+    if summary.whole_model and zero in (2, 3) and splits_layers(request):
+        raise UsageError(
+            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm, "
+            f"but with --zero {zero} and --shards, torch cannot combine the parameters of both kinds.",
+            fix="leave out --zero or --shards",
+        )
     without_schedule = "--stages 1" if splits_layers(request) else "leave out --schedule"
     if summary.whole_model and request.schedule:
         raise UsageError(
@@ -212,6 +224,12 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"The loss of {summary.name} reads the parameter {summary.read_by_loss[0]!r} itself, but "
             f"with {strategy} no rank has all parameters.",
             fix="return what the loss needs from the model's forward, use weight decay, or use ddp",
+        )
+    if summary.inner_backward and zero in (2, 3):
+        raise UsageError(
+            f"{strategy} frees the parameters of each unit after a backward pass, but {summary.name} "
+            "runs one (torch.autograd.grad) before its loss is known.",
+            fix="--zero 1 with fsdp, or ddp",
         )
     copies = strategy == "dp" and not machine.gpus
     if summary.hooked and (zero in (2, 3) or splits_layers(request) or copies):
@@ -236,6 +254,13 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
         _require_torch(strategy, machine)
     if zero in (2, 3):
         _check_sharding(summary)
+
+
+def _dtypes(request: Request, summary: Summary) -> list[str]:
+    """Return the dtypes of the parameters in training. fp64 converts all of one kind to one dtype."""
+    if request.precision == "fp64":
+        return sorted({"complex128" if "complex" in each else "float64" for each in summary.dtypes})
+    return list(summary.dtypes)
 
 
 def _require_torch(strategy: str, machine: Machine) -> None:

@@ -26,6 +26,7 @@ KEEPS = {
 
 # fsdp cannot train a model whose ranks use different units.
 BRANCHES = "the ranks take different branches"
+NOT_ON_SHARDS = "torch cannot run this optimizer's step on shards of parameters"
 
 
 def choose_zero(request: Request, reasons: Reasons) -> int | None:

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import json
 import os
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,6 +55,7 @@ from paralab.workload.summary import Block, Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
+ENOUGH = 32  # samples to find out whether a batch can be split
 Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 
 
@@ -140,6 +142,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
         )
     with running("optimizer"), around:
         optimizer = make_optimizer(workload, model)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with running("scheduler"):
         make_scheduler(workload, optimizer)
 
@@ -161,7 +164,13 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.verify:  # do this last, because it changes the model's dtype
         with running("A trial step"):
             trial = replace(trial, casts=find_casts(workload, model, batch))
+            started = time.perf_counter()
             problem = find_split_problem(workload, model, batch, trial.controls)
+            # A small batch may lack the rare samples that make the difference.
+            # With random numbers or state, the first call has already replaced the model's forward.
+            again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
+            if not problem and again and workload.batch_size < ENOUGH:
+                problem = find_split_problem(workload, model, load(ENOUGH), trial.controls)
         if trial.hooked and not problem:
             problem = f"the gradient hook of {trial.hooked[0]} runs for each part of a batch"
         details["split_problem"] = problem
@@ -172,6 +181,7 @@ def inspect_workload(inspection: Inspection) -> Summary:
         parameter_bytes=parameter_bytes,
         samples=size,
         batch_size=workload.batch_size,
+        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         data_path=workload.data_path,
         weighted=workload.weight is not None,
         optimizer=type(optimizer).__name__,

@@ -27,7 +27,7 @@ from paralab.workload.verify_controls import casts_in_vain, controlled
 from paralab.workload.workload import Workload
 
 MOST_SINGLES = 16  # the largest number of samples to run one at a time
-Outputs = dict[str, list[torch.Tensor]]  # outputs of each submodule, by name
+Outputs = dict[str, list[torch.Tensor]]  # inputs and outputs of each submodule, by what made them
 
 
 def find_split_problem(
@@ -98,18 +98,22 @@ def _compare(
 
 
 def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
-    """Return the loss and each submodule's outputs, in the order in which submodules finish."""
+    """Return the loss, and each submodule's inputs and outputs in the order of its computation."""
     outputs: Outputs = {}
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)
 
-    def save(name: str, output: Any) -> None:
-        copies = (t.detach().clone() for t in tensors(output) if t.is_floating_point())
-        outputs.setdefault(name, []).extend(copies)
+    def save(maker: str, made: Any) -> None:
+        copies = (t.detach().clone() for t in tensors(made) if t.is_floating_point())
+        outputs.setdefault(maker, []).extend(copies)
 
-    with watched(model, leave=save):
+    with watched(
+        model,
+        lambda name, arguments: save(f"something before {name!r}", arguments),
+        lambda name, output: save(repr(name), output),
+    ):
         output = call_model(model, inputs)
-    save("", output)
+    save("the model", output)
     return float(workload.loss(output, targets)), outputs
 
 
@@ -148,8 +152,8 @@ def _check_mean(
 
 def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str | None:
     """Find the first submodule whose output for a sample depends on the rest of the batch."""
-    for name, outputs in whole.items():
-        same_calls = [part[name] for part in parts if len(part.get(name, [])) == len(outputs)]
+    for maker, outputs in whole.items():
+        same_calls = [part[maker] for part in parts if len(part.get(maker, [])) == len(outputs)]
         if len(same_calls) < len(sizes):
             continue
         for number, tensor in enumerate(outputs):
@@ -160,9 +164,8 @@ def _find_mixing(whole: Outputs, parts: list[Outputs], sizes: list[int]) -> str 
                 continue
             worst = float((torch.cat(pieces) - tensor).abs().max())
             if worst > 1e-9 * max(float(tensor.abs().max()), 1e-30):
-                where = f"{name!r}" if name else "the model"
                 return (
-                    f"{where} mixes the samples of a batch: the output for one sample changes by "
+                    f"{maker} mixes the samples of a batch: the result for one sample changes by "
                     f"{worst:.2g} if the batch does not contain the others"
                 )
     return None

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
+from paralab.workload.flops import FlopCounter
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import put_back, state_of
@@ -294,7 +294,7 @@ def _count(
     None, because torch cannot count them."""
     known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
-    counter, marks = FlopCounterMode(display=False), [0]
+    counter, marks = FlopCounter(), [0]
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

@@ -89,6 +89,7 @@ class Trial:
     casts: bool = False
     hooked: tuple[str, ...] = ()
     read_by_loss: tuple[str, ...] = ()
+    inner_backward: bool = False
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -102,29 +103,34 @@ class Trial:
 class Summary(Trial):
     """A workload in plain numbers.
 
-    dropout        whether the model draws random numbers, but only for dropout
-    random         whether the model draws random numbers even when dropout is off
-    unused         trainable parameters that get no gradient from the trial step or some sample
-    sparse         parameters whose gradient is a sparse tensor
-    state          buffers and attributes that each forward pass changes, except BatchNorm's
-    sometimes      submodules that only some forward passes call
-    scalar_output  whether the output contains a number that is not per sample
-    casts          whether the model casts to fp32, even in fp64; only checked for verification
-    hooked         trainable parameters with a gradient hook
-    read_by_loss   parameters that the loss function uses itself, not through the model's output
-    layers         empty if not inspected; `uncut_reason` says why there are not more
-    scalars        parameters without a dim
-    imaginary      parameters of complex numbers
-    whole_tensors  whether the optimizer treats part of a parameter differently from the whole
-    whole_model    whether an optimizer step on a parameter depends on other parameters
-    by_position    whether the optimizer's settings for a parameter depend on its position
-    split_problem  why split batches do not add up to the full loss; None if they do, or if this was
-                   not checked
-    too_large      whether the model does not fit this machine, so that nothing was measured
-    tensor_plan    which layers tp may split; None if not inspected
-    sequence_plan  in which blocks cp may split the sequence; None if not inspected
-    flops_per_sample           FLOPs of forward and backward; None if not counted
-    optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
+        dropout        whether the model draws random numbers, but only for dropout
+        random         whether the model draws random numbers even when dropout is off
+        unused         trainable parameters that get no gradient from the trial step or some sample
+        sparse         parameters whose gradient is a sparse tensor
+        state          buffers and attributes that each forward pass changes, except BatchNorm's
+        sometimes      submodules that only some forward passes call
+        scalar_output  whether the output contains a number that is not per sample
+        casts          whether the model casts to fp32, even in fp64; only checked for verification
+        hooked         trainable parameters with a gradient hook
+        read_by_loss   parameters that the loss function uses itself, not through the model's output
+        inner_backward whether the forward or the loss runs a backward pass (`torch.autograd.grad`)
+        layers         empty if not inspected; `uncut_reason` says why there are not more
+        scalars        parameters without a dim
+    <<<<<<< HEAD
+        imaginary      parameters of complex numbers
+    =======
+        dtypes         of the optimizer's parameters
+    >>>>>>> 98ba8b14 (Refuse before the start: backward passes within forward under fsdp, several dtypes under --zero 1)
+        whole_tensors  whether the optimizer treats part of a parameter differently from the whole
+        whole_model    whether an optimizer step on a parameter depends on other parameters
+        by_position    whether the optimizer's settings for a parameter depend on its position
+        split_problem  why split batches do not add up to the full loss; None if they do, or if this was
+                       not checked
+        too_large      whether the model does not fit this machine, so that nothing was measured
+        tensor_plan    which layers tp may split; None if not inspected
+        sequence_plan  in which blocks cp may split the sequence; None if not inspected
+        flops_per_sample           FLOPs of forward and backward; None if not counted
+        optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 
     name: str
@@ -142,6 +148,7 @@ class Summary(Trial):
     scalars: tuple[str, ...] = ()
     imaginary: tuple[str, ...] = ()
     optimizer_bytes_per_byte: float | None = None
+    dtypes: tuple[str, ...] = ()
     whole_tensors: bool = False
     whole_model: bool = False
     by_position: bool = False

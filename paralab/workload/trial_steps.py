@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
 from paralab.workload.cut_points import reachable
+from paralab.workload.flops import FlopCounter
 from paralab.workload.hooks import patched, watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.shard_units import ParameterUse
@@ -59,15 +59,23 @@ def try_step(
     calls: list[Counter[str]] = []  # per forward
     before = state_of(model)
     use = ParameterUse(model)
+    inner: list[bool] = []  # backward passes before the loss is known
+    autograd: Any = torch.autograd
+    run_backward = autograd._engine_run_backward
+
+    def count_backward(*args: Any, **kwargs: Any) -> Any:
+        inner.append(True)
+        return run_backward(*args, **kwargs)
 
     def compute_loss(samples: Any, seed: int = 0) -> Any:
         seed_everything(seed)
         inputs, targets = split(samples)
-        output = call_model(model, inputs)
-        with use:
-            return workload.loss(output, targets)
+        with patched(autograd, _engine_run_backward=count_backward):
+            output = call_model(model, inputs)
+            with use:
+                return workload.loss(output, targets)
 
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounter()
     # The counter does not support fused attention on a CPU, but it does count matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
         # Do not count in backward, where activation checkpointing calls modules again.
@@ -110,6 +118,7 @@ def try_step(
         hooked=tuple(
             name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks
         ),
+        inner_backward=bool(inner),
         read_by_loss=tuple(name for name, p in model.named_parameters() if id(p) in use.used),
     )
 

@@ -153,6 +153,9 @@ def test_an_excuse_is_told_beside_the_proof_and_does_not_decide():
 def test_no_excuse_covers_ranks_that_part_or_runs_that_fail():
     assert not excused({"parameter_error": 0.1, "digest": "other"}).equal
     assert not excused({"parameter_error": "nan"}).equal
+    # Gemma 2 with padding, in fp64 as configured: the single device's loss is NaN too.
+    assert excused({"parameter_error": "nan", "reference_losses": [1.0, "nan"]}).equal
+    assert not verdict({"parameter_error": "nan", "reference_losses": [1.0, "nan"]}).equal
     proved = replace(verdict(), control=("batch_norm",))
     failed = with_excuse(proved, planned(), failed_verification("fp64", "Rank 0 failed"))
     assert not failed.equal

@@ -241,6 +241,28 @@ def balanced_experts():
     )
 
 
+def mixing_before():
+    class Scaling(Layers):
+        def forward(self, x):
+            return super().forward(x / x.abs().max())
+
+    return base(model=Scaling)
+
+
+def rare():
+    """Class weights that the trial's first batch does not show: its samples are all of one class."""
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0)).tolist()
+    target = torch.zeros(len(X), dtype=torch.long)
+    target[[n for n in order[12:32] if n < 24]] = 1
+
+    def loss(output, target):
+        weight = torch.ones(output.shape[1]).to(output)
+        weight[1] = 20.0
+        return F.cross_entropy(output, target, weight)
+
+    return base(data=(X, target), loss=loss)
+
+
 def mixing():
     class Mixing(nn.Module):
         def forward(self, h):

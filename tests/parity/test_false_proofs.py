@@ -144,6 +144,8 @@ def wrong(tmp_path_factory):
         "contrastive",
         "balanced_experts",
         "mixing",
+        "mixing_before",
+        "rare",
     ]
     names += ["noisy", "statistics", "statistics_used"]
     return verified(
@@ -166,6 +168,8 @@ def wrong(tmp_path_factory):
         ("contrastive", "not a mean"),
         ("balanced_experts", "not a mean"),
         ("mixing", "'2' mixes the samples"),
+        ("mixing_before", "something before 'a' mixes the samples"),
+        ("rare", "not a mean over the samples"),
     ],
 )
 def test_a_loss_that_is_not_a_mean_is_wrong_whatever_else_is_excused(wrong, name, cause):

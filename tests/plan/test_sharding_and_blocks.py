@@ -28,6 +28,11 @@ def test_zero_decides_what_must_be_cut():
     with pytest.raises(UsageError, match="--zero 1") as refused:
         plan("fsdp", of=summary(whole_model=True), zero=1)
     assert "ddp" in refused.value.fix
+    two = summary(dtypes=("bfloat16", "float32"))  # in fp64, both become float64
+    with pytest.raises(UsageError, match="bfloat16 and float32"):
+        plan("fsdp", of=two, zero=1)
+    assert plan("fsdp", of=two, zero=2).zero == 2
+    assert plan("fsdp", of=two, zero=1, precision="fp64").zero == 1
     assert plan("fsdp", of=summary(unused=("spare",)), zero=1).find_unused
     assert not plan("fsdp", of=summary(unused=("spare",))).find_unused
 

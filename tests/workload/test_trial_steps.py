@@ -125,6 +125,20 @@ class Cached(nn.Module):
         if self.cache is None: self.cache = torch.ones(8)
         return x * self.cache
 
+class Penalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            result = self.layers(x)
+            [slope] = torch.autograd.grad(result.sum(), x, create_graph=True)
+        return result, slope
+
+def penalized():
+    return base(model=Penalized, loss=lambda o, t: F.cross_entropy(o[0], t) + o[1].square().mean())
+
 def cached(): return base(model=lambda: nn.Sequential(Cached(), nn.Linear(8, 2)))
 """
 
@@ -160,6 +174,7 @@ def planned(summary, strategy, **options):
                 "sometimes": (),
                 "split_problem": None,
                 "hooked": (),
+                "inner_backward": False,
                 "read_by_loss": (),
             },
         ),
@@ -179,6 +194,7 @@ def planned(summary, strategy, **options):
         ("dropout", {"random": False, "dropout": True, "state": ()}),
         ("functional_norm", {"batch_norms": 1, "random": False, "split_problem": None}),
         ("cached", {"state": (), "random": False}),
+        ("penalized", {"state": (), "unused": (), "inner_backward": True}),
     ],
 )
 def test_the_summary(inspect, name, fields):
@@ -201,6 +217,7 @@ def test_what_no_strategy_can_train_is_refused(inspect, name):
         ("sparse", "fsdp", {}, "ddp"),
         ("rare", "hybrid", {}, "ddp"),
         ("by_position", "pipeline", {"schedule": "1f1b"}, "pipeline"),
+        ("penalized", "fsdp", {}, "ddp"),
         ("hooked", "fsdp", {}, "ddp"),
         ("hooked", "tp", {}, "ddp"),
         ("decayed", "fsdp", {}, "ddp"),

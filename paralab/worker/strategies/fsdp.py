@@ -18,7 +18,7 @@ import it where they use it, and other strategies start faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from torch import nn
 
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
+from paralab.plan.sharding import NOT_ON_SHARDS
 from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import (
     broadcast_model,
@@ -153,8 +154,17 @@ class Fsdp(Strategy):
         yield
         self.model.set_requires_gradient_sync(True)
 
-    def stepping(self) -> AbstractContextManager[None]:
-        return mixing_tensors() if self.context.plan.tensor_plan else nullcontext()
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        try:
+            with mixing_tensors() if self.context.plan.tensor_plan else nullcontext():
+                yield
+        except (RuntimeError, NotImplementedError) as error:
+            first = str(error).partition("\n")[0]
+            if "placement" not in first and "sharding" not in first.lower():
+                raise
+            problem = f"{self.context.plan.strategy}: {NOT_ON_SHARDS} ({first})"
+            raise ParalabError(problem, fix="--zero 1, another optimizer, or ddp") from error
 
     def transient_bytes(self) -> dict[str, int]:
         """Count the bytes of unsharded tensors that exist at the same time in a backward pass.
