@@ -87,6 +87,12 @@ class SplitSequence:
             return self.ranks.copy(tensor) if tensor.requires_grad else tensor
 
         inside = map_tensors(take, arguments)
+        if (given := next(numbers)) != block.arguments:
+            raise ParalabError(
+                f"cp: {block.name} got {plural(given, 'tensor')}, but {block.arguments} in the proof, "
+                "which used the first samples. For example, it may get a mask only for some samples.",
+                fix="a model that always passes the same arguments, or another strategy",
+            )
         if len(lengths) != 1:
             found = " and ".join(map(str, sorted(lengths))) or "no"
             problem = f"cp: {block.name} got sequences of {found} tokens, but needs one length."

@@ -12,6 +12,7 @@ Dims = tuple[tuple[int, int], ...]  # (number of a tensor, its sequence dim)
 class SplitBlock:
     """A block. Its tensors are numbered in the order in which its call or its output has them.
 
+    arguments   how many tensors it gets; with others, the proof says nothing
     attention   how often it calls attention, with an all-to-all before and after
     parameters  their number; their gradients are summed over the ranks
     cut         arguments of which each rank takes its part
@@ -25,6 +26,7 @@ class SplitBlock:
     """
 
     name: str
+    arguments: int = 0
     attention: int = 0
     parameters: int = 0
     cut: Dims = ()

@@ -37,7 +37,7 @@ def test_tensors_with_tokens_are_cut_and_masks_are_whole():
     first = next(attempts(SEEN))
     assert first.cut == ((0, 1), (1, 1), (2, 1))
     assert first.gathered == ((0, 1),)
-    assert first.attention == 1
+    assert (first.arguments, first.attention) == (4, 1)
 
 
 def test_then_one_argument_is_treated_differently():
@@ -98,8 +98,8 @@ def cp(plan, **options):
 PROVED = SequencePlan(
     2,
     (
-        SplitBlock("a.0", 1, 500, ((0, 1),), kept=True, error=1e-16),
-        SplitBlock("a.1", 1, 500, after="a.0", parts=((0, 1),), gathered=((0, 1),), kept=True),
+        SplitBlock("a.0", 1, 1, 500, ((0, 1),), kept=True, error=1e-16),
+        SplitBlock("a.1", 1, 1, 500, after="a.0", parts=((0, 1),), gathered=((0, 1),), kept=True),
         SplitBlock("b.0", reason="it does not call attention"),
     ),
     length=33,

@@ -3,12 +3,17 @@ other outside of attention. `tensor_ranks.py` proves them on two ranks."""
 
 from dataclasses import asdict
 
+import pytest
 import torch
 from torch import nn
 
+from paralab.errors import ParalabError
 from paralab.worker import sequence_parts, split_sequence
+from paralab.worker.block_proof import begin_together
 from paralab.worker.prove_sequence import find_sequence_plan
+from paralab.worker.split_sequence import SplitSequence
 from paralab.workload.hooks import patched
+from paralab.workload.sequence_plan import SplitBlock
 from paralab.workload.workload import as_workload
 
 TOKENS = 7  # 4 on one rank and 3 on the other
@@ -78,8 +83,18 @@ def prove(trick):
     return asdict(plan)
 
 
+def another_argument():
+    """A block that gets a mask, but did not get one in the proof."""
+    block = Block("plain")
+    split = SplitBlock("", arguments=2, attention=1, cut=((0, 1),), gathered=((0, 1),))
+    SplitSequence(block, (split,), None, begin_together, begin_together)
+    with pytest.raises(ParalabError) as refused:
+        block(torch.randn(2, TOKENS, 8), torch.randn(8), torch.randn(TOKENS, TOKENS))
+    return {"problem": refused.value.problem}
+
+
 def results():
-    plans = {trick: prove(trick) for trick in TRICKS}
+    plans = {trick: prove(trick) for trick in TRICKS} | {"another argument": another_argument()}
     with patched(split_sequence, sum_gradients=lambda *_: None):
         plans["parameters not summed"] = prove("plain")
     with patched(split_sequence.SplitSequence, _attend=lambda self, attention: attention):

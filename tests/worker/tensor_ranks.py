@@ -199,7 +199,8 @@ def aligned():
     torch.manual_seed(0)
     model = workload.model()
     for group in families.prove("mlp:tiny").kept[:1]:
-        sharded_layers.shard_group(model, group, DeviceMesh("cpu", [0, 1]))
+        mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("shards",))
+        sharded_layers.shard_group(model, group, mesh)
     split, replicated = (local(model.get_parameter(f"{n}.weight")) for n in (group.row, "8"))
     before = split.clone(), replicated.clone()
     with torch.no_grad():

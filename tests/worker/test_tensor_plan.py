@@ -142,6 +142,7 @@ def test_a_split_sequence_is_equal(ranks, trick):
         ("attention to a part", "differs by"),
         ("arguments not summed", "gradient of input 0.1"),
         ("wrong part", "should have 3 tokens"),
+        ("another argument", "3 tensors, but 2"),
     ],
 )
 def test_a_wrong_split_is_rejected_and_named(ranks, trick, named):
