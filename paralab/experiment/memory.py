@@ -50,14 +50,14 @@ def with_fit(request: Request, inspected: Inspected, plan: Plan, given: int | No
     return replace(plan, memory=replace(memory, fit=fit))
 
 
-Kind = tuple[Any, ...]  # of plans whose models run alike
+Kind = tuple[Any, ...]  # equal for plans whose models run the same way
 
 
 def estimate_all(
     plans: Sequence[Plan], trials: dict[Kind, MemoryTrial | str]
 ) -> list[MemoryEstimate]:
     """Estimate many plans in one child process. Plans of one kind share a trial of the smallest and
-    the largest micro-batch; other sizes are on a line through these. Remember the `trials`."""
+    the largest micro-batch; other sizes are interpolated. Add new trials to `trials`."""
     shared: dict[Kind, list[Plan]] = {}
     for plan in plans:
         if not find_unsupported(plan) and _kind(plan) not in trials:

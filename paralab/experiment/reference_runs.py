@@ -89,7 +89,7 @@ class ReferenceRuns:
         plan = replace(resolve_here(request, inspected), control=control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         simulation = simulate(plan)
-        if simulation:  # an equal number of threads rounds sums in the same way
+        if simulation:  # with equally many threads, sums are rounded the same way
             single = replace(single, threads_per_device=plan.threads_per_device)
         key = single, control, simulation
         if key not in self.references:

@@ -24,7 +24,7 @@ from paralab.workload.summary import Inspection, Summary
 
 DEADLINE_SECONDS = 600
 TRIAL_SECONDS = 300  # time limit of a memory trial
-MORE_SECONDS = 30  # for each further trial in the same process
+MORE_SECONDS = 30  # additional time for each further trial in the same process
 KILLED_SECONDS = 60  # how long to wait for a killed process to end
 
 

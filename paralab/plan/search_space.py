@@ -31,8 +31,12 @@ TUNED = (
     *("zero", "shard_groups", "schedule", "recompute", "compile"),
     *("bucket_view", "static_graph", "precision"),
 )
-DIVIDING = ("zero", "schedule")  # these change who has what, so each value is a layout of its own
-# What to change, in this order, until a layout fits in memory. Accumulation computes nothing twice.
+DIVIDING = (
+    "zero",
+    "schedule",
+)  # these change what each rank has, so each value is a separate layout
+# What to change, in this order, until a layout fits in memory. Unlike recomputation, accumulation
+# computes nothing twice.
 SAVERS: tuple[Options, ...] = (
     {"accumulate": 2},
     {"accumulate": 4},

@@ -168,7 +168,7 @@ def starts_of_job(script: Script) -> list[Way]:
 @once_per_script
 def has_ranks(script: Script) -> bool:
     """Return whether a machine certainly runs several ranks. With `world_size=args.world_size` and
-    no word about ranks, each machine has one process; with `world_size=1`, there is only one."""
+    no mention of ranks, each machine has one process; with `world_size=1`, there is only one."""
     starts = script.calls_of(INIT)
     given = [call.argument(99, "world_size") for call in starts]
     sizes = [(size, call.scope) for size, call in zip(given, starts, strict=True) if size]

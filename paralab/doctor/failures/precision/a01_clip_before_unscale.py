@@ -65,7 +65,7 @@ def clipped_before_unscale(script: Script) -> Findings:
         fix = f"Call `{unscale}` before clipping."
         others = [one for one in script.methods("unscale_") if one.scope is not clip_call.scope]
         doubt = (
-            f"if `unscale_` ({line_of(others[0], clip_call)}) does not run before" if others else ""
+            f"if `unscale_` ({line_of(others[0], clip_call)}) does not run first" if others else ""
         )
         also = (step.call,)
         yield found(
