@@ -45,10 +45,10 @@ Difference = Literal["operation", "size", "site"]
 class CollectiveCall:
     """One call on one rank. An unknown property is None."""
 
-    kind: str | None  # as `kind_of` returns it
+    kind: str | None  # the kind, as returned by `kind_of`
     group: str | None = DEFAULT_GROUP
     number: int | None = None  # the sequence number in the group; None for send and recv
-    shapes: tuple[tuple[int, ...], ...] | None = None  # of each tensor from this rank
+    shapes: tuple[tuple[int, ...], ...] | None = None  # one per tensor from this rank
     dtype: str | None = None
     site: Hashable = None  # an id for the calling line; None if lines may differ
     where: str | None = None  # the calling line, for messages

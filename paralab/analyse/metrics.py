@@ -39,7 +39,7 @@ from paralab.record.events import COLLECTIVES, REDUCES, Collective, Span, Step
 
 IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel copies
 RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the step
-LATE_SHARE = 0.10  # a rank is a straggler if the others wait a tenth of a step for it,
+LATE_SHARE = 0.10  # a rank is a straggler if the others wait this share of a step for it,
 LATE_STEPS = 0.70  # in at least this share of the steps
 
 # The collective, its ranks, stage, bucket (or FSDP unit), and how often it already occurred in the

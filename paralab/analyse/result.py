@@ -60,7 +60,7 @@ class Saves(Record, frozen=True, kw_only=True):
 
     number: int
     last: str
-    blocked_seconds: float  # per save, while training waits
+    blocked_seconds: float  # training waits this long per save
     seconds: float
 
 
@@ -130,7 +130,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     precision: str
     device: str
     threads_per_device: int
-    backend: str | None = None  # for torch.distributed; None in a single process
+    backend: str | None = None  # torch.distributed's backend; None in a single process
     ranks: list[Rank]
     batch: Batch
     total_seconds: float | None

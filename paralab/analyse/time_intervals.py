@@ -48,7 +48,7 @@ def lanes(spans: Sequence[Interval], nested: bool) -> list[int]:
     d                  ├──┤
     """
     lane_of = [0] * len(spans)
-    open_ends: list[list[float]] = []  # per lane: the ends of open spans, innermost last
+    open_ends: list[list[float]] = []  # for each lane, the ends of open spans, innermost last
     # If two spans start together, the longer one comes first because it can contain the other.
     for number in sorted(range(len(spans)), key=lambda n: (spans[n][0], -spans[n][1])):
         start, end = spans[number]

@@ -21,7 +21,7 @@ EMPTY = ("", "…", "...", "-", "–", "—", "?", "_")
 CHECKPOINT = (
     "Verification checkpoint"  # the handbook's part 4, which students also hand in as a file
 )
-MOST_QUESTIONS = 100  # in one part; the rest is not read
+MOST_QUESTIONS = 100  # read at most this many in one part
 UNIT = re.compile(r"\s*[(\[]([^()\[\]\s]+)[)\]]\s*$")  # `step time (ms)`
 Rows = list[list[str]]
 CLOSE = 0.6  # questions at least this similar count as the same

@@ -158,7 +158,7 @@ def _shared(unknown: dict[str, str]) -> int | None:
 def _limits() -> Limits:
     try:
         import resource
-    except ImportError:  # on Windows
+    except ImportError:  # Windows lacks it
         return Limits(None, None)
 
     def soft(which: int) -> int | None:

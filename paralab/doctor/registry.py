@@ -36,7 +36,7 @@ class Message:
 
     pattern: str  # `.` also matches line ends
     why: str = ""
-    fix: str = ""  # by default, the fix of the entry
+    fix: str = ""  # if empty, use the entry's fix
     severity: Severity = "error"
     kind: Literal["raised", "printed", "note"] = "raised"
     blames: bool = True  # the rank that prints it caused the failure

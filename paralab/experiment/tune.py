@@ -98,7 +98,7 @@ def tune(
     search = _Search(folder, candidates, roots, _Budget(started, trials, budget_seconds), say)
     try:
         search.run(lambda root: changes(root, summary, on_gpu, any_batch), save=any_batch)
-    finally:  # also if it is interrupted
+    finally:  # even if it is interrupted
         folder.write("search.json", search.notes())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)

@@ -65,7 +65,7 @@ class Outcome:
     folder: RunFolder
     status: RunStatus
     training: Training | None = None  # None for a Slurm job, which plans on its own nodes
-    exits: RankExits | None = None  # of the last attempt's ranks
+    exits: RankExits | None = None  # how the last attempt's ranks ended
     attempt: int = 0
     wall_seconds: float = 0.0
     signal: int | None = None  # the signal that interrupted the run

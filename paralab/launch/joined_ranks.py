@@ -78,7 +78,7 @@ class Team:
             return run_ranks(folder, work["jobs"], work["origin"], on_poll, deadlines, seat)
         except OtherFailed:
             return ended_with(None)
-        except KeyboardInterrupt as error:  # by the user, or by torchrun after a failure
+        except KeyboardInterrupt as error:  # sent by the user, or by torchrun after a failure
             return ended_with(exit_code_of(number_of(error)))
 
 

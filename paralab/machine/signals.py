@@ -20,7 +20,7 @@ def _existing(*names: str) -> tuple[signal.Signals, ...]:
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-TYPED = _existing("SIGINT", "SIGQUIT")  # from a key press in the terminal
+TYPED = _existing("SIGINT", "SIGQUIT")  # a key press in the terminal sends these
 ENDS = (*TYPED, *_existing("SIGTERM", "SIGHUP"))  # each of these ends a command gracefully
 # With --checkpoint, the run saves before it ends. Slurm sends SIGUSR1 before the time limit.
 STOPS = (*ENDS, *_existing("SIGUSR1"))

@@ -14,7 +14,7 @@ import torch
 FIRST = 4
 EVERY = 64
 DEPTH = 4  # levels of nested dicts and lists in a batch
-ROWS = 64  # per batch, with a checksum of each
+ROWS = 64  # rows per batch that get a checksum
 VALUES = 128  # values per row, spread over the row, because images have black borders
 
 

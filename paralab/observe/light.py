@@ -44,7 +44,7 @@ class Light:
     ) -> None:
         self.rank, self.event, self.names = rank, event, names
         self.values, self.count, self.waits = values, count, waits
-        self.mark = {"event": event}  # in `rank.doing`
+        self.mark = {"event": event}  # the entry in `rank.doing`
 
     def begin(self, args: tuple[Any, ...], kwargs: Fields) -> Opened | None:
         values = self.values(args, kwargs)

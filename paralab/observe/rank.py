@@ -25,7 +25,7 @@ from paralab.observe.digests import EVERY, is_sampled
 from paralab.observe.mmap_log import MmapLog
 from paralab.record.operations import OpenOperations, RingLog
 
-Fields = dict[str, Any]  # of an event, ready for JSON
+Fields = dict[str, Any]  # an event's fields, ready for JSON
 MAY_WAIT = set(
     "init destroy group wrap forward backward collective pipeline save load held".split()
 )
@@ -52,7 +52,7 @@ class Rank:
         self.rank: int | None = None
         self.budget = Budget()
         self.watched = True  # record everything in this step; otherwise it is a light step
-        self.calls: dict[tuple[Any, ...], int] = {}  # of light steps
+        self.calls: dict[tuple[Any, ...], int] = {}  # numbers of the calls in light steps
         sites.forget()
         self.steps = 0  # finished steps of the optimizer with the most steps
         # Light backward passes since the last step, and before it: a scaler may skip steps.

@@ -63,7 +63,7 @@ def remark_on_sequence(plan: SequencePlan | None) -> tuple[str, ...]:
 class BlockRow(NamedTuple):
     """Blocks that differ only in their numbers."""
 
-    block: str  # with * for the number
+    block: str  # the name, with * for its number
     blocks: int
     kept: bool
     result: str

@@ -93,7 +93,7 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
 class GroupRow(NamedTuple):
     """Groups that differ only in the numbers of their layers."""
 
-    block: str  # with * for the number
+    block: str  # the name, with * for its number
     columns: str
     row: str
     groups: int

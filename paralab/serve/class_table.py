@@ -21,7 +21,7 @@ from paralab.record.types import Record
 from paralab.serve.runs import Row, Stamp, stamp_of
 from paralab.serve.safe_path import NotServed, find_folder, require_file_inside, require_inside
 
-TOLERANCE = 0.25  # as in `practical check`
+TOLERANCE = 0.25  # the default of `practical check`
 OWN_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")  # paralab's own name for a run folder
 
 

@@ -43,7 +43,7 @@ class Output(NamedTuple):
 
 
 class State(NamedTuple):
-    unit: str  # of the axis
+    unit: str  # the unit of the axis
     lanes: tuple[Lane, ...]
     outputs: tuple[Output, ...]
     problem: str = ""  # why these values cannot be combined

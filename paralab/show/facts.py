@@ -24,7 +24,7 @@ class Environment(Record, frozen=True, kw_only=True):
     """What `env --json` prints. A precision or backend is `usable` or `not usable: reason`."""
 
     machine: Machine
-    precisions: dict[str, dict[str, str]]  # by device
+    precisions: dict[str, dict[str, str]]  # device -> precision -> whether it is usable
     backends: dict[str, str]
     packages: dict[str, str | None]
 

@@ -21,7 +21,7 @@ from paralab.record.events import COLLECTIVES, Event, Load, Memory, Span, Start,
 class Point(NamedTuple):
     tag: str
     step: int
-    seconds: float  # since launch, as in the events
+    seconds: float  # seconds since launch, as in the events
     value: float
 
 

@@ -141,7 +141,7 @@ class _Trial:
     def _place(self, dtype_in: Callable[[str], torch.dtype | None]) -> None:
         """Replace all parameters and buffers with fake ones on the plan's device. `Module.to` does
         not work with fake tensors. Tied parameters stay tied."""
-        placed: dict[int, Any] = {}  # by id
+        placed: dict[int, Any] = {}  # id -> fake tensor
 
         def place(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
             kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype

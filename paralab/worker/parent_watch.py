@@ -21,7 +21,7 @@ def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None
 
     def listen() -> None:
         while order := os.read(0, 1):
-            with suppress(Exception):  # after any failure, this thread must keep listening
+            with suppress(Exception):  # keep listening after any failure
                 (orders or {})[order]()
         os._exit(ORPHANED)
 

@@ -83,7 +83,7 @@ class Ranks:
         """Send each rank its heads or its part of the sequence, in one all-to-all."""
         sizes, ranks = part_sizes(length, self.size), range(self.size)
         kept = dict.fromkeys(ranks, sizes[self.rank])
-        tokens = dict(enumerate(sizes)) if to_heads else kept  # from each rank
+        tokens = dict(enumerate(sizes)) if to_heads else kept  # tokens that come from each rank
         outgoing: list[list[torch.Tensor]] = [[] for _ in ranks]
         shapes: list[list[list[int]]] = [[] for _ in ranks]
         for tensor in tensors:

@@ -36,7 +36,7 @@ class ShardStreams:
         generators = torch.cuda.default_generators
         self.generator = generators[device.index or 0] if gpu else torch.default_generator
         self.device = device
-        self.regions: dict[int, Region] = {}  # by seed
+        self.regions: dict[int, Region] = {}  # seed -> region
         self.left: set[int] = set()
 
     def begin_passes(self) -> None:

@@ -129,7 +129,7 @@ class StageModule(nn.Module):
         self.micro_number, self.live = 0, False
         self.trial: _Run | None = None  # torch may run its backward pass at any time
         self.shapes: Any = None  # shapes of the current inputs
-        self.leaves_mode: dict[Any, bool] = {}  # by shapes: the stage uses no meta tensors
+        self.leaves_mode: dict[Any, bool] = {}  # for these shapes, no meta tensors are used
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[Any], None] = lambda inputs: None
         # Some schedules split the backward pass in two. The second half begins where gradients
@@ -264,7 +264,7 @@ class StageModule(nn.Module):
 def free_other_stages(model: nn.Module, stages: tuple[Stage, ...], owned: set[int]) -> None:
     """Turn other stages' parameters and buffers into meta tensors, which use no memory."""
     modules = dict(model.named_modules())
-    emptied: dict[int, Any] = {}  # by id, so tied parameters stay tied
+    emptied: dict[int, Any] = {}  # id -> meta tensor, so tied parameters stay tied
     for number, stage in enumerate(stages):
         for name in stage.modules if number not in owned else ():
             module = modules[name]

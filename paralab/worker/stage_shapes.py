@@ -152,7 +152,7 @@ class ShapeCache:
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
         self.is_before = is_before
-        self.shapes: Any = None  # of the current inputs
+        self.shapes: Any = None  # shapes of the current inputs
         self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # input shapes -> outputs
         self.calls: Counter[int] = Counter()  # module -> its calls in this forward pass
         for name, module in model.named_modules():

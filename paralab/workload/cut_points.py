@@ -61,7 +61,7 @@ class _Trace:
     output: Any = None
     loss: Any = None
     times: list[float] = field(default_factory=list)  # times of the start, each cut, and the end
-    returned: dict[int, float] = field(default_factory=dict)  # by call number, in backward
+    returned: dict[int, float] = field(default_factory=dict)  # call number -> time in backward
 
     def now(self) -> float:
         if self.device.type == "cuda":

@@ -37,7 +37,7 @@ class ParameterUse(TorchFunctionMode):
         self.used_outside: set[str] = set()
         self.used: set[int] = set()  # ids of parameters
         self._inside: list[str] = []
-        self._owners: dict[int, set[str]] = {}  # by parameter: all submodules that contain it
+        self._owners: dict[int, set[str]] = {}  # parameter -> all submodules with it
         places: dict[int, list[set[str]]] = {}  # tied weights occur twice, under two names
         for place, parameter in model.named_parameters(remove_duplicate=False):
             names = accumulate(place.split(".")[:-1], "{}.{}".format)

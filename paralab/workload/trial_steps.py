@@ -56,7 +56,7 @@ def try_step(
     be observed: assume that dropout is the only one."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
-    calls: list[Counter[str]] = []  # per forward
+    calls: list[Counter[str]] = []  # one per forward pass
     before = state_of(model)
     use = ParameterUse(model)
     inner: list[bool] = []  # backward passes before the loss is known

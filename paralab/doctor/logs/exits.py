@@ -18,7 +18,7 @@ SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (\d+))"
 )
 EXITED = re.compile(r"Exited with exit code (\d+)")
-SIGNAL_WORDS = {  # from Slurm and Python's fault handler
+SIGNAL_WORDS = {  # words that Slurm and Python's fault handler print
     **{"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7},
     **{"Illegal instruction": 4, "Terminated": 15, "Floating point exception": 8},
 }

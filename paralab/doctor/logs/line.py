@@ -55,7 +55,7 @@ def clean(raw: bytes) -> str:
 
 
 def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float | None:
-    try:  # in a leap year, which has a February 29
+    try:  # use a leap year, which has a February 29
         start = datetime(2000, int(month), int(day), int(hour), int(minute))
     except ValueError:
         return None

@@ -26,7 +26,7 @@ _STARTS = re.compile(r"(spawn|launch|start|run|process|elastic|distribut|main|fi
 class Way:
     """One chain of calls to a node. `known`: it begins where the script or a rank starts."""
 
-    calls: tuple[Call, ...]  # from the entry point to the node
+    calls: tuple[Call, ...]  # in order, from the entry point to the node
     known: bool
 
     def tests(self) -> Iterator[tuple[If, Scope]]:

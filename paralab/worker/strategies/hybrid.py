@@ -20,7 +20,7 @@ from paralab.worker.strategies.pipeline_threads import PipelineThreads
 class Hybrid(PipelineThreads):
     def __init__(self, context: RankContext, model: nn.Module) -> None:
         super().__init__(context, model)
-        self.replicated: dict[int, nn.Module] = {}  # by stage, except frozen stages
+        self.replicated: dict[int, nn.Module] = {}  # stage -> DDP, if it is not frozen
         self.reductions: list[Reduction] = []
         for stage in range(context.plan.stages):
             parameters = self.stage_parameters(stage)

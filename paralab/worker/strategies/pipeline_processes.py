@@ -87,7 +87,7 @@ class PipelineProcesses(Strategy):
         # The other stages' parameters are freed, so activations may use their addresses.
         context.meter.ignored = addresses(map(local, self.device_parameters()))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
-        self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # by input shapes
+        self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # per input shape
         self.micros: list[MicroBatch] = []
         self.losses: list[torch.Tensor] = []
         if plan.scaler:

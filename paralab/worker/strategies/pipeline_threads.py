@@ -145,7 +145,7 @@ class Passage:
     ) -> None:
         self.pipeline, self.context, self.micro = pipeline, pipeline.context, micro
         self.number, self.accumulation = number, accumulation
-        self.last = False  # of this optimizer step
+        self.last = False  # whether it is the last one in this step
         self.order: StageOrder | None = None
         self.returning = False
         self.loss: torch.Tensor

@@ -34,7 +34,7 @@ def quiet_backward_only(script: Script) -> Findings:
     for _, _, event in occurrences(timelines(script), "backward"):
         forwards = forwards_of(script, event)
         if not forwards or forwards[-1].loops != event.loops:
-            continue  # in separate loops: P06
+            continue  # they are in separate loops: P06
         forward = forwards[-1].call
         name = f"`{code(forward.node.func)}(…)`"
         late = _switched_late(script, event, forwards[-1])

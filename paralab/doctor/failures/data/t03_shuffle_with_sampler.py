@@ -33,7 +33,7 @@ def shuffle_with_sampler(script: Script) -> Findings:
         if sampler is None or shuffle is None or not script.truth(shuffle, loader.scope, 0):
             continue
         if script.evaluate(sampler, loader.scope, 0) is not OBJECT:
-            continue  # perhaps None
+            continue  # the sampler may be None
         why = "This DataLoader gets a sampler and `shuffle=True`, and raises a ValueError."
         edits = replace(script, loader.module, shuffle, "False")
         yield found(script, "T03", "error", loader, why, edits=edits)

@@ -59,7 +59,7 @@ def stream_not_divided(script: Script) -> Findings:
             if asks_for_rank(script, owner) or knows_rank(script, made.node, made.scope):
                 continue
             if _BY_CHANCE.search(ast.unparse(owner.node)):
-                continue  # perhaps every rank draws its own samples
+                continue  # every rank may draw its own samples
             certain = all(isinstance(one, ast.Constant) for one in made.arguments)
             where = at(method.node, method)
             why = (

@@ -87,7 +87,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     for item in group:
         if item.call and item not in same:
             why += f"{named([item.rank])} waited in {item}. "
-    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # by their watchdogs
+    aborted = {exit_.rank for exit_ in logs.exits if exit_.code == -6}  # watchdogs abort with -6
     silent = set(logs.ranks) - {item.rank for item in group} - aborted
     if mismatch and mismatch.kind == "behind" and mismatch.odd is not None and not silent:
         enqueued = next(item.enqueued for item in group if item.rank == mismatch.odd)

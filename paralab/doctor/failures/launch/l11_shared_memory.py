@@ -33,7 +33,7 @@ ENTRY = describe(
 )
 
 
-WORKERS, PREFETCHED = 2, 2  # per rank and per worker, in a modest script
+WORKERS, PREFETCHED = 2, 2  # typical numbers per rank and per worker
 BATCH_BYTES = 32 * 3 * 224 * 224 * 4  # 32 images as floats
 
 
