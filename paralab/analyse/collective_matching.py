@@ -9,7 +9,7 @@ call on rank 0 belongs to the third call on rank 1.
     rank 1     all_reduce(4)   all_reduce(1)                      behind: it never called number 3
     rank 1     all_reduce(4)   broadcast(8)                       number 2 is a different operation
     rank 1     all_reduce(4)   all_reduce(7)                      number 2 has a different size
-    rank 1     all_reduce(4)   all_reduce(1) on another line      wrong sums, and no error
+    rank 1     all_reduce(4)   all_reduce(1) on another line wrong sums, and no error
 
 All sources of calls (the launcher, watched and attached ranks, Flight Recorder dumps, watchdog
 lines, and run folders) convert them to lists of `CollectiveCall` and call `find_mismatches`.

@@ -75,8 +75,8 @@ def _why(mismatch: Mismatch, dumps: Sequence[StackDump]) -> str:
     mine, its = _name(mismatch.calls[one]), _name(mismatch.calls[other])
     elsewhere = ""
     if mine == its:
-        lines = " on another line" if dumps[one].where != dumps[other].where else ""
-        elsewhere = " in another group" if mismatch.kind == "groups" else lines
+        lines = "  on a different line" if dumps[one].where != dumps[other].where else ""
+        elsewhere = "  in a different group" if mismatch.kind == "groups" else lines
     return f"calls {mine} where rank {other} calls {its}{elsewhere}, and both wait forever"
 
 

@@ -231,7 +231,7 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     gradients, limit = asked.gradient_difference, ROUNDING[precision]
     if "casts" in proof.control:
         limit = max(limit, ROUNDING["fp32"])
-    # there is no other reason
+    # rounding is the only reason
     rounds = set(proof.control) <= {"casts"} and proof.as_simulated is None
     if rounds and gradients is not None and gradients > limit:
         return (

@@ -278,7 +278,9 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     if enough and lists and in_order:
         return "right", ""
     if any(each.equals(number, tolerance) for each in stated for number in _flat(facts)):
-        return "not judged", "it states only some of the numbers, or states them in another order"
+        return "not judged", (
+            "it states only some of the numbers, or states them in a different order"
+        )
     return "wrong", f"none of these numbers matches the run: {answer.text}"
 
 

@@ -1,5 +1,5 @@
 """Memory layouts: DDP's buckets have the strides that the parameters had when it wrapped them. A
-gradient with other strides must be copied."""
+gradient with different strides must be copied."""
 
 from typing import Any
 

@@ -90,7 +90,7 @@ def differences_of(
         )
     if summary.casts and precision == "fp64" and (is_split or shards):
         differences.append(
-            "the model casts to fp32, which amplifies the rounding of sums in another order"
+            "the model casts to fp32, which amplifies the rounding of sums in a different order"
         )
     if precision in LOW_PRECISIONS:
         differences.append(f"{precision} rounds every product, so the order of summation matters")

@@ -49,7 +49,7 @@ Shard = Callable[[nn.Module], Sharded]  # shards a module in place
 
 def perturb(model: nn.Module) -> None:
     """Add noise to the parameters. Many models initialize parameters to zero or one, and a zero
-    matrix gives equal outputs whatever its rows are."""
+    matrix gives equal outputs no matter what its rows are."""
     chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -195,7 +195,7 @@ def worst_of(errors: dict[str, float]) -> str | None:
     name = max(wrong, key=lambda name: (not math.isfinite(wrong[name]), wrong[name]))
     if math.isfinite(wrong[name]):
         return f"the {name} differs by {wrong[name]:.2g}"
-    return f"the {name} has another shape, is missing, or is not finite"
+    return f"the {name} has a different shape, is missing, or is not finite"
 
 
 def prove(

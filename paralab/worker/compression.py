@@ -30,7 +30,7 @@ class Cast:
     """Rounds gradients to a dtype with 2 bytes.
 
     `in_order`: add the ranks' values in rank order and round once, as `local` does. gloo and NCCL
-    round after each addition, in another order.
+    round after each addition, in a different order.
     """
 
     def __init__(self, plan: Plan, group: dist.ProcessGroup) -> None:

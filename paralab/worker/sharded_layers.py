@@ -109,7 +109,7 @@ def watch_regions(
     leave: Callable[[str], None],
 ) -> None:
     """Call `enter` after a group's first column layer, and `leave` before its row: between these
-    two, each shard has different activations. Both get the row's name."""
+    two, each shard has different activations. Both functions get the name of the row layer."""
     for group in groups:
         first, last = partial(_notify, enter, group.row), partial(_notify, leave, group.row)
         row = model.get_submodule(group.row)

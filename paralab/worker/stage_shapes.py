@@ -165,7 +165,7 @@ class ShapeCache:
             if not self.is_before():
                 return forward(*args, **kwargs)
             self.calls[id(module)] += 1
-            # Include the argument shapes, which may change if the model takes another branch.
+            # Include the argument shapes, which may change if the model takes a different branch.
             key = id(module), self.calls[id(module)], shapes_of((args, kwargs))
             outputs = self.outputs.setdefault(self.shapes, {})
             if key not in outputs:

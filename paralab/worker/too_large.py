@@ -1,4 +1,4 @@
-"""Inspect a model that is too large for this machine: with fake tensors, which have no data."""
+"""Inspect a model that is too large for this machine, using fake tensors, which have no data."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _shape_of(args: Any, kwargs: Any) -> list[int]:
 
 
 def _choose_axis(axis: Axis | None, shape: list[int], samples: int) -> Axis:
-    """Return the known axis, or guess if the example took another branch."""
+    """Return the known axis, or guess if the example took a different branch."""
     if axis and (
         axis.number is None or shape[axis.number : axis.number + 1] == [axis.entries * samples]
     ):

@@ -51,9 +51,9 @@ def try_step(
     """Run forward and backward on two samples, to find mistakes before a run starts. Then call the
     model a few more times.
 
-    `more` returns a larger batch, which may contain samples that take another branch. The model's
-    state is restored. Fake tensors have no values, so the changes that a forward pass makes cannot
-    be observed: assume that dropout is the only one."""
+    `more` returns a larger batch, which may contain samples that take a different branch. The
+    model's state is restored. Fake tensors have no values, so the changes that a forward pass
+    makes cannot be observed: assume that dropout is the only one."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # one per forward pass

@@ -6,7 +6,7 @@ batch_norm   normalizes with its running statistics, as in eval mode, and does n
 random       draws per sample (`paralab.workload.sample_draws`)
 state        makes buffers read-only, and restores attributes that a forward pass changes
 casts        ignores casts to fp32 in fp64, as in the norms of Hugging Face models. Such a cast turns
-             a difference of 1e-16, from another order of summation, into one of 1e-8
+             a difference of 1e-16, from a different order of summation, into one of 1e-8
 """
 
 from __future__ import annotations

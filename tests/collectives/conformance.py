@@ -25,7 +25,7 @@ from paralab.collectives.reduction import DTYPES, can_reduce
 warnings.simplefilter("error", UserWarning)  # `local` warns if it leaves a call to gloo
 OPERATORS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR")
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
-# A GPU sums a matrix product in another order.
+# A GPU sums a matrix product in a different order.
 CLOSE = {"rtol": 0, "atol": 1e-15 if DEVICE.type == "cpu" else 1e-13}
 torch.manual_seed(0)
 

@@ -90,7 +90,7 @@ def test_the_largest_batch(monkeypatch):
 
 
 def test_the_answers_trial_must_fit(monkeypatch):
-    """From 90 samples on, another algorithm needs 300 bytes more. The line through the first
+    """From 90 samples on, a different algorithm needs 300 bytes more. The line through the first
     passes predicts 100 samples, but a trial with 100 does not fit."""
     trials(monkeypatch, lambda n: 10 * n + 300 * (n >= 90))
     fit = find_fit(2000)

@@ -79,7 +79,7 @@ def test_every_strategy_with_ranks_on_one_gpu_trains_like_a_single_device(tmp_pa
 
 
 def daemons():
-    """Return the daemon and its server, by the 15 characters that Linux stores."""
+    """Return the daemon and its server, found by their names, which Linux cuts to 15 characters."""
     processes = [each.info for each in psutil.process_iter(["name", "status"])]
     alive = [each["name"] for each in processes if each["status"] != psutil.STATUS_ZOMBIE]
     return [name for name in alive if name and name == DAEMON[:15]]

@@ -75,7 +75,7 @@ def test_what_is_far_from_a_single_device_and_what_is_not(folder):
     proof = verify(folder, ["file.py:plain"], "local-sgd", replicas=3, sync_every=1, accumulate=1)
     for case in proof["configurations"]:
         assert case["as_simulated"]
-        assert not case["equal"]  # it is another algorithm, whatever the difference
+        assert not case["equal"]  # it is a different algorithm, no matter how small the difference
         assert case["excused"]["max_difference"] <= 1e-10
     assert proof["passed"]
 

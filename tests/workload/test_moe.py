@@ -1,4 +1,5 @@
-"""Experts: each token uses the ones with the highest scores, whatever else is in its batch."""
+"""Experts: each token uses the ones with the highest scores, no matter what else is in its
+batch."""
 
 import torch
 

@@ -76,7 +76,7 @@ def test_blocks_are_siblings_that_look_alike():
     ("extra", "modes"),
     [
         (lambda: nn.Dropout(0.5), MODES),
-        (PythonNoise, MODES),  # torch.utils.checkpoint alone would draw other numbers
+        (PythonNoise, MODES),  # torch.utils.checkpoint alone would draw different numbers
         (lambda: nn.BatchNorm1d(4), ()),  # would count each batch twice
         (Cached, ()),
         (lambda: nn.ReLU(inplace=True), ("full",)),  # changes a kept output

@@ -160,7 +160,7 @@ class Assembler:
 
     def _without_prefix(self, line: Line) -> Line:
         """Remove a prefix (a host, a quotation mark, a collector's timestamp). The prefix of
-        "Traceback" recurs in the next lines, possibly with other numbers."""
+        "Traceback" recurs in the next lines, possibly with different numbers."""
         start = line.text.find(HEADER)
         if start > 0:
             shape = r"\d+".join(map(re.escape, re.split(r"\d+", line.text[:start])))

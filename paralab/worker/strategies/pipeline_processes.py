@@ -7,8 +7,8 @@ samples. Gradients accumulate over micro-batches and accumulation steps. At the 
 step, they are summed over all replicas of the stage, in buckets.
 
 With --shards, each stage has a process per shard, and the layers of the stage are split over them.
-Each shard is part of a pipeline of its own, because all shards have the same activations between
-the stages.
+Each shard is part of a separate pipeline, because all shards have the same activations between the
+stages.
 """
 
 from __future__ import annotations

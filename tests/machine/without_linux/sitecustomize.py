@@ -1,7 +1,8 @@
 """Hide Linux facilities from Python in every process that has this folder on its PYTHONPATH.
 
 This is as close to macOS as a Linux machine gets: code that needs a hidden facility fails here as
-it would there. psutil may still read /proc, because on macOS it asks the system in another way.
+it would there. psutil may still read /proc, because on macOS it asks the system in a different
+way.
 """
 
 import builtins

@@ -14,7 +14,7 @@ ENTRY = describe(
     __doc__,
     symptom="Steps wait for data, or all cores are busy and everything is slow.",
     cause="num_workers is per rank, and ranks × workers compete for the same cores.",
-    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure other numbers.",
+    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure with other values.",
     example="""\
 - loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
 + cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])

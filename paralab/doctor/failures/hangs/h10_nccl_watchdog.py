@@ -73,7 +73,7 @@ def _evidence(items: list[Waiting]) -> tuple[str, ...]:
 
 def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
     """Compare what all ranks in a group report about the collective that timed out first. A rank
-    that waits in a collective with another number does not help here."""
+    that waits in a collective with a different number does not help here."""
     same = [item for item in group if item.number == number]
     first, evidence = same[0], _evidence(group)
     ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}

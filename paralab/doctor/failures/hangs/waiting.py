@@ -109,7 +109,7 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
         why += " It had fewer batches (H01), left the loop (H08), or hangs. Compare len(loader)."
         return _suspect("H01", first, why, rank, more)
     if first.alone is False:
-        why += " The call is not under a rank condition: that rank hangs, or took another path."
+        why += " The call is not under a rank condition: that rank hangs, or took a different path."
         return _suspect("H03", first, why, rank, more)
     why += f" {IF_CONDITION}; if not, the missing rank hangs elsewhere."
     return _suspect("H03", first, why, None, more)

@@ -45,8 +45,8 @@ ENTRY = describe(
         Message(
             r"\[(?P<rank>\d+)\]: params\[(?P<index>\d+)\] in this process with sizes \[(?P<shape>[\d, ]*)\] "
             r"appears not to match",
-            "Parameter {index} has shape ({shape}) on rank {rank} and another shape on rank 0{at}: the "
-            "model depends on the rank.",
+            "Parameter {index} has shape ({shape}) on rank {rank} and a different shape on rank "
+            "0{at}: the model depends on the rank.",
         ),
     ),
 )

@@ -7,7 +7,7 @@ from paralab.doctor.registry import Findings, Message, check, describe
 ENTRY = describe(
     __doc__,
     symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
-    cause="The CPU reports AMX, but this virtual machine does not allow its instructions (inferred).",
+    cause="The CPU reports AMX, but this virtual machine probably does not allow its instructions.",
     fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
     example="""\
 + import os
