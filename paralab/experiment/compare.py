@@ -41,7 +41,7 @@ VERIFY_STEPS = 3
 ROUNDS = 5
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
 BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
-Round = list[Training]  # one run of each configuration, whose number is the run's `case`
+Round = list[Training]  # a run of each configuration; `case` is the configuration's number
 
 
 def compare(

@@ -96,7 +96,7 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
     if samples >= batch.micro_batches:
         return
     needed, replicas = batch.micro_batches * batch.accumulate, batch.replicas
-    sizes = range(replicas, 4 * replicas * needed)  # larger batches always have enough
+    sizes = range(replicas, 4 * replicas * needed)  # larger batches always have enough samples
     enough = 1 + max(size for size in sizes if min(shares(size, replicas)) < needed)
     raise UsageError(
         f"{plural(samples, 'sample')} (batch {batch.batch_size} ÷ {plural(replicas, 'replica')} "

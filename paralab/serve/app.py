@@ -53,7 +53,8 @@ class Site:
         self.class_table = shared(lambda name, practical: ClassTable(root, name, practical))
 
     def run(self, name: str) -> LiveRun:
-        """Return the follower of a run. A new run in a folder with the same name gets a new one."""
+        """Return the follower of a run. A new run in a folder with the same name gets a new
+        follower."""
         manifest = find_folder(self.root, name) / "manifest.json"
         return self._live_run(name, manifest.lstat().st_mtime_ns if manifest.exists() else 0)
 

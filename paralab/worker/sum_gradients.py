@@ -44,7 +44,7 @@ def sum_gradients(
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Group parameters by dtype into buckets. A parameter over the limit gets its own."""
+    """Group parameters by dtype into buckets. A parameter over the limit gets its own bucket."""
     groups: list[list[nn.Parameter]] = []
     room, dtype = 0.0, None
     for parameter in parameters:

@@ -364,7 +364,7 @@ def test_two_hosts_are_one_run(tmp_path):
 
 @pytest.mark.processes
 def test_all_ranks_use_rank_0s_clock(tmp_path):
-    """A time namespace is another machine's clock: rank 1's is 1000 s ahead."""
+    """A time namespace simulates another machine's clock. Rank 1's is 1000 s ahead."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare (util-linux)")
     prefix = "unshare --time --fork --kill-child --monotonic {rank}000"
