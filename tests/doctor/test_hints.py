@@ -341,25 +341,6 @@ def test_a_lambda_may_run_before_the_model_is_wrapped(tmp_path):
     assert "D05" not in {id for id, _ in find(tmp_path, text)}
 
 
-def test_a_seed_without_the_rank_again_is_equal(tmp_path):
-    text = """
-    import torch, torch.distributed as dist
-    from torch import nn
-
-    def main(args, local_rank):
-        dist.init_process_group("gloo")
-        args.seed += local_rank
-        torch.manual_seed(args.seed - local_rank)
-        net = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        net(torch.ones(2)).sum().backward()
-        for weight in net.parameters():
-            dist.all_reduce(weight.grad)
-        optimizer.step()
-    """
-    assert ("S11", "error") not in find(tmp_path, text)
-
-
 def test_a_cached_function_may_do_nothing(tmp_path):
     text = """
     import functools, torch, torch.distributed as dist

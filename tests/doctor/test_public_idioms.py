@@ -483,22 +483,6 @@ PAIRS = {
         "self.mask * 0.9",
         "self.mask.to(x.device).view(-1)",
     ),
-    "a model that is told its rank": (
-        "L07",
-        "error",
-        """
-        import os, torch.distributed as dist
-        from models import build_net
-        from torch import nn
-        from torch.nn.parallel import DistributedDataParallel as DDP
-
-        dist.init_process_group("gloo")
-        local_rank = int(os.environ["LOCAL_RANK"])
-        model = DDP({}(local_rank, 2))
-        """,
-        "nn.Linear",
-        "build_net",
-    ),
     "rank 0 evaluates the model inside the wrapper": (
         "H07",
         "error",

@@ -1,16 +1,11 @@
 """L07: Ranks build different models."""
 
-import ast
 import math
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding, odd_one_out
 from paralab.doctor.registry import Findings, Message, check, describe
-from paralab.doctor.static.facts import Call
-from paralab.doctor.static.models import layers, wraps
-from paralab.doctor.static.report import code, found, line_of
-from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
@@ -50,38 +45,6 @@ ENTRY = describe(
         ),
     ),
 )
-
-
-@check("L07", source="script")
-def size_depends_on_rank(script: Script) -> Findings:
-    """Report a layer of a DDP model with a different size on each rank."""
-    for wrap in wraps(script):
-        if wrap.argument(99, "process_group") is not None:
-            continue
-        for layer in layers(script, wrap.argument(0, "module"), wrap.scope):
-            if (
-                layer is None
-                or not layer.target.startswith("torch.nn.")
-                or not _differs(script, layer)
-            ):
-                continue
-            why = (
-                f"The size of `{code(layer.node)}` depends on the rank, so ranks build different "
-                f"models, which DDP ({line_of(wrap, layer)}) rejects."
-            )
-            yield found(script, "L07", "error", layer, why, also=(wrap,))
-            break
-
-
-def _differs(script: Script, layer: Call) -> bool:
-    sizes = [*layer.node.args]
-    sizes += [one.value for one in layer.node.keywords if one.arg not in ("device", "dtype", None)]
-    for size in sizes:
-        if isinstance(size, (ast.Name, ast.BinOp, ast.Attribute)):
-            values = [script.evaluate(size, layer.scope, rank) for rank in (0, 1)]
-            if all(isinstance(one, int) for one in values) and values[0] != values[1]:
-                return True
-    return False
 
 
 Model = tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable

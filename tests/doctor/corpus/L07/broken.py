@@ -1,4 +1,4 @@
-# ways: script, ranks, log
+# ways: ranks, log
 """Every rank builds the same network."""
 
 from datetime import timedelta
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def network(width):
-    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))  # finds L07 by script
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))
 
 
 def main():

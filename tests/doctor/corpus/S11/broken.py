@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """Data parallelism by hand: gradients are averaged after backward."""
 
 from datetime import timedelta
@@ -10,7 +10,7 @@ from torch import nn
 
 def average_gradients(model, world):
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)  # finds S11 by script
+        dist.all_reduce(parameter.grad)
         parameter.grad /= world
 
 

@@ -1,4 +1,4 @@
-# ways: script, ranks
+# ways: ranks
 """All gradients travel in one flat tensor."""
 
 import os
@@ -15,7 +15,7 @@ class Averaged:
 
     def reduce(self):
         flat = torch.cat([p.grad.flatten() for p in self.net.parameters()])
-        td.all_reduce(flat, op=td.ReduceOp.SUM)  # finds S11 by script
+        td.all_reduce(flat, op=td.ReduceOp.SUM)
         flat /= td.get_world_size()
         start = 0
         for p in self.net.parameters():
