@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class Values(Origins):
             case ast.IfExp(test, body, orelse):
                 truth = self.truth(test, *at)
                 parts = (body, orelse) if truth is None else (body if truth else orelse,)
-                return _only([self.evaluate(part, *at) for part in parts])
+                return _only(self.evaluate(part, *at) for part in parts)
             case ast.Tuple(elements) | ast.List(elements) | ast.Set(elements):
                 found = [self.evaluate(part, *at) for part in elements]
                 return OBJECT if UNKNOWN in found else tuple(found)
@@ -224,7 +224,7 @@ class Values(Origins):
             if value is not UNKNOWN:
                 return value
         definitions = self.reaching(node, scope, rank)
-        value = _only([self._evaluate_definition(one, rank, env) for one in definitions])
+        value = _only(self._evaluate_definition(one, rank, env) for one in definitions)
         last = (key or "").rpartition(".")[2]
         # The launcher passes `--local_rank`, even if another function sets it to 0 without ranks.
         is_passed = last in self.flags and key is not None and self.lookup(key, scope) is None
@@ -236,7 +236,7 @@ class Values(Origins):
             if self.is_spawned(scope) and scope.parameters[:1] == [definition.node]:
                 return rank
             given = self.arguments_for(definition)
-            return _only([self.evaluate(argument, where, rank) for argument, where in given])
+            return _only(self.evaluate(argument, where, rank) for argument, where in given)
         if definition.how in ("assign", "augmented") and value is not None:
             return self.evaluate(value, scope, rank, env)
         if definition.how in ("function", "class", "import"):
@@ -321,12 +321,15 @@ def _environment(key: ast.expr, rank: int) -> Any:
     return str(WORLD) if name in _WORLD_VARIABLES else UNKNOWN
 
 
-def _only(values: list[Any]) -> Any:
-    """Return the value that all agree on, or UNKNOWN."""
-    if not values or UNKNOWN in values:
-        return UNKNOWN
-    first = values[0]
-    return first if all(type(one) is type(first) and one == first for one in values) else UNKNOWN
+def _only(values: Iterable[Any]) -> Any:
+    """Return the value that all agree on, or UNKNOWN. Evaluate no further than the first that
+    differs."""
+    first: list[Any] = []
+    for value in values:
+        if value is UNKNOWN or (first and (type(value) is not type(first[0]) or value != first[0])):
+            return UNKNOWN
+        first = first or [value]
+    return first[0] if first else UNKNOWN
 
 
 def by_meaning(name: str, rank: int, otherwise: Any = UNKNOWN) -> Any:
