@@ -39,7 +39,18 @@ PAGE = HERE.parent.parent / "docs" / "doctor-precision.md"
 NEAR = 15  # lines between a finding and the line that the fix changed
 # Reported where the group, the seed, or the loop begins, not where the missing line belongs.
 ELSEWHERE = frozenset(["H09", "H17", "S10", "T01", "T02"])
-HALVES = ("tune", "score", "named", "fresh", "clean3", "clean4", "tune5", "clean5", "tune6", "clean6")
+HALVES = (
+    "tune",
+    "score",
+    "named",
+    "fresh",
+    "clean3",
+    "clean4",
+    "tune5",
+    "clean5",
+    "tune6",
+    "clean6",
+)
 ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 
 
