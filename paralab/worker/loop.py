@@ -108,6 +108,9 @@ def _run_steps(
             if trace:
                 trace.first_gradients(strategy.gradients(), precision.scaler.get_scale())
 
+        if trace and context.plan.world_size == 1:  # as every reference has
+            trace.note_gradients(strategy.gradients())
+
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):
             with strategy.stepping():
@@ -138,6 +141,8 @@ def _write_results(
 ) -> None:
     """Write what was requested: the reference, the comparison with a reference, or the weights."""
     if trace and extras.save_reference:
+        if context.plan.precision != "fp16":  # where gradients may underflow
+            trace.require_gradients()
         trace.save(extras.save_reference)
     if trace and extras.compare_with:
         comparison = compare(trace, TrainingTrace.load(extras.compare_with))

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from paralab.errors import UsageError
 from paralab.plan.batches import GlobalBatch
+from paralab.units import plural
 from paralab.worker.rank_context import RankContext
 from paralab.worker.samples import rank_batches
 from paralab.worker.shards import whole
@@ -36,6 +38,7 @@ class TrainingTrace:
     end: Tensors = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    learns: bool = False  # whether any step has a gradient that is not zero
 
     @classmethod
     def begin(cls, model: nn.Module) -> TrainingTrace:
@@ -43,6 +46,9 @@ class TrainingTrace:
 
     def first_gradients(self, grads: dict[str, torch.Tensor | None], scale: float) -> None:
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
+
+    def note_gradients(self, grads: dict[str, torch.Tensor | None]) -> None:
+        self.learns = self.learns or any(map(_largest, _copy(grads).values()))
 
     def finish(self, model: nn.Module, losses: list[float]) -> None:
         # Do not use model.state_dict(), which the user may have overridden to leave out buffers.
@@ -53,6 +59,15 @@ class TrainingTrace:
             if key not in module._non_persistent_buffers_set
         }
         self.end, self.buffers, self.losses = _copy(_parameters(model)), _copy(buffers), losses
+
+    def require_gradients(self) -> None:
+        """Raise if all gradients of a reference are zero. Then every way to add them is right."""
+        if not self.learns:
+            raise UsageError(
+                "On a single device, all gradients are zero in "
+                f"{plural(len(self.losses), 'step')}, so a comparison would prove nothing.",
+                fix="initial weights, data, or a --seed with other gradients",
+            )
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)

@@ -327,3 +327,19 @@ def sparse():
     return base(
         model=model, data=(ids, Y), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.5)
     )
+
+
+class Dead(nn.Module):
+    """Its ReLU never opens, so all gradients are zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 2, bias=False)
+        nn.init.constant_(self.first.bias, -100.0)
+
+    def forward(self, x):
+        return self.last(F.relu(self.first(x)))
+
+
+def dead():
+    return base(model=Dead)

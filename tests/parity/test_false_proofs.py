@@ -205,6 +205,15 @@ def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
     assert not proof["passed"]
 
 
+def test_zero_gradients_prove_nothing(tmp_path):
+    """They were equal even without a sum over ranks."""
+    shutil.copy(HERE / "hunters.py", tmp_path)
+    words = ("verify", "single", "--workload", "hunters.py:dead", "--steps", "2")
+    done = run_paralab(*words, cwd=tmp_path)
+    assert done.code == 1
+    assert "gradients are zero" in done.err
+
+
 @pytest.mark.parametrize(
     ("name", "step", "units"), [("experts", 0, ()), ("experts_late", 10, ("'e.0'",))]
 )
