@@ -1,8 +1,7 @@
 """Attach to a hung job: report where each rank is stuck and which rank is missing.
 
-If `paralab doctor --` started the job, a thread in each rank answers and also reports its
-collectives. Otherwise, py-spy (pip install "paralab[attach]") reads the stacks without pausing the
-processes.
+If `paralab doctor --` started the job, a thread in each rank reports its stack and collectives.
+Otherwise, py-spy (pip install "paralab[attach]") reads the stacks without pausing the processes.
 """
 
 import json
@@ -44,7 +43,7 @@ JOB = (  # variables with the same value on all ranks of a job
     "WORLD_SIZE",
     "PARALAB_LAUNCHER",
 )
-# torch functions in which a rank waits for the others, and how to describe them.
+# torch functions in which a rank waits for other ranks, and how to describe them.
 WAITING = {
     "_sync_buffers": "the forward of the DDP model (its buffers)",
     "_engine_run_backward": "a backward pass",
@@ -139,15 +138,15 @@ def _ask_observed(folder: Path) -> Attached:
 
 
 def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
-    """Report what the stacks alone can show. Only a missing or a stopped rank is certain.
-    `expected` lists the ranks on this machine."""
+    """Diagnose a hang from the stacks alone. This is certain only if a rank is missing or stopped.
+    `expected` lists the ranks that were started on this machine."""
     now = {rank.rank: rank for rank in ranks}
     calls: dict[int, list[CollectiveCall]] = {number: [] for number in sorted(expected)}
     for rank in ranks:
         if rank.state in STOPPED:
             continue
         if rank.stack is None or (rank.collective and rank.moves):
-            del calls[rank.rank]  # the rank is unknown or not hung
+            del calls[rank.rank]  # its stack is unreadable, or it is not hung
         elif rank.collective:
             site = rank.collective, rank.place
             calls[rank.rank] = [CollectiveCall(rank.collective, None, site=site, is_open=True)]
@@ -264,8 +263,8 @@ def _job(pid: int) -> tuple[str, ...] | None:
 
 def _environment(pid: int) -> dict[str, str]:
     found = processes.environment_of(pid)
-    # paralab forks its ranks, so they have the template's environment. They are named
-    # `rank 3`.
+    # paralab forks its ranks from a template process and names them `rank 3`. They keep the
+    # template's environment.
     kind, _, number = processes.name_of(pid).partition(" ")
     return {**found, "RANK": number} if kind == "rank" and number.isdigit() else found
 
@@ -301,7 +300,7 @@ def _main_frames(threads: list[dict[str, Any]], pid: int) -> list[Frame]:
     main = [t for t in threads if t["thread_name"] == "MainThread" or t["os_thread_id"] == pid]
     frames = (main or threads)[0]["frames"] if threads else []
     return [
-        # py-spy writes `Class.method`, tracebacks write `method`.
+        # py-spy writes `Class.method`, but tracebacks write only `method`.
         Frame(file=frame["filename"], line=frame["line"], function=frame["name"].rpartition(".")[2])
         for frame in reversed(frames)
     ]

@@ -54,7 +54,7 @@ def entry(id: str) -> Entry:
 
 def checked_ids(source: Source) -> set[str]:
     ids = {id for ids in registered[source].values() for id in ids}
-    if source in ("log", "ranks"):  # this check matches the messages of every entry
+    if source in ("log", "ranks"):  # these also match the messages of every entry
         kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
         ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
     return ids
@@ -81,7 +81,7 @@ def apply(
 ) -> list[Finding]:
     """Run the checks for one source, or those that may report one of these ids.
 
-    Of several findings with the same id, fix, and line, keep the most certain. If a check raises,
+    Among findings with the same id, fix, and line, keep the most certain. If a check raises,
     `on_error` is called with its ids and name, and the other checks still run.
     """
     found: list[Finding] = []

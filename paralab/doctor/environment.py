@@ -22,8 +22,8 @@ ANSWER_SECONDS = 3.0  # how long to wait for a name server or a connection
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says about the job: its launcher, and its ranks in total and on this
-    machine."""
+    """What the environment says about the job: its launcher, and how many ranks it has in total and
+    on this machine."""
 
     variables: Mapping[str, str]
     by: str | None = None
@@ -41,7 +41,7 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read torchrun's and Slurm's variables, or the job's in an sbatch script before any srun."""
+    """Read the variables of torchrun or Slurm (inside srun, those of the job step)."""
     known = {name: environment[name] for name in LAUNCHER if name in environment}
     ranks, local = _number(environment, "WORLD_SIZE"), _number(environment, "LOCAL_WORLD_SIZE")
     nodes = None
@@ -75,8 +75,8 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Port:
-    """A port. `asked`: it comes from MASTER_PORT and is not the default. `owner`: the command that
-    listens on it, if known."""
+    """A port. `asked` is False for the default port, which is used without MASTER_PORT. `owner` is
+    the command that listens on the port, if known."""
 
     number: int
     asked: bool
@@ -150,7 +150,7 @@ def inspect_address(environment: Mapping[str, str]) -> Address | None:
 
 
 def resolve(name: str) -> tuple[str | None, str | None]:
-    """Return (address, None) or (None, reason). The call cannot be canceled, so it runs in a
+    """Return (address, None) or (None, reason). A lookup cannot be canceled, so it runs in a
     thread."""
     answers: list[tuple[str | None, str | None]] = []
 
@@ -170,8 +170,8 @@ def resolve(name: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory limit and use of the container or job. `killed`: the number of processes killed
-    because memory ran out."""
+    """The memory limit and use of the container or job. `killed` counts the processes that were
+    killed because memory ran out."""
 
     limit_bytes: int | None = None
     used_bytes: int | None = None
@@ -179,7 +179,7 @@ class Memory:
 
 
 def inspect_cgroup(root: Path = Path("/sys/fs/cgroup")) -> Memory | None:
-    """Read cgroup v2 as a container sees it, or else cgroup v1."""
+    """Read the container's memory limit and use from cgroup v2, or else from cgroup v1."""
     first = ("limit_in_bytes", "usage_in_bytes", "oom_control")
     for limit, used, events in (
         ("memory.max", "memory.current", "memory.events"),
@@ -221,5 +221,5 @@ def inspect_disk(path: Path) -> Disk:
 
 
 def inspect_network() -> dict[str, int]:
-    """Return the speed of each active interface in Mbit/s, without those that do not report it."""
+    """Return the speed in Mbit/s of each active interface that reports its speed."""
     return {name: s.speed for name, s in psutil.net_if_stats().items() if s.isup and s.speed}

@@ -35,8 +35,8 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
 
 
 class Start(Event, frozen=True):
-    """The process has learned its rank. `world`: from the launcher. `cores`: the cores it may use.
-    `trial_steps`: from `--try`."""
+    """The process has learned its rank. `cores` is the number of cores that it may use.
+    `trial_steps` comes from `--try`."""
 
     rank: int = 0
     world: int = 1
@@ -53,9 +53,9 @@ class Start(Event, frozen=True):
 
 
 class Init(Event, frozen=True):
-    """init_process_group; `group` and `ranks` are known once it returns. `address`: the rendezvous,
-    if it comes from the environment. `agent`: the address of torchrun's agent, if that runs the
-    rendezvous."""
+    """A call of init_process_group. `group` and `ranks` are known once it returns. `address` is the
+    rendezvous address, if it comes from the environment. `agent` is the address of torchrun's
+    agent, if the agent hosts the rendezvous."""
 
     backend: str | None = None
     world: int | None = None
@@ -67,7 +67,7 @@ class Init(Event, frozen=True):
 
 
 class Group(Event, frozen=True):
-    """new_group. `group` is None on ranks outside it."""
+    """A call of new_group. `group` is None on ranks outside the group."""
 
     group: str | None = None
     backend: str | None = None
@@ -75,15 +75,16 @@ class Group(Event, frozen=True):
 
 
 class Destroy(Event, frozen=True):
-    """destroy_process_group."""
+    """A call of destroy_process_group."""
 
     group: str | None = None
 
 
 class Wrap(Event, frozen=True):
-    """DDP(…) or DataParallel(…). `model`: its number, in the order of wrapping; None if it raised.
-    Lists are in the order of named_parameters(). `seq`: the first and last number of its collectives
-    in the default group. `ranks`: of its group. `ignored`: parameters it does not reduce."""
+    """A model was wrapped in DDP or DataParallel. `model` counts wrapped models from 0; it is None
+    if wrapping failed. Lists are in the order of named_parameters(). `seq` is the first and last
+    number of the wrapper's collectives in the default group. `ranks` are the ranks in DDP's process
+    group. `ignored` lists parameters that DDP does not reduce."""
 
     ranks: list[int] = []
     ignored: list[str] = []
@@ -102,10 +103,10 @@ class Wrap(Event, frozen=True):
 
 
 class Forward(Event, frozen=True):
-    """A forward pass of a wrapped model. `through`: "wrapper", or "module" for `model.module(…)`.
-    `sync`: True if DDP will reduce these gradients (False inside no_sync). `size`: the first
-    dimension of the first tensor. `random`: a checksum of the random state (sampled). `seq`: its
-    collectives (for buffers), [n, n-1] for none."""
+    """A forward pass of a wrapped model. `through` is "wrapper", or "module" for `model.module(…)`.
+    `sync` is True if DDP will reduce the gradients (False inside no_sync). `size` is the first
+    dimension of the first tensor. `random` is a checksum of the random state (sampled). `seq` has
+    the numbers of the collectives that broadcast buffers, or is [n, n-1] if there are none."""
 
     model: int | None = None
     training: bool = True
@@ -123,8 +124,8 @@ class Backward(Event, frozen=True):
 
     loss          the value of the loss, if it is one number (sampled on a GPU)
     lacking       trainable parameters without a gradient after the pass (sampled)
-    unused_bytes  what DDP with find_unused_parameters found unused in the previous pass (sampled)
-    laid          [name, shape, strides of the gradient, of DDP's bucket] where they differ (sampled)
+    unused_bytes  bytes of parameters that DDP found unused in the previous pass (sampled)
+    laid          [name, shape, gradient strides, bucket strides] where the strides differ (sampled)
     unsynced      models inside no_sync()
     reduced       the pass goes through a tensor that a collective overwrote
     weight        the factor from backward(gradient=…)
@@ -153,8 +154,8 @@ class Backward(Event, frozen=True):
 
 class Step(Event, frozen=True):
     """An optimizer step. `number` counts this optimizer's steps from 1, and `step` includes it.
-    `gradients` and `parameters`: digests for the parameters `names`, before and after the step
-    (sampled)."""
+    `gradients` are digests before the step, and `parameters` are digests after it, both in the
+    order of `names` (sampled)."""
 
     optimizer: int = 0
     number: int = 0
@@ -165,7 +166,7 @@ class Step(Event, frozen=True):
 
 
 class ZeroGrad(Event, frozen=True):
-    """zero_grad. `optimizer`: None for the method of a module."""
+    """A call of zero_grad. `optimizer` is None for Module.zero_grad."""
 
     optimizer: int | None = None
 
@@ -178,7 +179,8 @@ class Scheduled(Event, frozen=True, tag="scheduler"):
 
 
 class Clip(Event, frozen=True):
-    """clip_grad_norm_ or clip_grad_value_. `most`: the limit. `norm`: before clipping."""
+    """A call of clip_grad_norm_ or clip_grad_value_. `most` is the limit. `norm` is the norm before
+    clipping."""
 
     most: float | None = None
     norm: float | None = None
@@ -192,8 +194,9 @@ class Autocast(Event, frozen=True):
 
 
 class Amp(Event, frozen=True):
-    """A call of GradScaler. `op`: scale, unscale_, step, update. `skipped`: it skipped this step
-    because of infinities. `scale`: the scale after an update, or the factor applied to a loss."""
+    """A call of a GradScaler method. `op` is scale, unscale_, step, or update. `skipped` is True if
+    infinities made the scaler skip this step. `scale` is the scale after an update, or the factor
+    applied to a loss."""
 
     op: str = ""
     enabled: bool = True
@@ -211,10 +214,10 @@ class Amp(Event, frozen=True):
 
 
 class Loader(Event, frozen=True):
-    """The start of a pass over a DataLoader; `epoch` counts its passes from 1. `batches`:
-    len(loader). `samples`: len(dataset). `sampler_samples`: len(sampler). `replicas`,
-    `sampler_epoch`: of a DistributedSampler. `made`: the user's frames that created the loader,
-    innermost first."""
+    """The start of a pass over a DataLoader. `epoch` counts the passes over this loader from 1.
+    `batches` is len(loader), `samples` is len(dataset), and `sampler_samples` is len(sampler). A
+    distributed sampler has `replicas` and `sampler_epoch`. `made` lists the user's frames that
+    created the loader, innermost first."""
 
     loader: int = 0
     epoch: int = 1
@@ -237,8 +240,8 @@ class Loader(Event, frozen=True):
 
 
 class Batch(Event, frozen=True):
-    """A batch. `rows`: a checksum of each of its first 64 rows (sampled; only in CPU memory; None
-    if unknown). `wait`: seconds until it arrived."""
+    """A batch. `rows` has a checksum of each of its first 64 rows (sampled; only in CPU memory;
+    None if unknown). `wait` is how many seconds the loop waited for the batch."""
 
     loader: int = 0
     epoch: int = 1
@@ -258,7 +261,7 @@ class Epoch(Event, frozen=True):
 
 
 class SetEpoch(Event, frozen=True):
-    """DistributedSampler.set_epoch."""
+    """A call of DistributedSampler.set_epoch."""
 
     epoch: int = 0
 
@@ -268,13 +271,13 @@ class Join(Event, frozen=True):
 
 
 class Seed(Event, frozen=True):
-    """torch.manual_seed."""
+    """A call of torch.manual_seed."""
 
     seed: int = 0
 
 
 class Threads(Event, frozen=True):
-    """torch.set_num_threads."""
+    """A call of torch.set_num_threads."""
 
     threads: int = 1
 
@@ -287,8 +290,8 @@ class Trainable(Event, frozen=True):
 
 
 class Moved(Event, frozen=True):
-    """A wrapped model was moved or cast (.to, .cpu, .half, …). `before`, `after`: device and dtype
-    of its first parameter."""
+    """A wrapped model was moved or cast (.to, .cpu, .half, …). `before` and `after` are the device
+    and dtype of its first parameter."""
 
     model: int | None = None
     before: str = ""
@@ -296,10 +299,10 @@ class Moved(Event, frozen=True):
 
 
 class Collective(Event, frozen=True):
-    """A collective, send, or receive that the user's code called. `seq`: [first, last] number in
-    its group (an object needs several); None for sends and receives. `shape`, `dtype`: of the first
-    tensor. `in_graph`: whether autograd will go through the tensor. `value`: this rank's
-    contribution, if it is one number in CPU memory."""
+    """A collective, send, or receive that the user's code called. `seq` is its [first, last] number
+    in its group (an object collective runs several); it is None for sends and receives. `shape` and
+    `dtype` describe the first tensor. `in_graph` is True if autograd will go through the tensor.
+    `value` is this rank's contribution, if it is one number in CPU memory."""
 
     op: str = ""
     group: str | None = None
@@ -313,8 +316,8 @@ class Collective(Event, frozen=True):
 
 
 class Loss(Event, frozen=True):
-    """A loss function. `valid`: the number of targets that are not `ignore_index`. `value`: its
-    result, if it is one number. On a GPU, both are sampled. None if unknown."""
+    """A call of a loss function. `valid` counts the targets that are not `ignore_index`. `value` is
+    the result, if it is one number. Both are sampled on a GPU, and None if unknown."""
 
     reduction: str = "mean"
     target_shape: list[int] = []
@@ -324,21 +327,21 @@ class Loss(Event, frozen=True):
 
 
 class Save(Event, frozen=True):
-    """torch.save. `prefixed`: the number of tensors whose names begin with "module."."""
+    """A call of torch.save. `prefixed` counts the tensors whose names begin with "module."."""
 
     path: str | None = None
     prefixed: int = 0
 
 
 class Load(Event, frozen=True):
-    """torch.load."""
+    """A call of torch.load."""
 
     path: str | None = None
     map_location: str | None = None
 
 
 class LoadState(Event, frozen=True):
-    """Module.load_state_dict with `matched` of the module's `total` names."""
+    """A call of Module.load_state_dict, which matched `matched` of the module's `total` names."""
 
     model_class: str = ""
     model: int | None = None
@@ -350,9 +353,10 @@ class LoadState(Event, frozen=True):
 
 
 class Reduced(Event, frozen=True):
-    """What DDP measured in one of its first passes, in seconds. `compute`: the backward pass.
-    `transfer`: from the start of the first bucket to the end of the last one, including waiting for
-    other ranks. `hidden`: their overlap. `buckets`: bytes, in order."""
+    """What DDP measured in one of its first passes, in seconds. `compute` is the time of the
+    backward pass. `transfer` is the time from the start of the first bucket to the end of the last
+    one, including waiting for other ranks. `hidden` is the overlap of the two. `buckets` lists the
+    bytes of each bucket, in order."""
 
     model: int | None = None
     iteration: int = 0
@@ -363,8 +367,8 @@ class Reduced(Event, frozen=True):
 
 
 class Pipeline(Event, frozen=True):
-    """One step of a torch.distributed.pipelining schedule. `size`: the rows of the
-    batch, if this rank has it. `made`: where the schedule was created."""
+    """One step of a torch.distributed.pipelining schedule. `size` is the number of rows in the
+    batch, if this rank has the batch. `made` is where the schedule was created."""
 
     schedule: str = ""
     microbatches: int = 0
@@ -379,8 +383,8 @@ class Pipeline(Event, frozen=True):
 
 
 class Raised(Event, frozen=True, tag="exception"):
-    """An uncaught exception. `stack`: the user's frames, innermost first. `text`: as Python prints
-    it."""
+    """An uncaught exception. `stack` lists the user's frames, innermost first. `text` is the
+    traceback as Python prints it."""
 
     type: str = ""
     message: str = ""
@@ -417,8 +421,8 @@ class Replaced(Event, frozen=True):
 
 
 class Cost(Event, frozen=True):
-    """The share of this rank's time that watching took since the first step, by its own clock. From
-    now on, one step in `every` is kept."""
+    """The share of this rank's time since the first step that watching took, by the rank's own
+    clock. From now on, one step in `every` is kept."""
 
     share: float = 0.0
     every: int = 8

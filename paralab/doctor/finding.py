@@ -20,8 +20,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """`error`: certain and harmful. `warning`: certain, and costs time or quality. `suspect`:
-    possible; `why` explains what would confirm it."""
+    """One result of a check. An error is certain and harmful. A warning is certain and costs time
+    or quality. A suspect is only possible, and `why` explains what would confirm it."""
 
     id: str
     severity: Severity
@@ -57,8 +57,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class MachineFact:
-    """One fact about this machine, good or bad. `value`: the measurement, or why there is none.
-    `findings`: the ids of findings about it."""
+    """One fact about this machine, good or bad. `value` is the measurement, or why there is none.
+    `findings` lists the ids of findings about the fact."""
 
     name: str
     value: str | None

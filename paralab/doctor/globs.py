@@ -1,4 +1,4 @@
-"""Path patterns as in .gitignore: for .gitignore itself, --exclude, and per-file-ignores."""
+"""Path patterns in .gitignore syntax, for .gitignore files, --exclude, and per-file-ignores."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,8 @@ class Pattern:
 
 @cache
 def compile_pattern(text: str) -> Pattern:
-    """Compile a pattern: `build` matches anywhere, `/build` at the top, and `**` any folders."""
+    """Compile a pattern. `build` matches anywhere, `/build` matches only at the top, and `**`
+    matches any number of folders."""
     negated = text.startswith("!")
     body = text.removeprefix("!").removeprefix("\\")
     anchored = "/" in body.rstrip("/")
@@ -40,7 +41,8 @@ def compile_patterns(lines: Iterable[str]) -> list[Pattern]:
 
 
 def is_matched(path: str, patterns: Iterable[Pattern], is_folder: bool = False) -> bool:
-    """Return whether the patterns match a path. The last match wins: `!keep.py` undoes one."""
+    """Return whether the patterns match a path. The last match wins, so `!keep.py` undoes earlier
+    matches."""
     matched = False
     for pattern in patterns:
         if pattern.matches(path, is_folder):

@@ -1,5 +1,5 @@
-"""Find the failure that a message belongs to. The patterns are in the entries, so logs, watched
-ranks, and run folders all use the same ones."""
+"""Find the failure that a message belongs to. Logs, watched ranks, and run folders all use the
+patterns in the catalog's entries."""
 
 import re
 from collections import defaultdict
@@ -15,7 +15,7 @@ from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Message, entries
 
 LAST = "H11"  # explains exceptions that do not have their own entry
-EMPTY = re.compile(r" \( *\)|(?<=\() +")  # a named group without a match leaves these words
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what an unmatched named group leaves behind
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 
@@ -32,7 +32,7 @@ class Known:
         rank: int | None,
         evidence: tuple[str, ...],
     ) -> Finding:
-        """Turn a message into a finding. `rank`: the only rank that printed it."""
+        """Turn a message into a finding. `rank` is the rank that printed it, if only one did."""
         words = {name: text or "" for name, text in self.match.groupdict().items()}
         who = named(ranks)
         words |= {"who": who[0].lower() + who[1:], "at": f" at {at}" if at else ""}
@@ -63,7 +63,7 @@ def find_message(
     text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
 ) -> Known | None:
     """Return the first catalog message in a text. Prefer causes to notes, which torch may print
-    after an exception. `lines`: the rest of the log."""
+    after an exception. `lines` holds all lines of the log."""
     for entry, message, pattern in sorted(_patterns(kinds), key=lambda one: one[1].kind == "note"):
         if (match := pattern.search(text)) and (
             not message.beside or any(re.search(message.beside, line.text) for line in lines)
@@ -93,14 +93,15 @@ def printed_messages(logs: Logs) -> dict[Message, list[tuple[Known, Line]]]:
 
 
 def explains(logs: Logs, event: Event | None = None) -> bool:
-    """Return whether the catalog explains this event's exception, or a line of a failed job."""
+    """Return whether the catalog explains this event's exception or, without an event, any line of
+    a failed job."""
     if event is not None:
         return bool(event.trace and find_message(event.trace.text, lines=logs.lines))
     return any(message.kind == "printed" for message in printed_messages(logs))
 
 
 def messages_in(logs: Logs) -> Iterator[Finding]:
-    """Report what the catalog says about the exceptions that ended the job, and other lines."""
+    """Yield the catalog's findings for the exceptions that killed the job and for other lines."""
     events = blame(logs).roots or blame(logs).victims
     raised: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
     for event in events:

@@ -3,12 +3,12 @@
 An observation is a folder. Every rank writes these files (after a restart by torchrun,
 `rank<N>.<attempt>` instead of `rank<N>`; only the last attempt is read):
 
-    rank<N>.jsonl    one event per line (`doctor.events` is the schema). A long run keeps whole steps:
-                     the first 64, then one in 8 or fewer, depending on their cost. Checks only get
-                     the steps that all ranks kept.
+    rank<N>.jsonl    one event per line (`doctor.events` is the schema). A long run keeps whole
+                     steps: the first 64, then one in 8 or fewer, depending on their cost. Checks
+                     get only the steps that all ranks kept.
     rank<N>.now      the open operations; still readable if the rank hangs or was killed
-    rank<N>.recent   the last 512 operations of the other, light steps, and those that are open, as
-                     numbers of calls that the first file explains
+    rank<N>.recent   the last 512 operations of the other (light) steps, including open ones. It
+                     refers to calls by number, and rank<N>.jsonl describes each call
     rank<N>.json     stacks and last collectives, on request
 
     observation = Observation.read(folder)
@@ -50,7 +50,7 @@ from paralab.record.operations import OPEN, ROWS, Row, read_open_operations, rea
 from paralab.record.reader import Tail, parse_watched
 
 Kind = TypeVar("Kind", bound=Event)
-# Operations that run collectives; `seq` has their numbers.
+# Operations that run collectives; `seq` has the numbers of those collectives.
 Numbered = Collective | Forward | Backward | Wrap
 # Operations that need the other ranks.
 WAITING = (
@@ -69,12 +69,12 @@ class WatchedRank:
     """One watched rank.
 
     doing     operations that were open when the folder was read, outermost first
-    lives     its process exists; None if it runs on another machine
-    state     of its process, as one letter of `ps`; None if it is gone or on another machine
+    lives     whether its process exists; None if it runs on another machine
+    state     the state letter that `ps` shows; None if the process is gone or on another machine
     progress  grows with every event and every operation that begins
     recent    the last light steps, without minor events
-    settled   it hangs or has ended, in the operations in `doing`
-    answer    its stacks and collectives, if requested
+    settled   whether the job hangs or has ended, so that `doing` is final
+    answer    the rank's stacks and collectives, if requested
     """
 
     rank: int
@@ -104,7 +104,8 @@ class WatchedRank:
 
     @cached_property
     def story(self) -> list[Event]:
-        """Return `events` and `recent`, for checks of hangs. Others need whole steps."""
+        """Return `events` and `recent` chronologically, for checks of hangs. Other checks need
+        whole steps."""
         if not self.recent:
             return list(self.events)
         return sorted([*self.events, *self.recent], key=lambda event: event.t)
@@ -128,7 +129,7 @@ class WatchedRank:
 
     @property
     def reached_end(self) -> bool:
-        """Return whether it reached the end of the program or called an exit function."""
+        """Return whether the rank reached the end of the program or called an exit function."""
         return self.last(End) is not None or self.left is not None
 
     @property
@@ -137,7 +138,7 @@ class WatchedRank:
 
     @property
     def is_blind(self) -> bool:
-        """Return whether watching failed. Then things may have happened without an event."""
+        """Return whether watching failed. If so, operations may be missing from the events."""
         return self.last(Off) is not None
 
     @property
@@ -148,15 +149,15 @@ class WatchedRank:
 
     @property
     def waits_since(self) -> float | None:
-        """Return when (Unix seconds) it entered an operation that needs the others. Return None if
-        it is not in such an operation, or if its process is gone."""
+        """Return when (Unix seconds) the rank entered an operation that needs other ranks. Return
+        None if it is not in such an operation, or if its process is gone."""
         inner = self.doing[-1] if self.doing else None
         return inner.t if self.lives is not False and isinstance(inner, WAITING) else None
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """Return group -> number -> the innermost operation that ran this collective. Include open
-        operations if the rank has stopped."""
+        """Map each group and number to the innermost operation that ran this collective. Include
+        open operations if the rank is settled."""
         found: dict[str, dict[int, Numbered]] = {}
         open_ = self.doing if self.settled else ()
         for event in sorted((*self.story, *open_), key=lambda event: event.t):
@@ -172,11 +173,11 @@ class Observation:
     """All watched ranks.
 
     world            how many ranks there should be
-    over             the command has ended, with `exit_code`. Checks also run earlier: one that
-                     infers from something missing (never called, too few) must wait until `over`
+    over             whether the command has ended. Checks also run earlier, so a check that relies
+                     on a missing event must wait until `over`
     stalled_seconds  how long no rank has made progress; None if not measured
-    ended_by_us      a trial was over, or the job hung for good
-    notes            what kept a process from being watched
+    ended_by_us      whether we stopped the command: its trial was over, or it hung for good
+    notes            why some processes could not be watched
     """
 
     folder: Path
@@ -203,8 +204,8 @@ class Observation:
 
 @dataclass
 class _File:
-    """One rank's files as they grow. `failed`: operations of light steps that raised. `kept`: the
-    steps that were watched."""
+    """One rank's files as they grow. `failed` lists operations of light steps that raised an
+    exception. `kept` holds the steps that were watched."""
 
     path: Path
     tail: Tail[dict[str, Any]]
@@ -256,8 +257,9 @@ class _File:
         return [event for event in found if event.step > cut]
 
     def _collectives_made(self) -> dict[int, int]:
-        """Return row -> the number of collectives it ran: up to the first one of the next row. If
-        no row follows soon, assume the same number as last time."""
+        """Map each row to the number of collectives it ran, which is the distance to the group's
+        next row. If no row follows soon, assume as many as in a later row of the same call, or
+        1."""
         made: dict[int, int] = {}
         usual: dict[int, int] = {}  # call -> number of collectives
         following: dict[str, Row] = {}  # group -> the next row with collectives in it
@@ -300,7 +302,7 @@ def _not_shared(files: Collection[_File]) -> set[int]:
 
 
 class Reader:
-    """Reads a growing folder repeatedly, and only new data each time."""
+    """Reads a growing folder repeatedly, but only its new data each time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -346,7 +348,7 @@ def _answered(path: Path, asked: float) -> bool:
 
 
 def _watched_rank(number: int, file: _File, settled: bool, apart: set[int]) -> WatchedRank:
-    """Return one watched rank. `apart`: the steps that some other rank did not keep."""
+    """Build one watched rank. `apart` holds the steps that another rank did not keep."""
     count, doing = read_open_operations(file.path.with_suffix(".now"))
     open_ = [event for raw in doing if (event := typed(raw, file.sites)) is not None]
     open_ += [event for event in file.open_now() if isinstance(event, WAITING)]

@@ -12,9 +12,9 @@ class Pass:
     """One pass over a loader.
 
     batches     how many batches the rank read
-    reached     the last batch in which the rank was in a collective
-    exhausted   the loader ended
-    over        the rank left the loop, because the loader ended or earlier
+    reached     the last batch in which the rank ran a collective
+    exhausted   the event that marks the end of the loader, or None
+    over        whether the rank left the loop, early or at the end of the loader
     """
 
     loader: Loader
@@ -49,7 +49,7 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
         elif isinstance(event, Numbered) and _needs_ranks(event):
             current.over = _is_left(current, event)
             if current.over or (event in rank.doing and not rank.settled):
-                continue  # an open operation may still end
+                continue  # an open operation may still finish
             current.reached = current.batches
             current.collectives.append(event)
     for each in found.values() if rank.reached_end else ():
@@ -58,7 +58,7 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
 
 
 def _is_left(current: Pass, event: Numbered) -> bool:
-    """Return whether this collective is outside the loop and the first one was inside it."""
+    """Return whether this collective is outside the loop but the pass's first one was inside it."""
     loop = current.loader.site
     inside = current.collectives[0].site if current.collectives else None
     if loop is None or inside is None or event.site is None or event.site is inside:

@@ -1,5 +1,5 @@
-"""Preflight: check this machine and its allocation before training. `gather_facts` gathers facts, and the
-machine checks judge them.
+"""Preflight: check this machine and its allocation before training. `gather_facts` takes the
+measurements, and the machine checks judge them.
 
 An unknown fact is None, and `unknown` gives the reason. This process never imports torch;
 child processes do.
@@ -65,12 +65,12 @@ class Facts:
     shared_bytes: int | None = None  # free bytes in /dev/shm
     disks: tuple[Disk, ...] = ()
     limits: Limits = field(default_factory=lambda: Limits(None, None))
-    megabits: Mapping[str, int] = field(default_factory=dict)  # of active network interfaces
+    megabits: Mapping[str, int] = field(default_factory=dict)  # for each active interface
     infiniband: tuple[str, ...] = ()
     precisions: Mapping[str, Probe] = field(default_factory=dict)
     link: Link | None = None
     pairs: tuple[Pair, ...] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)  # name of a row -> why
+    unknown: Mapping[str, str] = field(default_factory=dict)  # name of a row -> why it is unknown
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -92,7 +92,7 @@ CONCERNS = tuple("CUDA_ NCCL_ GLOO_ TORCH_ TORCHELASTIC_ OMP_ MKL_ ONEDNN_ SLURM
 
 
 def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> Facts:
-    """Gather all facts. CPU-heavy tests take turns, and nothing else runs during the timed one."""
+    """Gather all facts. Nothing else runs while the all-reduce is timed."""
     unknown: dict[str, str] = {}
     launch = launch_of(environment)
     with ThreadPoolExecutor(max_workers=2) as pool:

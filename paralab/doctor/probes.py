@@ -30,7 +30,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed torch. `threads`: compute threads per process in this environment."""
+    """The installed torch. `threads` is the number of compute threads per process in this
+    environment."""
 
     version: str
     cuda: str | None
@@ -44,8 +45,8 @@ class Torch:
 
 @dataclass(frozen=True)
 class Link:
-    """An all-reduce between two ranks. `copy_seconds`: the time to copy the same number of bytes in
-    memory. `problem`: why no time was measured."""
+    """An all-reduce between two ranks. `copy_seconds` is the time to copy the same number of bytes
+    in memory. `problem` is why no time was measured."""
 
     backend: str
     ranks: tuple[str, str]
@@ -69,7 +70,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two GPUs over NCCL and, if that fails, again through CPU memory."""
+    """An all-reduce between two GPUs over NCCL, repeated through CPU memory if it fails."""
 
     direct: Link
     through_host: Link | None
@@ -80,8 +81,8 @@ def two_ranks(
     devices: tuple[int | None, int | None] = (None, None),
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Time an all-reduce of one bucket between two processes, which end before this function
-    returns. They rendezvous through a file, so they do not need a port."""
+    """Time an all-reduce of one bucket between two processes, and stop them. They rendezvous
+    through a file, so they do not need a port."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")
     )
@@ -145,7 +146,8 @@ def _torch(printed: dict[str, Any]) -> Torch:
 
 
 def gpu_pairs(gpus: int) -> tuple[Pair, ...]:
-    """Test neighbors in a ring of GPUs, disjoint pairs together: 0-1 and 2-3, then 1-2 and 3-0."""
+    """Test neighbors in a ring of GPUs. Disjoint pairs run at the same time: 0-1 and 2-3, then 1-2
+    and 3-0."""
     ring = [(first, first + 1) for first in range(gpus - 1)] + ([(gpus - 1, 0)] if gpus > 2 else [])
     rounds = [ring[::2], ring[1::2]] if gpus % 2 == 0 else [ring[:-1:2], ring[1:-1:2], ring[-1:]]
     with ThreadPoolExecutor(max_workers=max(1, gpus // 2)) as pool:

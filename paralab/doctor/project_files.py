@@ -1,5 +1,5 @@
-"""Find the Python files in a folder that train in parallel: not ignored by git, and with words such as
-torch.distributed."""
+"""Find the Python files in a folder that train in parallel. They contain words such as
+torch.distributed, and git does not ignore them."""
 
 import os
 import re
@@ -33,7 +33,7 @@ MAIN = re.compile(r"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """`python`: the number of Python files. `parallel`: those that train in parallel."""
+    """`python` is the number of Python files. `parallel` lists those that train in parallel."""
 
     python: int
     parallel: list[Path]
@@ -45,7 +45,7 @@ def find_files(folder: Path) -> ProjectFiles:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files in a folder, without ignored files and virtual environments."""
+    """Return the Python files in a folder, except in ignored folders and virtual environments."""
     listed = [path for path in _list_with_git(folder) if path.suffix == ".py"]
     if not listed:  # this is not a git repository, or the user named an ignored folder
         listed = [path for path in _walk(folder) if path.suffix == ".py"]
@@ -70,7 +70,7 @@ def entry_points(files: Iterable[Path]) -> list[Path]:
     """Return the files that are scripts or that none of the other files imports.
 
     A module that another file imports is checked together with that file, which contains the calls
-    and the conditions around them.
+    and their enclosing conditions.
     """
     texts = {path.resolve(): path.read_text("utf-8", "replace") for path in files if path.exists()}
     pairs = [(path, module) for path in texts for module in _local_imports(path, texts[path])]
@@ -101,7 +101,7 @@ def _local_imports(path: Path, text: str) -> Iterator[Path]:
 
 
 def _list_with_git(folder: Path) -> list[Path]:
-    """Return tracked files and new files that are not ignored; an empty list without git."""
+    """Return tracked files and new files that are not ignored, or an empty list without git."""
     here = folder.resolve()
     if not any((each / ".git").exists() for each in (here, *here.parents)):
         return []

@@ -35,7 +35,8 @@ def differing(digests: Iterable[Digest]) -> list[int]:
 
 
 def odd_one_out(values: Mapping[int, Hashable]) -> int | None:
-    """Return the only rank that differs from all others. Of two ranks, either may be wrong."""
+    """Return the only rank that differs from all others. With two ranks, return None, because
+    either may be wrong."""
     counts = Counter(values.values())
     if len(counts) != 2 or len(values) < 3:
         return None
@@ -79,8 +80,9 @@ def make_finding(
     doubt: str = "",
     gain: float | None = None,
 ) -> Finding:
-    """Create a finding at the line of an event. `fix` replaces the entry's fix. `doubt`: what would
-    make it certain ("if …"); the finding is then a suspect. `evidence` defaults to the line."""
+    """Create a finding at the line of an event. `fix` replaces the entry's fix. `doubt` ("if …") is
+    what would make the finding certain, and turns it into a suspect. `evidence` defaults to the
+    line."""
     if doubt:
         severity, why = "suspect", f"{why} This is certain {doubt}."
     place = place_of(at)

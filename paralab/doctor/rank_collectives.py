@@ -24,7 +24,7 @@ from paralab.record.victims import MISMATCH, is_victim
 
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
-    """Return whether the rank raised more than a lost connection to another rank."""
+    """Return whether the rank raised an exception that another rank did not cause."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
 
@@ -35,8 +35,8 @@ def _is_consequence(message: str) -> bool:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank inside an operation that needs the others: it waits there, was killed there, or failed
-    there as a victim (with the message `failed`)."""
+    """A rank inside an operation that needs other ranks. It waits there, was killed there, or
+    failed there because of another rank, with the message `failed`."""
 
     rank: WatchedRank
     operation: Numbered
@@ -61,9 +61,9 @@ def find_stuck(rank: WatchedRank) -> Stuck | None:
 
 
 def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
-    """Return whether a rank waits in an operation. A long forward, backward, or wrap may just be
-    computing. The Flight Recorder shows which, unless it is empty although there were
-    collectives."""
+    """Return whether a rank waits in an operation. During a long forward, backward, or wrap, the
+    rank may just be computing. The Flight Recorder shows whether a collective is open, unless it is
+    empty even though the rank ran collectives."""
     if isinstance(operation, Collective) or rank.answer is None:
         return True
     recorded = rank.answer.collectives
@@ -73,7 +73,7 @@ def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
 def _make_stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
-    if rank.answer and not isinstance(operation, Collective):  # shows the bucket
+    if rank.answer and not isinstance(operation, Collective):  # it shows the bucket
         own = [call for call in rank.answer.collectives if call.is_open and call.group == group]
         number = max([number, *[call.number for call in own if call.number is not None][:1]])
     return Stuck(rank, operation, group, number, failed)
@@ -129,7 +129,7 @@ def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
         found = differ(replace(one, shapes=None), other)  # this collective succeeded
     if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
         mine, its = one.record.site, other.record.site
-        return None if mine and its and opposite(mine, its) else found  # two sides of one `if`
+        return None if mine and its and opposite(mine, its) else found  # opposite branches
     return found
 
 
@@ -138,7 +138,8 @@ def has_failed(call: CollectiveCall) -> bool:
 
 
 def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Return whether the backend pairs two calls: same kind, shapes, and (for buffers) model."""
+    """Return whether the backend would pair two calls: they have the same kind, shapes, and (for
+    buffers) model."""
     models = {c.record.model for c in (one, other) if isinstance(c.record, Forward)}
     return (one.kind, one.shapes) == (other.kind, other.shapes) and len(models) < 2
 

@@ -77,8 +77,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Recorded:
-    """`rows`: the configurations of a comparison, empty for a run. `runs`: the run, or the first
-    round of every configuration."""
+    """A run folder. `rows` holds the configurations of a comparison, and is empty for a run. `runs`
+    holds the run, or the first round of every configuration."""
 
     folder: Path
     runs: tuple[Run, ...]
@@ -101,7 +101,7 @@ class Recorded:
 
 
 def check_each_run(*ids: str) -> Callable[[Callable[[Run], Finding | None]], Check]:
-    """Register a check that looks at one run at a time. Its finding points to the run's folder."""
+    """Register a check of one run. Its finding points to the run's folder."""
 
     def register(find: Callable[[Run], Finding | None]) -> Check:
         @wraps(find)

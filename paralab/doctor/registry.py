@@ -32,7 +32,7 @@ class Message:
     """What torch, NCCL, or a launcher prints when a failure happens.
 
     `why` and `fix` may use the pattern's named groups, {who} ("rank 1"), and {at} (" at train.py:12
-    (`loss.backward()`)"). Without `why`, a check of the entry explains the message."""
+    (`loss.backward()`)"). Without `why`, one of the entry's checks explains the message."""
 
     pattern: str  # `.` also matches line ends
     why: str = ""

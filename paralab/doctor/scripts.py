@@ -71,7 +71,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
 
 
 def merge(results: Sequence[Checked]) -> list[Finding]:
-    """Return all findings. In a shared module, keep the most certain one per line and id."""
+    """Return all findings. In a shared module, keep the most certain finding per line and id."""
     best: dict[tuple[str, str, int | None], Finding] = {}
     for finding in (finding for result in results for finding in result.findings):
         place = os.path.realpath(finding.file) if finding.file else ""

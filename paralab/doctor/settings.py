@@ -12,8 +12,8 @@ from paralab.doctor.catalog import ENTRIES, GROUPS, entry
 from paralab.doctor.globs import compile_patterns, is_excluded
 from paralab.errors import UsageError, unknown
 
-# Off unless selected. H17 was half of all warnings on public code: most scripts end without
-# destroy_process_group(), which rarely does harm.
+# Off unless selected. H17 made up half of all warnings on public code: most scripts exit without
+# destroy_process_group(), which is rarely harmful.
 DEFAULT_OFF = frozenset({"H17"})
 TABLE = "[tool.paralab.doctor]"
 KEYS = ("select", "ignore", "exclude", "per-file-ignores", "baseline")
@@ -22,8 +22,8 @@ EVERYTHING = "ALL"
 
 @dataclass(frozen=True)
 class Settings:
-    """`hidden`: off by default, only counted. `root`: the folder that patterns are relative to:
-    that of pyproject.toml, or the current one."""
+    """`hidden` holds failures that are off by default and only counted. `root` is the folder that
+    patterns are relative to: the folder of pyproject.toml, or the current one."""
 
     select: frozenset[str] = frozenset(ENTRIES) - DEFAULT_OFF
     hidden: frozenset[str] = DEFAULT_OFF
@@ -62,8 +62,8 @@ def read_settings(
 ) -> Settings:
     """Combine the nearest pyproject.toml above the checked files with the command line.
 
-    On the command line, --select replaces `select` and `ignore` of the file; --ignore and --exclude
-    add to the file's.
+    --select replaces the file's `select` and `ignore`. --ignore and --exclude add to the file's
+    `ignore` and `exclude`.
     """
     file = _find_file(paths)
     table = _read_table(file) if file else {}

@@ -1,5 +1,6 @@
-"""The source around a line that a watched rank reported: the conditions around it, and the statements
-that leave a loop or a function early. Checks use it to name a line, never to find a failure."""
+"""The source around a line that a watched rank reported: its enclosing conditions, and the
+statements that leave a loop or a function early. Checks use this to name a line, never to find a
+failure."""
 
 import ast
 import re
@@ -16,7 +17,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True)
 class Condition:
-    """An `if` around a line, and the branch that the line is in."""
+    """An `if` that encloses a line, and the branch that contains the line."""
 
     file: str
     line: int
@@ -30,7 +31,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A statement that leaves a loop or function early, and the condition around it."""
+    """A statement that leaves a loop or function early, and its enclosing condition."""
 
     place: Place
     kind: str  # break, return
@@ -46,7 +47,7 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def conditions(place: Place) -> list[Condition]:
-    """Return the `if` statements around a line in its function, outermost first."""
+    """Return the `if` statements that enclose a line within its function, outermost first."""
     found = []
     for node in around(place):
         if isinstance(node, ast.If):
@@ -58,19 +59,19 @@ def conditions(place: Place) -> list[Condition]:
 
 
 def site_conditions(site: Site) -> list[Condition]:
-    """Return the conditions around all frames of a call. A caller's conditions also apply to its
-    helper."""
+    """Return the enclosing conditions of every frame of a call. A caller's conditions also apply to
+    the functions it calls."""
     return [condition for place in site.stack for condition in conditions(place)]
 
 
 def opposite(one: Site, other: Site) -> bool:
-    """Return whether two calls are in the two branches of one `if`."""
+    """Return whether two calls are in opposite branches of the same `if`."""
     mine = {(c.file, c.line): c.side for c in site_conditions(one)}
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
 
 
 def statement_at(place: Place) -> str:
-    """Return the statement in a line, without its comment."""
+    """Return the statement on a line, without its comment."""
     inner = next(reversed(around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
@@ -78,8 +79,8 @@ def statement_at(place: Place) -> str:
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
-    """Return statements that leave a loop around a call, innermost loop first. `loop_line`: the
-    line of the loop over the data; `only_around`: ignore that loop and those inside it."""
+    """Return statements that leave a loop around a call, innermost loop first. `loop_line` is the
+    line of the loop over the data. With `only_around`, ignore that loop and those inside it."""
     found: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
@@ -116,7 +117,8 @@ def returns_before(place: Place, after: int) -> list[Leaving]:
 
 
 def around(place: Place) -> list[ast.AST]:
-    """Return the nodes around a line, from its function inward; none if the file is unreadable."""
+    """Return the nodes that enclose a line, from its function inward. If the file is unreadable,
+    return an empty list."""
     chain: list[ast.AST] = []
     node: ast.AST | None = _tree(place.file)
     while node is not None:

@@ -1,5 +1,5 @@
-"""Comments that silence a finding: `# paralab: ignore[G01] reason`, at the end of the line, or alone on
-the line before it.
+"""Comments that silence a finding: `# paralab: ignore[G01] reason`, at the end of the line or alone
+on the line before it.
 
 A comment covers its whole statement, because a formatter may split the statement over several
 lines. Case and spaces do not matter, so a comment that looks right works.
@@ -50,7 +50,7 @@ class Ignored:
 
 
 def find_comments(file: str, text: str) -> list[Ignore]:
-    """Return every such comment in a script, ignoring text in strings."""
+    """Return every silencing comment in a script, but no text in strings."""
     if "paralab" not in text.lower():
         return []
     waiting: list[tuple[int, re.Match[str]]] = []
@@ -105,7 +105,7 @@ class Comments:
         return comment
 
     def notes(self, files: Iterable[str], ids: Collection[str]) -> list[str]:
-        """Return mistakes in the comments themselves. `ids`: the failures that were checked."""
+        """Return mistakes in the comments themselves. `ids` are the failures that were checked."""
         notes = []
         for comment in (each for file in dict.fromkeys(files) for each in self.in_file(file)):
             if not comment.ids:

@@ -32,7 +32,7 @@ from paralab.machine.signals import STOPS, set_handlers
 ENTRANCE = Path(__file__).parent.parent / "observe" / "entrance"
 POLL_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 LIVE_SECONDS = 2.0  # time between runs of the checks
-SHARE = 0.002  # share of a core for reading, and again for the checks: the ranks may need the rest
+SHARE = 0.002  # use at most this share of a core for reading, and as much again for the checks
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
@@ -42,9 +42,9 @@ STALL_SECONDS = 60.0
 class Observed:
     """The result of a watched command.
 
-    exit_code  its own; negative if a signal ended it; None if we ended it (`stopped`), because a
-               trial was over or it hung for good
-    notes      remarks that are not mistakes of the script
+    exit_code  the command's exit code; negative if a signal killed it; None if we stopped it
+    stopped    whether we stopped the command: its trial was over, or it hung for good
+    notes      remarks that are not findings
     cost       the share of the ranks' time that watching took, as they measured it; None for fewer
                than 64 steps
     """
@@ -66,11 +66,11 @@ def observe(
     say: Callable[[Finding], None] = lambda finding: None,
     end_when_hung: bool | None = None,
 ) -> Observed:
-    """Run the command; its ranks write events into the folder.
+    """Run the command, whose ranks write events into the folder, and check the events.
 
-    `steps` makes it a trial, which ends when every rank has run this many optimizer steps; without
-    a GPU its ranks run on the CPU. `say` gets each finding as soon as it is certain.
-    `end_when_hung` (default: only in a trial) ends ranks that can never continue."""
+    With `steps`, this is a trial, which stops when every rank has run this many optimizer steps. In
+    a trial without a GPU, the ranks run on the CPU. `say` gets each finding as soon as it is
+    certain. `end_when_hung` (default: only in a trial) kills ranks that can never continue."""
     folder.mkdir(parents=True, exist_ok=True)
     job = _start(command, _environment(folder, steps))
     ends = steps is not None if end_when_hung is None else end_when_hung
@@ -166,7 +166,7 @@ class Watch:
 
     def _is_hung(self, seen: Observation) -> bool:
         """If a rank waits too long, or no rank makes progress, ask all ranks for their stacks and
-        report the stall once. Return whether to end the job."""
+        report the stall once. Return whether to stop the job."""
         progress = tuple(rank.progress for rank in seen.ranks)
         if progress != self._progress:
             self._progress, self._moved = progress, time.monotonic()
@@ -218,9 +218,10 @@ def _environment(folder: Path, steps: int | None) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the command in its own session: we pass Ctrl-C on, and it ends if we are killed."""
+    """Start the command in its own session. We forward Ctrl-C to it, and Linux terminates it if we
+    are killed."""
     program = command[0]
-    # torchrun from paralab's environment, which may not be active
+    # Use torchrun from paralab's environment, which may not be active.
     beside = Path(sys.executable).parent / program
     if shutil.which(program) is None and beside.is_file():
         command = [str(beside), *command[1:]]
@@ -259,7 +260,8 @@ def _pass_signals_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _end(job: subprocess.Popen[bytes], ranks: set[int]) -> None:
-    """Ask the command to end its ranks. Then kill what is left, even in other sessions."""
+    """Ask the command to stop its ranks. Then kill the remaining processes, even in other
+    sessions."""
     family = {job.pid, *descendants_of(job.pid), *ranks}
     if job.poll() is None:
         with suppress(ProcessLookupError):

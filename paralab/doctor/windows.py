@@ -1,5 +1,5 @@
-"""Find what one rank did between two optimizer steps: the passes whose gradients one step applies
-together.
+"""Group one rank's backward passes into windows: the passes whose gradients one optimizer step
+applies together.
 
 Optimizers may take turns (a GAN has two): every step ends a window, and passes whose gradients were
 cleared before the step do not belong to it. A step that the scaler skipped also ends a window.
@@ -15,8 +15,9 @@ from paralab.doctor.observation import WatchedRank
 
 @dataclass
 class MicroStep:
-    """One backward pass and what led to it. `scale`: the GradScaler's, or 1 without one. `cleared`:
-    the optimizers that cleared gradients after it (None: the module's method)."""
+    """One backward pass and the events that led to it. `scale` is the GradScaler's scale, or 1
+    without a scaler. `cleared` lists the optimizers that cleared gradients after the pass, with
+    None for Module.zero_grad."""
 
     backward: Backward
     forwards: list[Forward] = field(default_factory=list)
@@ -53,7 +54,7 @@ class MicroStep:
 
 @dataclass
 class Window:
-    """`step`: None if the scaler skipped it or it has not run yet."""
+    """`step` is None if the scaler skipped it or it has not run yet."""
 
     micro_steps: list[MicroStep]
     events: list[Event]
@@ -62,9 +63,9 @@ class Window:
 
     @property
     def is_accumulated(self) -> bool:
-        """Return whether these are passes of one loop, not several losses of one batch. The same
-        line runs again, from the same callers, or from several callers with one batch each
-        (no_sync)."""
+        """Return whether the passes come from one loop, not from several losses of one batch. In a
+        loop, the same line runs repeatedly, from the same callers, or from several callers with
+        one batch each (no_sync)."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
         if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
@@ -77,7 +78,7 @@ class Window:
         return [event for event in self.events if isinstance(event, Clip)]
 
 
-@lru_cache(maxsize=64)  # cache the windows, which many checks need
+@lru_cache(maxsize=64)  # many checks need the windows
 def windows(rank: WatchedRank) -> list[Window]:
     """Return the windows in order. The last window may lack a step."""
     found: list[Window] = []
@@ -114,7 +115,7 @@ def windows(rank: WatchedRank) -> list[Window]:
 
 
 def accumulated(rank: WatchedRank) -> Iterator[Window]:
-    """Yield the windows of one loop over micro-batches that ended in a step, even if skipped."""
+    """Yield the windows that accumulate micro-batches and end in a step, even a skipped one."""
     for window in windows(rank):
         if (window.step or window.skipped) and window.is_accumulated:
             yield window

@@ -100,7 +100,8 @@ def print_group(findings: Sequence[Finding], sources: Sources) -> None:
 
 
 def _place_and_code(finding: Finding, sources: Sources) -> Text:
-    """Return `train.py:41 dist.barrier()`, or the reason if it names a rank or has no line."""
+    """Return `train.py:41 dist.barrier()`. If the finding names a rank or has no line, return its
+    place and reason."""
     code = (sources.line(finding.file, finding.line) or "").strip()
     code = code if finding.rank is None else ""
     return Text.assemble(_place(finding), "  ", (code, "dim") if code else finding.why)

@@ -111,7 +111,7 @@ def _fingerprint(finding: Finding, sources: Sources) -> str:
 
 
 def _number_equal_lines(results: list[dict[str, Any]]) -> None:
-    """Number equal lines of a file, because code hosts merge results with equal fingerprints."""
+    """Number identical lines of a file: code hosts merge results with equal fingerprints."""
     numbers: Counter[str] = Counter()
     for result in results:
         line = result["partialFingerprints"][FINGERPRINT]
