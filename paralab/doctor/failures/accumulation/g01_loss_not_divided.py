@@ -79,7 +79,7 @@ def _loss_of(script: Script, backward: Call) -> ast.expr | None:
 def _trace(
     script: Script, loss: ast.expr, scope: Scope
 ) -> tuple[set[str], list[tuple[ast.expr, Scope]]]:
-    """Return a loss's reduction ("mean", "sum", or "" if unknown) and the factor applied to it."""
+    """Return the reductions of a loss ("mean", "sum", or "" if unknown) and its factors."""
     reductions: set[str] = set()
     factors: list[tuple[ast.expr, Scope]] = []
     waiting = [(loss, scope)]
@@ -153,7 +153,7 @@ def _is_divided(window: Window, factors: list[tuple[ast.expr, Scope]], backward:
     for node, scope in factors:
         value = script.evaluate(node, scope, 0)
         if not isinstance(value, (int, float)):
-            return True  # divided by a computed value, which may be correct
+            return True  # a computed divisor, which may be correct
         if value not in (0, 1) and (
             number is None or is_close(value, number) or is_close(value, 1 / number)
         ):

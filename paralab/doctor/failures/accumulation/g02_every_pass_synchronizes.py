@@ -69,7 +69,7 @@ def synchronizes_in_every_turn(script: Script) -> Findings:
 def synchronized_every_time(seen: Observation) -> Findings:
     for rank, window, inside in wasteful(seen):
         if inside:
-            return  # G03
+            return  # G03 reports this
         count, early = len(window.micro_steps), window.micro_steps[:-1]
         spent = sum(one.backward.seconds or 0.0 for one in early if reduces(one))
         why = (
@@ -92,7 +92,7 @@ def synchronized_in_run(run: Run) -> Finding | None:
 def judge_synchronizations(
     all_reduces: float, buckets: int, passes: int, exposed: float, step: float, stages: int = 1
 ) -> Finding | None:
-    """Report more all-reduces per step than buckets: gradients are sent before they are final."""
+    """Report a run that sends each bucket several times per step, before its sum is final."""
     if passes < 2 or not buckets or all_reduces < 2 * buckets or not step:
         return None
     times = all_reduces / buckets

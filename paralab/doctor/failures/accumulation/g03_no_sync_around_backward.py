@@ -34,7 +34,7 @@ def quiet_backward_only(script: Script) -> Findings:
     for _, _, event in occurrences(timelines(script), "backward"):
         forwards = forwards_of(script, event)
         if not forwards or forwards[-1].loops != event.loops:
-            continue  # they are in separate loops: P06
+            continue  # forward and backward are in separate loops: P06 reports this
         forward = forwards[-1].call
         name = f"`{code(forward.node.func)}(…)`"
         late = _switched_late(script, event, forwards[-1])
@@ -54,7 +54,7 @@ def quiet_backward_only(script: Script) -> Findings:
 
 
 def _is_quiet_alone(script: Script, backward: Event, forward: Event) -> bool:
-    """Return whether backward may run in a `no_sync` block while forward certainly does not."""
+    """Return whether backward may run under `no_sync` while forward definitely does not."""
     around = list(forward.blocks())
     if any(quiet(script, *block) is not False for block in around):
         return False
@@ -81,7 +81,7 @@ def _switched_late(script: Script, backward: Event, forward: Event) -> At | None
 def forward_still_synchronizes(seen: Observation) -> Findings:
     for rank, window, inside in wasteful(seen):
         if not inside:
-            return  # G02
+            return  # G02 reports this
         why = (
             f"This backward runs inside `no_sync()`, but its forward at {inside[0].forwards[-1].site} does "
             "not. DDP decides in forward, so every micro-batch still all-reduces its gradients."

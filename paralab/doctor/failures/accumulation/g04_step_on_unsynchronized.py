@@ -40,7 +40,7 @@ ONE_TEST = "Use one condition for both: use `no_sync` exactly when no step follo
 
 @check("G04", "G05", source="script")
 def never_synchronized(script: Script) -> Findings:
-    """Report DDP models whose every forward runs under `no_sync` (G05 if backward does not)."""
+    """Report DDP forwards that all run under `no_sync` (G05 if backward does not)."""
     passes = [
         (event, forwards, next((one for one in events[place:] if one.role == "step"), None))
         for events, place, event in occurrences(timelines(script), "backward")
@@ -95,7 +95,7 @@ def _unsynchronized_boundary(script: Script) -> Findings:
         size = window.number or ASSUMED
         known = (
             window.length is not None and window.length >= size
-        )  # otherwise a window spans epochs
+        )  # in a shorter loop, a window spans several epochs
         for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
             if turn is None:
@@ -134,7 +134,7 @@ def _no_syncs(script: Script) -> Iterator[tuple[ast.Attribute, Scope]]:
 
 @check("G04", source="script")
 def always_quiet(script: Script) -> Findings:
-    """Report `no_sync` under `i != n` in a loop over `range(n)`, where it is always true."""
+    """Report `no_sync` under `i != n` in a loop over `range(n)`, where `i != n` always holds."""
     for node, scope in _no_syncs(script):
         for item in script.context(node, scope.module):
             taken = isinstance(item, If) and item.taken
@@ -148,7 +148,7 @@ def always_quiet(script: Script) -> Findings:
 
 
 def _another_remainder(script: Script) -> Findings:
-    """Suspect `no_sync` while `i % n != 0` before a step when `(i + 1) % n == 0`."""
+    """Suspect `no_sync` under `i % n != 0` if the step runs under `(i + 1) % n == 0`."""
     for node, scope in _no_syncs(script):
         quiet_when, where = _remainders(script, node, scope.module), at(node, scope)
         for step in [call for call in script.methods("step") if call.module is scope.module]:
@@ -163,7 +163,7 @@ def _another_remainder(script: Script) -> Findings:
 
 
 def _remainders(script: Script, node: ast.AST, module: Module) -> list[ast.BinOp]:
-    """Return the `i % n` expressions in the tests around a node."""
+    """Return the `i % n` expressions in a node's enclosing conditions."""
     tests = [one.test for one in script.context(node, module) if isinstance(one, If)]
     parts = [part for test in tests for part in ast.walk(test)]
     return [part for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
@@ -176,7 +176,7 @@ def _counters(remainder: ast.BinOp) -> set[str]:
 
 
 def _always_true(script: Script, test: ast.expr, scope: Scope) -> ast.expr | None:
-    """Return a test `i != n` or `i < n` whose `i` comes from `range(n)`."""
+    """Return a condition `i != n` or `i < n` whose `i` comes from `range(n)`."""
     for part in ast.walk(test):
         match part:
             case ast.Compare(ast.Name() as counter, [ast.NotEq() | ast.Lt()], [limit]):

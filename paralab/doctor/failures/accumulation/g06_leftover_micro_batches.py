@@ -20,7 +20,7 @@ ENTRY = describe(
     __doc__,
     symptom="No error. With 10 batches and N = 4, the gradients of the last two batches leak into the next epoch.",
     cause="The step runs after every N batches, and the number of batches is not a multiple of N.",
-    fix="Also step after the last batch, and divide its losses by the number of leftover batches.",
+    fix="Also step after the last batch, and divide each leftover loss by the number of leftover batches.",
     example="""\
 - if (i + 1) % N == 0:
 + if (i + 1) % N == 0 or i + 1 == len(loader):
@@ -35,7 +35,7 @@ ENTRY = describe(
 
 @check("G06", source="script")
 def leftover_batches(script: Script) -> Findings:
-    """Report a loop that ends in the middle of a window and has no step after it."""
+    """Report a loop that stops in the middle of a window if no step follows the loop."""
     for window in windows(script):
         node, length = window.loop[1].node, window.length
         if window.guard is None or window.number == 1 or not isinstance(node, ast.For):
@@ -68,7 +68,7 @@ def leftover_batches(script: Script) -> Findings:
 
 
 def _counts_on(script: Script, window: Window) -> bool:
-    """Return whether the counter continues in the next epoch, so that the window fills up there."""
+    """Return whether the counter is never reset, so that the next epoch completes the window."""
     node, scope = window.loop[1].node, window.step.scope_at(window.loop[0])
     if window.counter in names_in(getattr(node, "target", node)):
         return False
@@ -82,7 +82,7 @@ def _loops(script: Script, node: ast.AST, scope: Scope) -> list[Loop]:
 
 
 def _outside_loop(script: Script, window: Window, role: str, later: bool = False) -> Event | None:
-    """Return a call with this role just outside the loop: on either side, or only after it."""
+    """Return a call with this role right outside the loop; with `later`, only one after it."""
     events = next((events for events in timelines(script) if window.step in events), [])
     after = events[events.index(window.step) + 1 :] if later else events
     outer = window.step.loops[:-1]
@@ -120,8 +120,8 @@ def left_over(rank: WatchedRank) -> Finding | None:
 
 
 def _leftovers(rank: WatchedRank, usual: int) -> Iterator[tuple[Epoch, int, str | None]]:
-    """Yield the end of each pass over a loader, the leftover backward passes, and what happened to
-    their gradients."""
+    """Yield each finished pass over a loader, its number of leftover backward passes, and what
+    happened to their gradients."""
     inside: dict[int, int] = {}  # loader -> backward passes in this pass over it
     pending = 0
     for place, event in enumerate(rank.events):

@@ -12,7 +12,7 @@ from paralab.doctor.windows import MicroStep, Window, accumulated
 
 
 def forwards_of(script: Script, backward: Event) -> list[Event]:
-    """Return the DDP forward passes whose outputs a backward pass starts from."""
+    """Return the DDP forward passes whose outputs this backward pass uses."""
     if not passes_ddp(script, backward.call.receiver, backward.call.scope):
         return []
     for events in timelines(script):
@@ -33,14 +33,14 @@ _ENDS = ("forward", "backward", "step")
 
 
 def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[MicroStep]]]:
-    """Yield steps that synchronize more than once, and their passes with `no_sync` around
-    backward only."""
+    """Yield one step per rank that synchronizes more than once, and those of its passes in which
+    `no_sync` covers only backward."""
     for rank in seen.ranks if seen.world > 1 else []:
         every = list(accumulated(rank)) if ddp_wraps(rank) else []
         many = [window for window in every if sum(map(reduces, window.micro_steps)) > 1]
         if not many or 2 * len(many) < len(every):
             continue
-        window = many[-1]  # in the first pass DDP also sends its buckets
+        window = many[-1]  # in the first step, DDP also sends its bucket layout
         inside = [
             one
             for one in window.micro_steps[:-1]

@@ -72,8 +72,8 @@ def _sends_parameters(script: Script, call: Call) -> bool:
 
 
 def averaged_by(script: Script, step: Event) -> str | None:
-    """Describe what may average gradients besides DDP: "" if something certainly does, None if
-    nothing does."""
+    """Describe what may average gradients besides DDP. Return "" if something definitely does, and
+    None if nothing does."""
     packages = ("torch.distributed.algorithms.model_averaging", "torch.distributed.optim")
     if script.imports(*packages):
         return ""
@@ -92,7 +92,7 @@ def averaged_by(script: Script, step: Event) -> str | None:
 def parts(
     script: Script, node: ast.expr, scope: Scope, items: bool = False
 ) -> Iterator[Expression]:
-    """Yield an expression and what it is computed from, through names and project functions."""
+    """Yield the parts of an expression and of the values of its names and project functions."""
     seen: set[ast.AST] = set()
     waiting = deque([(node, scope)])
     follow = {"assign", "augmented", *(["item"] if items else [])}
@@ -116,7 +116,7 @@ def parts(
 
 
 def modulo_in(script: Script, test: ast.expr, scope: Scope) -> tuple[ast.BinOp, Scope] | None:
-    """Return the `i % n` that a test depends on."""
+    """Return the `i % n` that a condition depends on."""
     for part, where in parts(script, test, scope):
         match part:
             case ast.BinOp(left, ast.Mod()) if not isinstance(left, (ast.Constant, ast.JoinedStr)):
@@ -128,8 +128,8 @@ def modulo_in(script: Script, test: ast.expr, scope: Scope) -> tuple[ast.BinOp, 
 class Window:
     """Backward passes in a loop, and the step that uses their sum.
 
-    `guard`: the test that delays the step; None if the step follows an inner loop. `is_apart`:
-    the micro-batch before the step has its own branch and backward pass.
+    `guard` is the condition that delays the step, or None if the step follows an inner loop. If
+    `is_apart`, the micro-batch before the step has its own branch and backward pass.
     """
 
     script: Script
@@ -161,12 +161,12 @@ class Window:
 
     @property
     def many(self) -> str:
-        """The number of backward passes, in words."""
+        """The number of backward passes, as text."""
         return str(self.number or f"`{self.size_text}`")
 
     @property
     def stepping(self) -> str:
-        """The step and its line, in words: "`optimizer.step()` (line 7)"."""
+        """The step and its line, as text: "`optimizer.step()` (line 7)"."""
         return f"`{code(self.step.call.node)}` ({line_of(self.step.call, self.backward.call)})"
 
     @property
@@ -177,7 +177,7 @@ class Window:
         return batches(self.script, items, scope) if items is not None else None
 
     def env(self, turn: int, length: int) -> Env:
-        """Return the values of names in one iteration, numbered from 0."""
+        """Return the values of the names in iteration `turn`, counted from 0."""
         count = self.start + turn
         if self.start == RESTARTS:
             count = turn % (self.number or ASSUMED) + 1
@@ -235,7 +235,7 @@ class Window:
 def quiet(
     script: Script, node: ast.expr, scope: Scope, env: Env | None = None, depth: int = 0
 ) -> bool | None:
-    """Return whether a context manager is `no_sync`, or None if undecided."""
+    """Return whether a context manager is `no_sync`, or None if unknown."""
     match node:
         case ast.IfExp():
             truth = script.truth(node.test, scope, 0, env)
@@ -374,7 +374,7 @@ def _counter(script: Script, node: ast.expr, scope: Scope) -> tuple[str, int] | 
 def _after_inner_loop(
     script: Script, backward: Event, step: Event, loop: tuple[Chain, Loop]
 ) -> Iterator[Window]:
-    """Yield windows of the form `for part in batch.chunk(4): …backward()`, then a step."""
+    """Yield the window of `for part in batch.chunk(4): …backward()`, which a step follows."""
     items, scope = getattr(loop[1].node, "iter", None), backward.scope_at(loop[0])
     if items is None:
         return

@@ -54,7 +54,7 @@ IF_PLAIN = "if a model without DDP loads the file, because its names do not matc
 
 @check("C01", source="script")
 def wrapper_is_saved(script: Script) -> Findings:
-    """Report a saved wrapper, as an error if a plain model loads the file."""
+    """Report a saved wrapper. It is an error if a plain model loads the file."""
     saves, loads = wrapper_saves(script), loads_of_files(script)
     if strips_prefix(script) or script.methods_on("ddp", "load_state_dict"):
         return
@@ -67,7 +67,7 @@ def wrapper_is_saved(script: Script) -> Findings:
         if not same_file(save, load) or catches(call.node, call.module, "RuntimeError"):
             continue
         if is_constant(call.argument(1, "strict"), False):
-            return  # C02
+            return  # C02 reports this
         if script.kinds(call.receiver, call.scope) == {"module"} and state.receiver is not None:
             why += f". `{code(call.node.func)}` ({line_of(call, save)}) loads the file into a plain model and raises."
             edits = replace(script, state.module, state.receiver, f"{code(state.receiver)}.module")
@@ -101,7 +101,7 @@ _UNWRAPS = re.compile(r"(?<!self)\.module\b|unwrap|without_ddp|[\"']module[\"']"
 
 
 def _wrapped_names(script: Script) -> Iterator[ast.expr]:
-    """Yield names that refer to the wrapper from here on, as in `model = DDP(model)`."""
+    """Yield names that the script rebinds to the wrapper, as in `model = DDP(model)`."""
     for call in script.calls_of(DDP, "apex.parallel.DistributedDataParallel"):
         parent = call.module.parents.get(call.node)
         model = call.argument(0, "module")

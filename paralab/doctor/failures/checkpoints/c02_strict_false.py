@@ -22,7 +22,7 @@ from paralab.doctor.static.script import Script
 ENTRY = describe(
     __doc__,
     symptom="No error. Training continues from random weights.",
-    cause="No name matches, because they differ by 'module.'. strict=False ignores that, and nothing checks the result.",
+    cause="All names differ by the prefix 'module.', so none matches. strict=False ignores that, and nothing checks the result.",
     fix="Save `model.module.state_dict()` or remove the prefix. Load strictly, or check what load_state_dict returns.",
     example="""\
   state = torch.load("net.pt", map_location="cpu")
@@ -36,8 +36,8 @@ ENTRY = describe(
 
 @check("C02", source="script")
 def mismatch_ignored(script: Script) -> Findings:
-    """Report a lenient load whose result is ignored, as an error if the file holds a wrapper's
-    state."""
+    """Report a load with strict=False whose result is ignored. It is an error if the file holds a
+    wrapper's state."""
     if not script.calls_of(DDP) or strips_prefix(script):
         return
     saves = wrapper_saves(script)

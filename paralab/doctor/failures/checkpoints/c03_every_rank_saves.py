@@ -40,7 +40,7 @@ ENTRY = describe(
         ),
     ),
 )
-# An undecided test that uses such a name may check the rank.
+# A condition of unknown value may check the rank if it contains such a name.
 _ABOUT_RANKS = re.compile(
     r"rank|main|master|primary|chief|leader|gpu|local|zero|node|dist|world|multi|device", re.I
 )
@@ -49,7 +49,7 @@ _ABOUT_RANKS = re.compile(
 _SAVES = re.compile(
     r"^(torch\.)?save(_\w*)?(checkpoint|ckpt|model|snapshot|weights|network|state)s?$|^save$", re.I
 )
-# Every rank must call these frameworks' functions, or they choose the rank themselves.
+# With these frameworks, every rank must call the save function, or they choose the rank.
 _SAVE_TOGETHER = (
     "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "composer", "ignite", "mmcv",
     "mmengine", "fairscale", "torch.distributed.checkpoint", "torch.distributed.fsdp", "megatron", "colossalai",
@@ -131,7 +131,7 @@ def _folders_by_name(script: Script) -> Findings:
 
 
 def _by_name(script: Script, judged: list[Call]) -> Findings:
-    """Suspect a save in a file that mentions ranks, if no test before the save does."""
+    """Suspect a save in a file that mentions ranks, if no condition before the save does."""
     here = script.modules[0]
     if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
         return

@@ -11,7 +11,7 @@ from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import Way, arrives, excludes, starts_of_job, ways_to
 
-# Frameworks that give each rank its share and set the epoch themselves.
+# Frameworks that divide the data between ranks and call set_epoch themselves.
 FRAMEWORKS = (
     "accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "composer", "fastai",
     "mmcv", "mmengine", "catalyst", "ray", "determined",
@@ -24,7 +24,7 @@ _DIVIDES = re.compile(r"rank|world_?size|num_replicas|shard|split_dataset_by_nod
 
 @dataclass(frozen=True)
 class Training:
-    """A backward pass, the loops around it from the outside in, and the loaders they read."""
+    """A backward pass, a path to it, and the loops on that path, outermost first."""
 
     backward: Call
     way: Way
@@ -94,14 +94,14 @@ def trained_loaders(script: Script) -> dict[Call, list[Call]]:
 
 
 def is_missing(script: Script, call: Call, place: int, name: str) -> bool:
-    """Return whether an argument is certainly absent or None in a multi-rank job."""
+    """Return whether an argument is definitely absent or None in a multi-rank job."""
     given = call.argument(place, name)
     return given is None or script.evaluate(given, call.scope, 1) is None
 
 
 def hides_sampler(script: Script, loader: Call) -> bool:
-    """Return whether `*args` or `**options` may contain a sampler. Known options are a literal:
-    `options = {"pin_memory": True} if cuda else {}`."""
+    """Return whether `*args` or `**options` may contain a sampler. Options are known if they are
+    literals: `options = {"pin_memory": True} if cuda else {}`."""
     if any(isinstance(one, ast.Starred) for one in loader.node.args):
         return True
     for keyword in loader.node.keywords if loader.unpacks else ():
@@ -173,7 +173,7 @@ def _names(node: ast.AST | None) -> list[str]:
 
 
 def samples_in(script: Script, data: ast.expr | None, scope: Scope) -> int | None:
-    """Return the length of a TensorDataset whose tensors are created in the same place."""
+    """Return the length of a TensorDataset, if the script shows the size of its tensors."""
     for dataset in script.makers(data, scope):
         if dataset.target != "torch.utils.data.TensorDataset":
             continue

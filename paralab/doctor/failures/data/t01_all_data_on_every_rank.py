@@ -1,4 +1,4 @@
-"""T01: Every rank sees all the data. T04 shares the check of watched ranks."""
+"""T01: Every rank sees all the data. Its check of watched ranks also reports T04."""
 
 import ast
 
@@ -180,7 +180,8 @@ def _whole_dataset(seen: Observation, use: Use, others: list[Use]) -> Finding | 
 
 
 def _doubt(seen: Observation, use: Use) -> str:
-    """Return the condition for the finding: ranks that share one model may share its data."""
+    """Return the condition under which the finding holds. Ranks that share one model may share its
+    data."""
     groups = any(rank.of(Group) for rank in seen.ranks)
     if groups or any(0 < len(wrap.ranks) < seen.world for wrap in ddp_wraps(seen.ranks[0])):
         return "if every rank holds a whole model"

@@ -83,7 +83,7 @@ def no_set_epoch(script: Script) -> Findings:
         return
     for sampler in samplers:
         loaders = _loaders_of(script, sampler)
-        hidden = not loaders or not every  # which loop reads it
+        hidden = not loaders or not every  # the script does not show which loop reads it
         if hidden and not any(is_for_evaluation(one) for one in (sampler, *loaders)):
             why = f"`{code(sampler.node)}` shuffles with seed + epoch, and nothing in the project calls `set_epoch`."
             doubt = "if a loop reads it more than once"
@@ -92,8 +92,8 @@ def no_set_epoch(script: Script) -> Findings:
 
 
 def _without_epoch(script: Script, samplers: list[Call]) -> list[Call]:
-    """Return samplers that no `set_epoch` call reaches; none if the epoch of an unknown sampler is
-    set."""
+    """Return the samplers that no `set_epoch` call reaches. Return none if any call reaches an
+    unknown sampler."""
     stored = any("sampler" in one.name for one in script.attributes.get("epoch", []))
     if stored or "set_epoch" in script.strings:
         return []
@@ -148,7 +148,7 @@ def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
 
 
 def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
-    """Insert `loader.sampler.set_epoch(epoch)` at the start of the epoch loop around this loop."""
+    """Insert `loader.sampler.set_epoch(epoch)` at the start of the enclosing epoch loop."""
     outer = scope.module.parents.get(loop)
     items = getattr(loop, "iter", None)
     while isinstance(items, ast.Call) and items.args:
@@ -201,7 +201,7 @@ def same_order(rank: WatchedRank) -> Finding | None:
         if not use.rows or use.rows[0] != before.rows[0]:
             continue
         if len({event.epoch for event in rank.of(SetEpoch)}) > 1:
-            continue  # it reads only the first batch, or makes two passes per epoch on purpose
+            continue  # one pass reads only the first batch, or an epoch has two passes on purpose
         why = (
             f"Passes {number - 1} and {number} over this loader begin with the same {len(use.rows[0])} "
             f"rows: nothing calls set_epoch, so the sampler shuffles both times with epoch {epoch}."

@@ -1,4 +1,4 @@
-"""T04: Every rank reads a whole IterableDataset. T01's file has the check of watched ranks."""
+"""T04: Every rank reads a whole IterableDataset. T01's file checks watched ranks."""
 
 import ast
 import re

@@ -24,7 +24,7 @@ ENTRY = describe(
 )
 
 
-ENOUGH_BATCHES = 20  # measured before this check judges waiting times
+ENOUGH_BATCHES = 20  # batches to measure before judging waiting times
 LONG_WAIT = 0.3  # share of the time between two batches
 DATA_SHARE = 0.10  # share of a recorded run's time
 JITTER_SECONDS = 0.002  # a delay that the operating system may cause
@@ -90,7 +90,7 @@ def few_cores(facts: Facts) -> Findings:
 
 
 def judge_data_wait(waited: float, step: float) -> Finding | None:
-    """Report steps that wait for data: `waited` seconds before each `step`."""
+    """Report a run that waits `waited` seconds for data before each step of `step` seconds."""
     whole = waited + step
     if not step or waited < max(DATA_SHARE * whole, JITTER_SECONDS):
         return None

@@ -30,7 +30,7 @@ class Use:
 
     @property
     def is_split_later(self) -> bool:
-        """Whether every rank reads the same batch and the model gets this rank's part of it."""
+        """Whether the rank passes only a part of each batch to the model."""
         given = sum(forward.size or 0 for forward in self.forwards)
         taken = sum(batch.size or 0 for batch in self.batches)
         return 0 < given <= 0.75 * taken
@@ -47,7 +47,7 @@ class Use:
 
 @lru_cache(maxsize=64)  # several checks use this
 def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
-    """Return each (loader, pass) with its use. A nested pass (validation) keeps its own batches."""
+    """Return the use of each (loader, pass). A nested pass (validation) keeps its own batches."""
     found_: dict[tuple[int, int], Use] = {}
     open_: list[Use] = []
     for event in rank.events:
@@ -70,7 +70,7 @@ def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
 
 
 def common_uses(seen: Observation) -> Iterator[tuple[int, list[Use]]]:
-    """Yield a loader's number and one pass over it on every rank."""
+    """Yield a loader's number and every rank's use of one pass over it."""
     tables = [uses(rank) for rank in seen.ranks]
     for key in tables[0] if len(tables) > 1 else ():
         others = [table[key] for table in tables if key in table]

@@ -34,8 +34,8 @@ def unequal_replicas(run: Run) -> Finding | None:
 
 
 def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> Finding | None:
-    """Report a device 0 that computes longer or uses more memory than the others. `busy`: seconds
-    per step and `peaks`: memory, per device."""
+    """Report device 0 if it computes longer or uses more memory than the others. `busy` is the
+    seconds per step and `peaks` the peak bytes of each device."""
     time, memory = _against_others(busy), _against_others(peaks)
     parts = []
     if time >= IMBALANCE:

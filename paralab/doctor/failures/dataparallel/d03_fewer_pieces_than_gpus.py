@@ -40,7 +40,7 @@ ENTRY = describe(
 
 @check("D03", source="script")
 def idle_gpus(script: Script) -> Findings:
-    """Report a batch size that leaves some of the only DataParallel model's GPUs idle."""
+    """Report a batch size that leaves GPUs idle, in a script with one DataParallel model."""
     wraps = script.calls_of(DP)
     gpus = gpus_of(script, wraps[0]) if len(wraps) == 1 else None
     if gpus is None or gpus < 2 or script.calls_of(DDP):
@@ -65,7 +65,7 @@ def idle_gpus(script: Script) -> Findings:
 
 
 def _last_batch(script: Script, loader: Call, size: int) -> int | None:
-    """Return the size of a smaller last batch, if known."""
+    """Return the size of the last batch if it is known and smaller."""
     samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
     return None if samples is None or drops_last(script, loader) else samples % size or None
 

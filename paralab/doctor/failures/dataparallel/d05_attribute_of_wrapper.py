@@ -71,7 +71,7 @@ def attribute_of_wrapper(script: Script) -> Findings:
                 owners
                 and all(script.method(o, node.attr) or script.stored(o, node.attr) for o in owners)
             ):
-                continue  # another wrapper may have it, such as DeepSpeed's engine
+                continue  # another wrapper, such as DeepSpeed's engine, may have the attribute
             where = at(node, module.scope)
             why = (
                 f"`{node.attr}` belongs to the inner model, not to the wrapper ({line_of(wrap, where)}), so this "
@@ -87,8 +87,8 @@ def attribute_of_wrapper(script: Script) -> Findings:
 
 
 def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None:
-    """Return the call that wraps the attribute's object, if the object is certainly wrapped
-    there."""
+    """Return the call that wraps the attribute's object, if the object is definitely a wrapper at
+    this point."""
     scope = module.scope_of(node)
     if script.kinds(node.value, scope) not in ({"ddp"}, {"dp"}):
         return None

@@ -22,7 +22,7 @@ def classes_in(script: Script, wrap: Call) -> Iterator[Scope]:
 
 
 def wrapper_of(script: Script, node: ast.expr | None, scope: Scope) -> Call | None:
-    """Return the DataParallel call that made a value, if the value is certainly wrapped."""
+    """Return the DataParallel call that made a value, if the value is definitely wrapped."""
     if node is None or script.kinds(node, scope) != {"dp"}:
         return None
     return next((call for call in script.makers(node, scope) if call.target == DP), None)

@@ -1,5 +1,5 @@
-"""Logs of ranks that a signal killed. SIGKILL comes from another process (H12), other signals from
-native code."""
+"""Explain the signals that killed ranks, from logs. SIGKILL comes from another process (H12), other
+signals from native code."""
 
 from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame

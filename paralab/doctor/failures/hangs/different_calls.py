@@ -23,7 +23,7 @@ from paralab.doctor.source_context import opposite, site_conditions
 
 @dataclass(frozen=True)
 class Side:
-    """One of two ranks that differ, and its call."""
+    """One of two ranks whose calls differ, and its call."""
 
     rank: WatchedRank
     call: CollectiveCall
@@ -36,7 +36,7 @@ class Side:
 
 def made_different_calls(seen: Observation) -> Finding | None:
     if not seen.settled and _one_may_have_left(seen):
-        return None  # this may be the cause; wait until the other ranks have moved on
+        return None  # leaving may be the cause; wait until the other ranks have moved on
     for mismatch in mismatches(seen):
         if mismatch.kind == "behind":
             continue

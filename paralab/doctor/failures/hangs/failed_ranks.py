@@ -16,7 +16,7 @@ NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 
 
 def used_other_parameters(seen: Observation) -> Finding | None:
-    """Report ranks whose backward passes reach different parameters: DDP waits for the others."""
+    """Report ranks whose backward passes reach different parameters, so that DDP waits."""
     complaining = [rank for rank in seen.ranks if rank.raised and UNFINISHED in rank.raised.message]
     for one, other in permutations(seen.ranks, 2):
         waits, theirs = find_stuck(other), other.of(Backward)
@@ -27,7 +27,7 @@ def used_other_parameters(seen: Observation) -> Finding | None:
                 continue
             if one in complaining:
                 is_cause = other not in complaining and bool(waits or number < len(theirs))
-            else:  # if both finished, the gradients are old, or DDP finds unused parameters
+            else:  # if both ranks finished, the gradients are old, or DDP finds unused parameters
                 hangs = waits is not None and isinstance(waits.operation, Backward)
                 is_cause = bool(its is None and hangs and not one.raised and seen.stalled_seconds)
             if is_cause:

@@ -18,7 +18,7 @@ HUNG = re.compile(r"longer than its deadline")
 
 @check(*("H02 H04 H11 H12 H15 H18 L01 L10 L11 S01 S02 W07".split()), source="run")
 def failed_run(recorded: Recorded) -> Findings:
-    """Report the attempt that ended the run, and earlier attempts after which it was restarted."""
+    """Report every failed attempt of a run: those before a restart, and the last one."""
     for run in recorded.runs:
         for failure in run.failures:
             if HUNG.search(failure.problem):
@@ -59,7 +59,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
 
 
 def _killed(run: Run) -> Finding:
-    """Report a run in which neither the ranks nor the launcher recorded an end."""
+    """Report a run in which neither the ranks nor the launcher recorded how it ended."""
     ranks = range(run.recording.world_size)
     silent = [rank for rank in ranks if not run.recording.named("end", rank)]
     why = (

@@ -70,7 +70,7 @@ def _strided(script: Script, node: ast.AST, scope: Scope) -> ast.expr | None:
             return None
     if step is None or EVALUATION.search(code(data)):
         return None
-    # If a slice starts at the rank, its step is the world size, no matter what it is called.
+    # If a slice starts at the rank, its step is the world size, whatever the variable is called.
     return data if script.nature(first, scope) == "rank" else None
 
 

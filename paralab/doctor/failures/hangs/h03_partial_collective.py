@@ -34,7 +34,7 @@ ENTRY = describe(
 """,
     sources="alan-turing-institute/autocast#386",
 )
-IF_REACHED = "if the conditions on the path to this line are true on that rank"
+IF_REACHED = "if the enclosing conditions are true on that rank"
 
 
 @check("H02", "H03", "H04", "H05", "H07", source="script")
@@ -104,7 +104,7 @@ def _swapped(script: Script, one: Meet, other: Meet) -> Finding:
 
 
 def _forward(script: Script, found_: Difference, meet: Meet) -> Findings:
-    """Report H07: the forward pass of a DDP model broadcasts the model's buffers, if any."""
+    """Report H07, because DDP's forward broadcasts the buffers of a model that has any."""
     guard = meet.guard
     wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
     if guard is None or wrap is None:
@@ -123,7 +123,7 @@ def _forward(script: Script, found_: Difference, meet: Meet) -> Findings:
     ignored = script.attributes.get("_ddp_params_and_buffers_to_ignore")
     doubt = "" if guard.sure and not ignored else IF_REACHED
     doubt = doubt if buffers else "if the model has buffers (BatchNorm does)"
-    if script.kinds(meet.call.node.func, meet.call.scope) != {"ddp"}:  # another caller unwraps it
+    if script.kinds(meet.call.node.func, meet.call.scope) != {"ddp"}:  # a caller unwraps it
         doubt = f"if `{name}` is the wrapper, not `{name}.module`"
     edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
     yield found(script, "H07", "error", meet.call, why, doubt=doubt, edits=edits)
@@ -193,7 +193,7 @@ def order_of_a_set(script: Script) -> Findings:
 
 
 def _computed_from_item(loop: Loop) -> set[str]:
-    """Return the loop's variables and what the loop computes from them."""
+    """Return the loop's variables and the names that the loop computes from them."""
     names = names_in(getattr(loop.node, "target", None))
     for node in ast.walk(loop.node):
         if isinstance(node, ast.Assign) and names & names_in(node.value):

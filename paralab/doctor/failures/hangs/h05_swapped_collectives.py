@@ -57,7 +57,7 @@ def _calls(rank: WatchedRank, group: str) -> Calls:
 
 
 def _text(call: Collective) -> tuple[str, ...]:
-    """Return a call's code, because both branches of an `if` may contain it on different lines."""
+    """Return a call's code, because its line differs if both branches of an `if` contain it."""
     assert call.site
     return tuple(statement_at(place) for place in call.site.stack)
 
@@ -75,7 +75,7 @@ def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
 
 
 def _are_alternatives(calls: list[Collective]) -> bool:
-    """Return whether one rank's calls are in the two branches of one `if`. The rank's data decides
+    """Return whether one rank's calls are in opposite branches of the same `if`. Its data decides
     which branch runs, and the script may intend the two calls to match."""
     sites = [call.site for call in calls if call.site]
     return any(opposite(one, other) for one, other in itertools.combinations(sites, 2))

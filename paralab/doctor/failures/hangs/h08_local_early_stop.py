@@ -45,8 +45,8 @@ CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 
 @dataclass(frozen=True)
 class Way:
-    """The path to a node: the loops around it in its function, and whether every test on the path
-    is decided."""
+    """The enclosing loops of a node in its function, and whether every enclosing condition is
+    known."""
 
     loops: tuple[Repeat, ...] = ()
     sure: bool = True
@@ -108,7 +108,7 @@ def _walk(script: Script, nodes: list[Node], way: Way) -> Iterator[tuple[Finding
 
 
 def _while(script: Script, loop: Repeat, way: Way) -> Iterator[tuple[Finding, ast.AST]]:
-    """Yield `while loss > 0.1:` loops whose body computes the loss."""
+    """Report `while loss > 0.1:` loops whose body computes the loss."""
     scope, meet = _scope_of(loop), _first_meet(loop.body)
     if not isinstance(loop.node, ast.While) or scope is None or meet is None:
         return
@@ -145,13 +145,13 @@ def _fork(script: Script, fork: Fork, way: Way) -> Iterator[tuple[Finding, ast.A
 
 
 def _first_meet(nodes: list[Node]) -> Meet | None:
-    """Return the first call that certainly waits for all ranks, or else the first that may."""
+    """Return the first call that definitely waits for all ranks, or else the first that may."""
     every = list(all_meets(nodes))
     return next((meet for meet in every if meet.sure), every[0] if every else None)
 
 
 def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """Return whether ranks get different batches, or None if the test does not involve a loader."""
+    """Return whether ranks get different batches, or None if no loader is involved."""
     calls = [call for call in script.contributors(test, scope) if call.target == LOADER]
     samplers = ("sampler", "batch_sampler")
     return (
@@ -160,7 +160,7 @@ def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
 
 
 def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
-    """Return whether the test uses this rank's own batches, without any reduction before it."""
+    """Return whether a condition uses this rank's own batches, and nothing reduces the value."""
     if script.nature(test, scope) != "unknown" or not _is_sharded(script, test, scope):
         return False
     calls = script.contributors(test, scope)
@@ -168,7 +168,7 @@ def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
 
 
 def _meet_in(branch: list[Node], meet: Meet) -> bool:
-    """Return whether the rank that skips the rest has already called the same collective."""
+    """Return whether the branch that skips the rest calls the same collective itself."""
     return any(one.op == meet.op for one in all_meets(branch))
 
 
@@ -206,7 +206,7 @@ def _finding(
 
 
 def _flag_of_some_ranks(script: Script, fork: Fork) -> Place | None:
-    """Return `stop.fill_(1)` under `if rank == 0:`, before `if stop.item(): break`."""
+    """Find `stop.fill_(1)` under `if rank == 0:`, if the loop then tests `stop` to break."""
     names = {dotted_key(part) for part in ast.walk(fork.test)}
     for node in ast.walk(fork.scope.node):
         key = None

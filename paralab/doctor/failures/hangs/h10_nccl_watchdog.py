@@ -1,4 +1,4 @@
-"""H10: The NCCL watchdog ended the job."""
+"""H10: The NCCL watchdog killed the job."""
 
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.doctor.failures.hangs.recorder import explain_mismatch
@@ -51,8 +51,7 @@ def collective_timed_out(logs: Logs) -> Findings:
 
 
 def _elsewhere(logs: Logs, everybody: list[Waiting]) -> Finding:
-    """Report a timeout outside the default group, whose ranks only say that they dump their
-    state."""
+    """Report a timeout outside the default group. Its ranks only log that they dump their state."""
     pending = [item for item in everybody if item.enqueued != item.completed]
     why = "A collective timed out, and these ranks only report that they are dumping their state. "
     if not pending:
@@ -72,8 +71,8 @@ def _evidence(items: list[Waiting]) -> tuple[str, ...]:
 
 
 def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Finding:
-    """Compare what all ranks in a group report about the collective that timed out first. A rank
-    that waits in a collective with a different number does not help here."""
+    """Compare what all ranks in a group report about the collective that timed out first. Ranks
+    that wait in a collective with a different number are only mentioned."""
     same = [item for item in group if item.number == number]
     first, evidence = same[0], _evidence(group)
     ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}

@@ -1,4 +1,4 @@
-"""H11: An exception on a rank ended the job."""
+"""H11: An exception on one rank stopped the job."""
 
 from dataclasses import replace
 

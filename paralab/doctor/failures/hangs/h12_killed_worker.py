@@ -13,7 +13,7 @@ from paralab.units import plural, size
 ENTRY = describe(
     __doc__,
     symptom="torchrun reports 'Signal 9 (SIGKILL)', without a traceback. The other ranks report 'Connection reset by peer'.",
-    cause="The machine or container ran out of memory and the kernel killed this process, or the scheduler ended the job.",
+    cause="The machine or container ran out of memory and the kernel killed this process, or the scheduler killed the job.",
     fix="Use less host memory (fewer loader workers, no separate copy of the data per rank), or ask for more.",
     example="""\
 - samples = [load(path) for path in paths]
@@ -28,13 +28,13 @@ ENTRY = describe(
         ),  # paralab's launcher
         printed(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
-            "A loader worker on {who} was killed with SIGKILL{at}. That is how the kernel ends a "
-            "process when the host runs out of memory.",
+            "A loader worker on {who} was killed with SIGKILL{at}. The kernel does this when "
+            "the host runs out of memory.",
         ),
         Message(
             r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
             "A loader worker on {who} got SIGTERM{at}: the launcher, the scheduler, or a person "
-            "ended it. Look for an earlier error.",
+            "stopped it. Look for an earlier error.",
             severity="suspect",
         ),
     ),
@@ -62,7 +62,7 @@ def ended_from_outside(logs: Logs) -> Findings:
     for line in logs.lines:
         if match := CANCELLED.search(line.text):
             job, node, time, reason = match.groups()
-            why = f"Slurm ended job {job} on {node} at {time}: {reason.lower()}. No rank failed."
+            why = f"Slurm stopped job {job} on {node} at {time}: {reason.lower()}. No rank failed."
             fix = AFTER_CANCEL.get(reason, f"Resume without that node: --exclude={node}.")
         elif match := NODE.search(line.text):
             why = f"The node {match[1]} failed and took its ranks down."
@@ -73,7 +73,7 @@ def ended_from_outside(logs: Logs) -> Findings:
         return
     for trace in logs.tracebacks if not found.roots else ():
         if (match := SIGNALED.search(trace.error)) and match[1] not in ("1", "2"):
-            why = "torchrun itself got a termination signal: the scheduler or a person ended the job. "
+            why = "torchrun itself got a termination signal: the scheduler or a person stopped the job. "
             why += "The scheduler's log (sacct) would confirm this."
             yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
             return

@@ -29,7 +29,7 @@ ENTRY = describe(
         printed(
             FIRST_COLLECTIVE,
             "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
-            "The launcher ended a rank that was still running: if it was rank {other}, it was still "
+            "The launcher stopped a rank that was still running: if it was rank {other}, it was still "
             "preparing data, or it never calls this collective (H03).",
             severity="suspect",
             blames=False,

@@ -71,7 +71,7 @@ ENTRY = describe(
         ),
         Message(
             r"c10d_rendezvous_backend\.py.*(?:reset by peer|Broken pipe|closed by peer)",
-            "A launcher lost its connection to the node that runs the rendezvous: that node ended first, "
+            "A launcher lost its connection to the node that runs the rendezvous: that node stopped first, "
             "or the network is down.",
             fix="Read the log of the node that --rdzv-endpoint names. Use the same --nnodes, --rdzv-id, and "
             "--rdzv-endpoint on all nodes.",
@@ -174,7 +174,7 @@ def _is_spawn_index(script: Script, rank: ast.expr, init: Call) -> bool:
 
 
 def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) -> object:
-    """Return a value in a spawned function, with parameters from `spawn(function, args=(…))`."""
+    """Evaluate an expression in a spawned function, given `spawn(function, args=(…))`."""
     for _ in range(4):
         found_here = script.reaching(node, scope)
         if len(found_here) != 1 or found_here[0].how != "parameter":

@@ -1,5 +1,5 @@
-"""Find why watched ranks hang or fail together. There is at most one cause; other ranks are
-victims."""
+"""Find why watched ranks hang or fail together. There is at most one cause; all other
+errors are consequences."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import check
 
-# The order matters: after a collective with different sizes, any later line can raise; a rank that
-# raised cannot arrive; and ranks that diverged explain later failures.
+# The order matters. After a collective with different sizes, any later line can raise. A rank that
+# raised cannot arrive. Ranks that left a loop or diverged explain later failures.
 CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
     used_other_parameters,
     different_sizes,

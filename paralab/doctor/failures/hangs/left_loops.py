@@ -12,7 +12,7 @@ Passes = dict[tuple[int, int], Pass]
 
 
 def left_their_loops(seen: Observation) -> Finding | None:
-    """Report a rank that left a pass over the data before another rank's last collective in it."""
+    """Report a rank that left a pass over the data before another rank's last collective."""
     if any(rank.of(Join) for rank in seen.ranks):
         return None  # `with model.join()` permits this
     all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
@@ -81,8 +81,8 @@ def leaving(
     only_around: bool = False,
 ) -> Finding:
     """Report a rank that left a loop while another rank is still in it: H02 if the decision depends
-    on the rank number or the rank exited, else H08. `loop_line` and `only_around`: see
-    `ways_out_of_loops`."""
+    on the rank number or the rank exited, else H08. `ways_out_of_loops` explains `loop_line`
+    and `only_around`."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {went}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []

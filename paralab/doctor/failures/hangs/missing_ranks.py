@@ -1,4 +1,4 @@
-"""H02, H03, H08, H10, H12, H13: a rank never reached the call where others wait. It left, was
+"""H02, H03, H08, H10, H12, H13: a rank never reached the call where other ranks wait. It left, was
 killed or stopped, or is busy elsewhere."""
 
 from paralab.analyse.stack_dumps import STOPPED
@@ -64,7 +64,7 @@ def _nobody_is_missing(seen: Observation, waiting: list[Stuck]) -> Finding | Non
 
 def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | None:
     if seen.ended_by_us or rank.is_blind:
-        return None  # then the rank that is still alive proves nothing
+        return None  # that this rank is still alive proves nothing
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:
@@ -98,7 +98,7 @@ def _finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
 
 
 def _returned(where: Stuck, rank: WatchedRank) -> Finding:
-    """Report a rank that ended without calling the collective in which the others wait."""
+    """Report a rank that exited without calling the collective in which the others wait."""
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     why = (

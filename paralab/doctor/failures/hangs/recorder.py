@@ -8,7 +8,7 @@ from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.registry import Findings, check, entries
 
-# The id for each kind of difference, and whether that is certain without other evidence
+# The id for each kind of difference, and whether the difference alone proves it
 IDS = {
     **{"operation": ("H04", True), "groups": ("H04", True), "size": ("H06", True)},
     **{"behind": ("H01", False), "site": ("H05", False), "stuck": ("H15", False)},
@@ -31,7 +31,7 @@ def explain_mismatch(mismatch: Mismatch, evidence: Iterable[str]) -> Finding:
     (id, certain), rank = IDS[mismatch.kind], mismatch.odd
     gradient = any(c.kind == "all_reduce" and (c.values or 0) > 64 for _, c in mismatch.came)
     if mismatch.kind == "behind" and not gradient:
-        # Of three or more ranks: the only one that is missing, or the only one that arrived
+        # With three or more ranks, blame the only one that is missing or the only one that arrived.
         id, rank = "H03", rank if len(mismatch.came) > 1 else mismatch.came[0][0]
         rank = rank if len(mismatch.calls) > 2 else None
     site = next((call.where for _, call in mismatch.came if call.where), None) or ""

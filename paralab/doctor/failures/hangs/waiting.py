@@ -1,5 +1,5 @@
-"""Logs of ranks that waited for another rank or lost their connection to it, when no rank has its
-own error. The position of each rank in the user's code shows what went wrong."""
+"""Explain logs in which ranks waited for another rank or lost it, but no rank has an error of its
+own. The position of each rank in the user's code shows what went wrong."""
 
 import re
 from collections.abc import Iterable
@@ -139,7 +139,7 @@ def _two_places(first: Event, other: Event) -> Finding:
 
 
 def _left_early(logs: Logs, first: Event) -> Findings:
-    """Report a rank that exited with code 0: all victims lost it, and no rank failed."""
+    """Report a rank that exited with code 0: the other ranks lost it, and no rank failed."""
     was = f"{named([first.rank])} was {_describe_position(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")

@@ -8,7 +8,7 @@ from paralab.doctor.static.script import Script
 
 
 def fixed_device(script: Script, node: ast.expr | None, scope: Scope) -> str | None:
-    """Return `cuda` or `cuda:0` if the device is a literal and the same on every rank."""
+    """Return a device such as `cuda:0` if the script shows that it is the same on every rank."""
     if node is None:
         return None
     makers = script.makers(node, scope) or (
@@ -37,7 +37,7 @@ def moves(script: Script) -> list[Call]:
 
 
 def destination(script: Script, move: Call) -> str | None:
-    """Return the destination of a move: `cuda` for the current GPU; None if it is not a literal."""
+    """Return the destination of a move: `cuda` for the current GPU, or None if it is unknown."""
     device = move.argument(0, "device")
     if device is None:
         return "cuda" if move.method == "cuda" else None

@@ -15,7 +15,7 @@ ENTRY = describe(
     __doc__,
     symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
     cause="Another job, a leftover process, or another rank of this job listens on the same port.",
-    fix="End the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.",
+    fix="Stop the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.",
     example="""\
 - os.environ["MASTER_PORT"] = "29500"
 + os.environ["MASTER_PORT"] = str(port_that_is_free)
@@ -66,14 +66,14 @@ def every_rank_serves(script: Script) -> Findings:
 @check("L01", source="machine")
 def port_taken(facts: Facts) -> Findings:
     port = facts.port
-    # torchrun hosts its own store there. Ranks other than 0 use a remote port, or rank 0's.
+    # torchrun hosts its own store on this port. Ranks other than 0 only connect to rank 0's port.
     if port is None or port.free or facts.launch.by == "torchrun" or (facts.launch.rank or 0) > 0:
         return
     owner = "Another user's process"
     end = ""
     if port.owner_pid is not None:
         owner = f"Process {port.owner_pid} ({port.owner or 'command unknown'})"
-        end = f" Or end that process: kill {port.owner_pid}."
+        end = f" Or stop that process: kill {port.owner_pid}."
     fix = f"Use another port (export MASTER_PORT={port.number + 1}), or torchrun --standalone, which finds a free one.{end}"
     why = f"{owner} listens on port {port.number}, so rank 0 cannot, and fails with EADDRINUSE."
     doubt = "" if port.asked else "if your script or launcher uses that port (the usual default)"

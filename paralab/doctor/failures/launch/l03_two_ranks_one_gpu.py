@@ -105,7 +105,7 @@ def _problem(asked: str, gpus: int) -> tuple[Severity, str, str] | None:
 
 
 def _one_each(facts: Facts) -> bool:
-    """Return whether Slurm shows each task only its own GPUs, so fewer GPUs than ranks is fine."""
+    """Return whether Slurm shows each task only its own GPUs, so fewer GPUs than ranks are fine."""
     on_node = facts.environment.get("SLURM_GPUS_ON_NODE", "")
     enough = on_node.isdigit() and int(on_node) >= (facts.launch.local_ranks or 0)
     return enough or "SLURM_GPUS_PER_TASK" in facts.environment

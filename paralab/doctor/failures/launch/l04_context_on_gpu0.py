@@ -27,7 +27,7 @@ ENTRY = describe(
 
 @check("L04", source="script")
 def cuda_before_set_device(script: Script) -> Findings:
-    """Report a use of the current GPU above the only set_device, in the same function."""
+    """Report a use of the current GPU before the only set_device, in the same function."""
     chosen = script.calls_of(SET_DEVICE)
     if len(chosen) != 1 or not script.calls_of(INIT) or hides_gpus(script):
         return

@@ -39,7 +39,7 @@ _ASKS_FOR_GROUP = re.compile(r"init|avail|distributed|ddp|rank", re.I)
 
 @check("L06", source="script")
 def before_the_group(script: Script) -> Findings:
-    """Report a call that needs the process group but certainly runs before the only init."""
+    """Report a call that needs the process group but always runs before the only init."""
     starts = script.calls_of(INIT)
     if len(starts) != 1:
         return
@@ -59,7 +59,7 @@ def before_the_group(script: Script) -> Findings:
 
 
 def _comes_first(script: Script, call: Call, init: Call) -> bool:
-    """Return whether a call is above the init in its function or at a module's top level."""
+    """Return whether a call precedes the init in its function, or runs on import."""
     if call.scope is init.scope:
         return position(call.node) < position(init.node)
     top = call.scope.parent is None and call.module is not script.modules[0]
@@ -67,7 +67,7 @@ def _comes_first(script: Script, call: Call, init: Call) -> bool:
 
 
 def _is_guarded(call: Call) -> bool:
-    """Return whether a call is in a try block, or under a test that may check for the group."""
+    """Return whether a call is in a try block, or under a condition that may check the group."""
     node: ast.AST | None = call.node
     while node is not None and node is not call.scope.node:
         if isinstance(node, ast.Try):

@@ -48,7 +48,7 @@ def device_ids_on_cpu(script: Script) -> Findings:
 
 
 def _is_on_cpu(script: Script, made: ast.Call) -> bool:
-    """Return whether the model and its layers are created without a device."""
+    """Return whether the script creates the model and its layers without a device."""
     return not any(
         one.arg == "device"
         for call in script.calls

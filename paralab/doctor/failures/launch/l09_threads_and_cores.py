@@ -14,7 +14,7 @@ from paralab.units import plural
 ENTRY = describe(
     __doc__,
     symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
-    cause="torchrun sets OMP_NUM_THREADS=1 unless it is set; mp.spawn sets nothing, so each rank uses all cores.",
+    cause="torchrun sets OMP_NUM_THREADS to 1 if you do not set it. mp.spawn does not set it, so each rank uses all cores.",
     fix="Use cores ÷ ranks threads per rank.",
     example="""\
   def worker(rank, ranks):
@@ -41,7 +41,7 @@ ENTRY = describe(
 )
 
 
-MANY_CORES = 4  # cores per rank: with one thread, the other three idle
+MANY_CORES = 4  # cores per rank; with one thread, three of them idle
 
 
 @check("L09", source="ranks")

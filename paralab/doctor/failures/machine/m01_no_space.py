@@ -7,7 +7,7 @@ from paralab.units import size
 
 ENTRY = describe(
     __doc__,
-    symptom="Training ends at its first checkpoint: 'No space left on device', 'Permission denied'.",
+    symptom="Training stops at its first checkpoint: 'No space left on device', 'Permission denied'.",
     cause="The disk is full, or the folder belongs to someone else. Many clusters limit the size of the home folder.",
     fix="Save where there is space, set TMPDIR for temporary files, and delete old checkpoints.",
     example="""\

@@ -8,7 +8,7 @@ from paralab.units import seconds, size
 
 ENTRY = describe(
     __doc__,
-    symptom="More ranks make training slower; or the first all-reduce never ends.",
+    symptom="More ranks make training slower; or the first all-reduce never returns.",
     cause="The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.",
     fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.",
     example="""\
@@ -17,9 +17,9 @@ ENTRY = describe(
   dist.init_process_group("gloo")
 """,
 )
-AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine takes 5 to 15 times
+AGAINST_COPY = 40  # slower than a copy in memory; gloo on one machine takes 5 to 15 times as long
 SLOW_MEGABITS = 1000
-SLOWEST_GPU_LINK = 1e9  # bytes per second: PCIe through host memory is faster
+SLOWEST_GPU_LINK = 1e9  # bytes per second; even PCIe through host memory is faster
 
 
 @check("M03", source="machine")

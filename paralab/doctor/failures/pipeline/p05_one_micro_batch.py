@@ -40,7 +40,7 @@ def idle_stages(run: Run) -> Finding | None:
 def judge_bubble(
     measured: float, stages: int, micro_batches: int, schedule: str, samples: int
 ) -> Finding | None:
-    """Report too few micro-batches for the stages. One pass has `samples` samples."""
+    """Report too few micro-batches for the stages. `samples` is the number of samples per pass."""
     ideal = ideal_bubble(stages, micro_batches, schedule)
     enough = min(ENOUGH * stages, samples)
     better = ideal_bubble(stages, enough, schedule)

@@ -31,7 +31,7 @@ ENTRY = describe(
 @check("P06", source="script")
 def synchronized_too_early(script: Script) -> Findings:
     """Report a loop of forward passes followed by a loop of backward passes, with `no_sync` in
-    either."""
+    either of them."""
     if script.methods("prepare_for_backward"):
         return
     for events, place, backward in occurrences(timelines(script), "backward"):
@@ -60,7 +60,7 @@ def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) ->
         apart = event.loops[:-1] == backward.loops[:-1] and event.loops != backward.loops
         always = any(quiet(script, *one) is True for one in event.blocks())
         if not apart or not event.loops or always:
-            return None  # forward in this loop, outside it, or always under no_sync
+            return None  # not in an earlier loop, or always under no_sync
         blocks = [quiet(script, *one) for part in (event, backward) for one in part.blocks()]
         return event if None in blocks or True in blocks else None
     return None

@@ -10,7 +10,7 @@ _PACKAGE = "torch.distributed.pipelining."
 
 
 def split_sizes(batch: int, micro_batches: int) -> list[int]:
-    """Return the rows in each micro-batch; the first ones get one more: 10 over 4 is 3 3 2 2."""
+    """Return the rows of each micro-batch. The first ones get the remainder: 10 / 4 is 3 3 2 2."""
     small, larger = divmod(batch, micro_batches)
     return [small + 1] * larger + [small] * (micro_batches - larger)
 
@@ -29,7 +29,7 @@ def micro_batches(script: Script, schedule: Call) -> int | None:
 
 
 def stages(script: Script, schedule: Call) -> int | None:
-    """Return the number of stages, if the script shows it and it does not depend on the job."""
+    """Return the number of stages, if the script shows it and it is not the world size."""
     for made in script.makers(schedule.argument(0, "stage"), schedule.scope):
         given = made.argument(2, "num_stages")
         if given is not None and not script.is_kind(given, made.scope, "world"):
@@ -38,7 +38,7 @@ def stages(script: Script, schedule: Call) -> int | None:
 
 
 def uneven_steps(script: Script) -> Iterator[tuple[Call, Call, int, int, str]]:
-    """Yield steps with an uneven batch: step, schedule, rows, micro-batches, and the reason."""
+    """Yield uneven batches as (step, schedule, rows, micro-batches, reason)."""
     every = schedules(script)
     for step in script.methods("step") if every else []:
         made = script.makers(step.receiver, step.scope)

@@ -41,7 +41,7 @@ ENTRY = describe(
 
 @check("A01", source="script")
 def clipped_before_unscale(script: Script) -> Findings:
-    """Report clipping before `scaler.step` without `unscale_`, on every path in the project."""
+    """Report clipping that every path reaches before `scaler.step` and without `unscale_`."""
     steps: dict[Call, Event | None] = {}
     for events in timelines(script):
         for place, clip in enumerate(events):

@@ -85,7 +85,7 @@ def _is_same(script: Script, one: Event, other: Event) -> bool:
 
 
 def _without_update(script: Script, events: list[Event], one: Event) -> Findings:
-    """Report `unscale_` in every iteration if `update()` runs only in some."""
+    """Report `unscale_` if it runs in every iteration but `update()` only in some."""
     given = one.call.argument(0, "optimizer")
     updates = [event for event in events if event.role == "update" and not excludes(event, one)]
     if not updates or given is None or (not one.loops and not one.call.scope.is_function):
@@ -112,7 +112,7 @@ def _without_update(script: Script, events: list[Event], one: Event) -> Findings
 
 
 def _unmatched(update: Event, one: Event, updates: list[Event]) -> tuple[Chain, If] | None:
-    """Return a test that guards `update()` but not `unscale_`, if no other `update()` runs."""
+    """Return a condition of `update()` but not of `unscale_`, if no `update()` runs otherwise."""
     for chain, item in extra_tests(update, one):
         text, taken = condition(item)
         if not any(other.tests().get((chain, text), taken) != taken for other in updates):

@@ -52,7 +52,7 @@ ENTRY = describe(
 
 @check("A04", source="script")
 def stepped_past_the_scaler(script: Script) -> Findings:
-    """Report `optimizer.step()` after a scaled backward pass if the scaler never steps it."""
+    """Report `optimizer.step()` after a scaled backward pass if it bypasses the scaler."""
     for events, place, step in occurrences(timelines(script), "optimizer step"):
         backward, unscaled = scaled_before(events[:place], step)
         scale = scaled_by(script, backward.call) if backward is not None else None
@@ -64,7 +64,7 @@ def stepped_past_the_scaler(script: Script) -> Findings:
 
 
 def _through_scaler(script: Script, step: Call) -> bool:
-    """Return whether the scaler steps this optimizer, or one that may be the same."""
+    """Return whether the scaler steps this optimizer, or one that may be the same object."""
     makers = set(script.makers(step.receiver, step.scope))
     for other in calls_on_scaler(script, "step"):
         others = set(script.makers(other.argument(0, "optimizer"), other.scope))

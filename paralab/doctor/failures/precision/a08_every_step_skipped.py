@@ -19,8 +19,8 @@ ENTRY = describe(
 """,
 )
 
-FEW_SKIPS = 3  # skips in a row needed if the loss is also NaN
-MANY_SKIPS = 12  # skips in a row needed for any loss: the scale has fallen from 65536 to 16
+FEW_SKIPS = 3  # consecutive skips to report if the loss is also NaN
+MANY_SKIPS = 12  # consecutive skips to report for any loss; the scale has fallen from 65536 to 16
 
 
 @check_each_rank("A08")

@@ -25,7 +25,7 @@ ENTRY = describe(
 def backward_in_autocast(script: Script) -> Findings:
     """Report a backward pass inside autocast, in a script that trains."""
     if not script.methods_on("optimizer", "step") and not script.methods_on("scaler", "step"):
-        return  # it measures time or memory
+        return  # the script only measures time or memory
     for _, _, event in occurrences(timelines(script), "backward", "scaled backward"):
         cast = next(autocasts_around(script, event), None)
         if cast is not None and enabled(script, cast) is not False:

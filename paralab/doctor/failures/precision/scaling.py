@@ -10,14 +10,14 @@ from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
 
 CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
-# Calls that run code outside the project, which may do anything with a scaler.
+# Calls outside the project that do not use a scaler. Any other external call may.
 _HARMLESS = ("builtins.", "torch.", "logging.")
 HALF = frozenset({"torch.float16", "torch.half"})
 
 
 @once_per_script
 def timelines(script: Script) -> list[list[Event]]:
-    """Return scaler calls, backward, clipping, and optimizer steps in the order they run."""
+    """Return scaler calls, backward, clipping, and optimizer steps in program order."""
     methods = ("scale", "unscale_", "step", "update", "backward", *CLIPS)
     return list(Timelines(script, lambda call: role(script, call), methods).all())
 
@@ -39,7 +39,7 @@ def role(script: Script, call: Call) -> str:
 
 
 def scaled_by(script: Script, backward: Call) -> Call | None:
-    """Return the `scaler.scale(…)` that a backward pass starts from."""
+    """Return the `scaler.scale(…)` on whose result backward is called."""
     value: ast.expr | None = backward.receiver
     for definition in script.reaching(value, backward.scope) if value is not None else []:
         if definition.how == "assign":
@@ -62,7 +62,7 @@ def unscale_for(step: Call) -> str:
 
 
 def is_off(script: Script, call: Call) -> bool:
-    """Return whether the scaler of this call is certainly disabled."""
+    """Return whether the scaler of this call is definitely disabled."""
     made = [one for one in script.makers(call.receiver, call.scope) if one.target == SCALER]
     return bool(made) and all(enabled(script, maker) is False for maker in made)
 
@@ -78,8 +78,8 @@ def enabled(script: Script, maker: Call) -> bool | None:
 
 
 def compared(script: Script, test: ast.expr, scope: Scope) -> bool | None:
-    """Return whether a test is true, or None if unknown; `dtype is torch.float16` is known if the
-    dtype is."""
+    """Return whether a condition is true, or None if unknown. `dtype is torch.float16` is known if
+    the dtype is."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)):
         one, other = (dtypes(script, part, scope) for part in (test.left, test.comparators[0]))
         if len(one) == len(other) == 1 and "" not in one | other:

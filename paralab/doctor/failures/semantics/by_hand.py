@@ -1,4 +1,4 @@
-"""Gradients or weights that the script averages itself, without DDP."""
+"""Find the calls with which a script itself averages gradients or weights, without DDP."""
 
 import ast
 
@@ -13,7 +13,7 @@ _PARAMETERS = ("grad", "main_grad", "parameters", "named_parameters", "parameter
 
 
 def gradient_reductions(script: Script, *more: str) -> list[Call]:
-    """Return the collectives whose arguments, or whose function, use gradients or parameters."""
+    """Return the collectives whose arguments or enclosing function use gradients or parameters."""
     return [call for call in script.methods(*_REDUCE, *more) if _sees_parameters(script, call)]
 
 

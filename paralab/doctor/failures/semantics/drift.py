@@ -31,7 +31,7 @@ from paralab.doctor.rank_checks import (
     watched,
 )
 
-ALL_WATCHED = 64  # the first steps, in which everything is recorded
+ALL_WATCHED = 64  # the number of first steps in which everything is recorded
 # Collectives in which some ranks only receive.
 RECEIVE = {
     "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
@@ -46,7 +46,7 @@ def find_cause(seen: Observation) -> Finding | None:
     if len(seen.ranks) < 2 or not watched(seen):
         return None
     if any(rank.of(Pipeline) or rank.of(Join) for rank in seen.ranks):
-        return None  # each rank has its own stage, or its own number of steps
+        return None  # ranks have different stages, or different numbers of steps
     if uneven := _unequal_steps(seen):
         return uneven
     for ranks in _replicas(seen):
@@ -129,7 +129,7 @@ def _unequal_steps(seen: Observation) -> Finding | None:
     fewest, most_passes = min(map(len, passes)), max(map(len, passes))
     if not fewest or (most_passes - fewest > (0 if finished else 1) and not is_long):
         return None
-    # The ranks' files are not read at the same moment, so compare the steps before the same pass.
+    # We read the ranks' files at different times, so compare the steps before the same pass.
     until = [math.inf if finished else mine[fewest - 1].t for mine in passes]
     made = {
         rank.rank: sum(step.t < end for step in rank.steps)

@@ -15,7 +15,7 @@ from paralab.doctor.windows import Window, windows
 
 @dataclass(frozen=True)
 class Apart:
-    """The first step in which ranks disagree. `names`: the parameters that differ."""
+    """The first step in which ranks disagree. `names` are the parameters that differ."""
 
     seen: Observation
     ranks: list[WatchedRank]
@@ -44,7 +44,7 @@ class Apart:
 def explain_gradients(apart: Apart) -> Finding | None:
     wrapped = {name for rank in apart.ranks for wrap in ddp_wraps(rank) for name in wrap.names}
     if not wrapped:
-        return None  # ranks that train alone, or average by hand in a way that we cannot follow
+        return None  # the ranks train alone, or average by hand in a way that we cannot follow
     inside = [name for name in apart.names if name in wrapped]
     if not inside:
         return _outside(apart)
@@ -52,7 +52,7 @@ def explain_gradients(apart: Apart) -> Finding | None:
         return None  # DDP did not finish averaging and raises in the next forward
     synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
     if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
-        return None  # local SGD: the ranks average parameters at intervals, or may do so later
+        return None  # with local SGD, the ranks average parameters at intervals, or may do so later
     apart = replace(apart, names=inside)
     for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
         if finding := cause(apart):
@@ -92,7 +92,7 @@ def _forwards(window: Window | None) -> list[Forward]:
 
 
 def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
-    """Return the rank to blame, if it is one of several."""
+    """Return the rank to blame, if only one of several ranks is guilty."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 
 
@@ -148,7 +148,7 @@ def _not_synced(apart: Apart) -> Finding | None:
 
 
 def _too_early(apart: Apart) -> Finding | None:
-    """Report forward passes that all ran first: DDP sends only once, in the first backward pass."""
+    """Report forwards that all ran before the first backward. DDP then sends only once."""
     for rank in apart.ranks:
         window = apart.window(rank)
         passes = window.micro_steps if window else []

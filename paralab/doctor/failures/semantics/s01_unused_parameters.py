@@ -81,7 +81,7 @@ def unused_layer(script: Script) -> Findings:
 
 
 def _layers(script: Script, owner: Scope) -> Iterator[Definition]:
-    """Yield the layers with weights that a class always stores on self."""
+    """Yield the layers with weights that `__init__` unconditionally stores on self."""
     init = script.method(owner, "__init__")
     for name, definitions in init.definitions.items() if init else ():
         one = definitions[-1]
@@ -128,8 +128,8 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
 
 
 def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
-    """Return the parameters without a gradient after a pass in which DDP averages gradients. If no
-    parameter of a model has a gradient, the model belongs to another loss (a GAN's other half)."""
+    """Return the parameters without a gradient after a pass in which DDP averages gradients. Ignore
+    a model without any gradient: it belongs to another loss (a GAN's other half)."""
     message = rank.raised.message if rank.raised else ""
     numbers = _WITHOUT.search(message) if UNFINISHED in message else None
     if numbers:

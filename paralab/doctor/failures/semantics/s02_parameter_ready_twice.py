@@ -10,7 +10,7 @@ ENTRY = describe(
     __doc__,
     symptom="'Expected to mark a variable ready only once', with the index or name of a parameter.",
     cause="Reentrant checkpointing, shared weights, or use outside forward triggers a parameter's hook twice.",
-    fix="Pass `use_reentrant=False` to checkpoint(). If that is not the cause, drop find_unused_parameters or use static_graph=True.",
+    fix="Pass `use_reentrant=False` to checkpoint(). If you do not use checkpointing, drop find_unused_parameters or use static_graph=True.",
     example="""\
 - model = DistributedDataParallel(model, find_unused_parameters=True)
 - hidden = checkpoint(block, hidden, use_reentrant=True)

@@ -66,8 +66,8 @@ def two_forwards(script: Script) -> Findings:
 
 
 def _are_both_run(first: Call, second: Call) -> bool:
-    """Return whether two calls to one model are in the same function, and not in two branches of a
-    test."""
+    """Return whether two calls to one model are in the same function, and not in opposite branches
+    of the same `if`."""
     tests = {one.node: one.taken for one in first.inside(If)}
     return (
         first.scope is second.scope

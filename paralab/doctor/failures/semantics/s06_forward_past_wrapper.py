@@ -70,7 +70,7 @@ def _loss(backward: Call) -> ast.expr | None:
 
 
 def _is_past(script: Script, call: Call) -> bool | None:
-    """Return whether a call runs the module inside DDP (None: no; False: perhaps)."""
+    """Return whether a call runs the module inside DDP (None means no; False, perhaps)."""
     function = call.node.func
     sure = holds_inner(script, function, call.scope)
     if sure is not None:
@@ -85,7 +85,7 @@ def _is_past(script: Script, call: Call) -> bool | None:
 
 
 def holds_inner(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
-    """Return whether a value is the module inside a DDP wrapper (None: no; False: perhaps)."""
+    """Return whether a value is the module inside a DDP wrapper (None means no; False, perhaps)."""
     if depth > 6:
         return None
     match node:
@@ -145,7 +145,7 @@ def _computes(script: Script, method: Scope) -> bool:
 
 
 def _is_thrown_away(script: Script, backward: Call) -> bool:
-    """Return whether no step uses these gradients, because the script needs only the input's
+    """Return whether no step uses these gradients. Such a script needs only the input's
     gradients."""
     later = [
         call

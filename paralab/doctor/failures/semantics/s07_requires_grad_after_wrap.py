@@ -30,7 +30,7 @@ ENTRY = describe(
 
 @dataclass(frozen=True)
 class Change:
-    """The statement `target.requires_grad = to`. `filtered`: a test selects some parameters."""
+    """The statement `target.requires_grad = to`. If `filtered`, it changes only some parameters."""
 
     node: ast.AST
     scope: Scope
@@ -67,7 +67,7 @@ def _judge(script: Script, change: Change, wrap: Call, frozen: bool) -> Findings
         what = "DDP does not average the gradients of parameters that were frozen when it was created, so every rank trains its own copy."
         sure, doubt = frozen and not change.filtered, "if they were frozen when DDP was created"
     elif whole and not change.filtered:
-        return  # the whole model: DDP does not wait for gradients until the first one is ready
+        return  # without any gradient in the model, DDP does not wait
     elif option(script, wrap, "find_unused_parameters") is not False:
         return
     else:

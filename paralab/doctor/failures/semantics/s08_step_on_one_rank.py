@@ -14,7 +14,7 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No error. Rank 0 learns; the other ranks keep their initial weights and send gradients that do not match.",
+    symptom="No error. Rank 0 learns; the other ranks keep their initial weights and send gradients of outdated weights.",
     cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
     fix="Step on every rank, and keep only printing and saving in the branch.",
     example="""\
@@ -64,7 +64,7 @@ def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope
 
 
 def _in_other_branch(guard: If, step: Call) -> bool:
-    """Return whether the other branch of the test also takes a step."""
+    """Return whether the other branch of the `if` also takes a step."""
     node = guard.node
     other = (node.orelse if guard.taken else node.body) if isinstance(node, ast.If) else []
     return any(part is step.node for statement in other for part in ast.walk(statement))

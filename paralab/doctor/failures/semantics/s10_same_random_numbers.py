@@ -35,7 +35,7 @@ _DRAWS = (
     "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal", "random.",
     "numpy.random.", "torch.randperm",
 )  # fmt: skip
-# torch.manual_seed does not affect an object that has its own seed.
+# torch.manual_seed does not affect an object with a seed of its own.
 _OWN_GENERATOR = re.compile(r"random\.(Random|SystemRandom|RandomState|Generator|default_rng)\.")
 _TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix")
 
@@ -90,7 +90,7 @@ def _same_seed(script: Script) -> Findings:
     ]
     seeds = [seed for seed in seeds if not _evaluates(script, seed.scope)]
     if not seeds:
-        return  # this seeds the parent's generator, which spawned ranks do not inherit
+        return  # the seeds are for evaluation, or for a parent whose generator no rank inherits
     seed = seeds[0]
     drawn = _drawn_in_training(script, seed)
     if drawn is None:
@@ -119,7 +119,7 @@ def _evaluates(script: Script, scope: Scope) -> bool:
 
 
 def _runs(script: Script, call: Call, depth: int = 4) -> bool:
-    """Return whether a call certainly runs: no test around it is undecided."""
+    """Return whether all enclosing conditions of a call are known, also in its callers."""
     if not is_decided(script, call):
         return False
     callers = script.callers(call.scope) if call.scope.is_function and depth else []
@@ -180,7 +180,7 @@ def same_streams(seen: Observation) -> Findings:
 
 
 def _states(rank: WatchedRank) -> dict[int, int]:
-    """Return the generator's state at each training forward, by the forward's number."""
+    """Return the generator's state at each training forward, indexed by the forward's number."""
     return {
         number: forward.random
         for number, forward in enumerate(rank.of(Forward))
@@ -189,6 +189,7 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Return whether no pass over a loader began before this forward, which draws a number."""
+    """Return whether no pass over a loader began right before this forward. Beginning one draws a
+    random number."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

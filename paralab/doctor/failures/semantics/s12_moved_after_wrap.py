@@ -59,7 +59,7 @@ def moved_to_cpu(script: Script) -> Findings:
 
 
 def _is_wrapper(script: Script, call: Call) -> bool:
-    """Return whether a value is certainly the DDP model or the module inside it, and not a copy."""
+    """Return whether a value is definitely the DDP model or its inner module, and not a copy."""
     assert call.receiver is not None
     if script.kinds(call.receiver, call.scope) == {"ddp"}:
         makers = script.makers(call.receiver, call.scope)

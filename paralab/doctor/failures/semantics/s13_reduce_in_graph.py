@@ -114,8 +114,8 @@ def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> b
 
 
 def _ingredients(script: Script, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
-    """Yield the expressions that a tensor in a function is computed from, up to a cut in the
-    graph."""
+    """Yield the expressions from which a function computes a tensor, back to where the graph is
+    cut."""
     waiting, seen = [node], set[ast.expr]()
     while waiting and len(seen) < 100:
         value = waiting.pop()

@@ -44,7 +44,7 @@ _KEEP = (
 
 @check("S14", source="script")
 def sum_shown_as_mean(script: Script) -> Findings:
-    """Report a mean loss that all_reduce adds up, if nothing divides it later."""
+    """Report a mean loss that all_reduce adds up, if nothing divides the sum later."""
     for reduce in script.calls_of("torch.distributed.all_reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(1, "op")
         if not isinstance(given, ast.Name) or reduce.argument(2, "group") is not None:
@@ -152,7 +152,7 @@ def _is_shown(use: ast.Name, scope: Scope) -> bool:
 
 @check("S14", source="script")
 def metric_of_one_rank(script: Script) -> Findings:
-    """Report what rank 0 prints about its own share of the evaluation data."""
+    """Suspect a number that rank 0 prints about its own share of the evaluation data."""
     shared = [
         call
         for call in script.calls_of(LOADER)
@@ -197,7 +197,7 @@ def sum_on_ranks(seen: Observation) -> Findings:
         return
     sums: dict[Place, list[tuple[Collective, float]]] = {}
     loss: float | None = None
-    counted = False  # whether the ranks have already summed another value for the next step
+    counted = False  # whether the ranks have summed another value, such as a count
     for event in rank.events:
         if isinstance(event, Batch):
             counted = False
@@ -226,8 +226,8 @@ def sum_on_ranks(seen: Observation) -> Findings:
 
 
 def _divides_after(place: Place) -> bool:
-    """Return whether the function divides something after this line or passes the result on. Return
-    True if its source cannot be read."""
+    """Return whether the function divides or returns something after this line. Return True if its
+    source cannot be read."""
     function = next(iter(around(place)), None)
     if function is None:
         return True

@@ -72,7 +72,7 @@ def layout_in_log(logs: Logs) -> Findings:
 
 
 def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]] | None:
-    """Return shape and strides, as DDP prints them."""
+    """Return the shape and strides that DDP printed."""
     for line in logs.lines:
         if match := pattern.search(line.text):
             shape, strides = (

@@ -1,7 +1,7 @@
-"""Step times of observed ranks, for the checks that judge waste.
+"""Measure the step times of watched ranks, for the checks that report waste.
 
-A *window* is what a rank does between the ends of two optimizer steps. The numbers change while a
-command runs, so checks judge them at its end, and only if there are enough windows after the warm-up.
+A *window* is what a rank does between the ends of two optimizer steps. Step times vary, so
+checks judge them when the command has ended, and only with enough windows after the warm-up.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from paralab.doctor.registry import Findings
 
 FEWEST = 6  # windows after the warm-up
 TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy example, where waste does not matter
-FEWEST_PASSES = 4  # passes that DDP measured
+FEWEST_PASSES = 4  # passes with times from DDP
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def windows(rank: WatchedRank) -> list[Window]:
 
 
 def measured(seen: Observation) -> list[list[Window]]:
-    """Return each rank's windows after the warm-up that all ranks have; empty if too few."""
+    """Return the windows after the warm-up that all ranks have, or nothing if there are too few."""
     if not seen.over or not seen.ranks:
         return []
     per_rank = [windows(rank) for rank in seen.ranks]
@@ -90,7 +90,7 @@ def reductions(seen: Observation) -> Reduction | None:
 
 
 def report_at(site: Site | None, *findings: Finding | None) -> Findings:
-    """Yield findings that point to a line of the script."""
+    """Yield the findings, with the line of the script if `site` is known."""
     for finding in findings:
         if finding is not None:
             yield replace(finding, file=site.file, line=site.line) if site else finding

@@ -88,13 +88,13 @@ def communication_on_ranks(seen: Observation) -> Findings:
             f"DDP sends {plural(len(reduced.sizes), 'bucket')} ({size(sum(reduced.sizes))} in total) "
             f"in every step, {seconds(reduced.transfer)} from the first to the last byte"
         )
-        # Between two buckets a rank may compute; only the exposed part is certainly communication.
+        # A rank may compute between two buckets. Only the exposed part is definitely communication.
         finding = judge_communication(reduced.exposed, reduced.exposed, step, how)
         yield from report_at(reduced.site, finding)
 
 
 def _collectives(window: Window) -> list[Collective]:
-    """Return the collectives that the user's code waited for, without sends and receives, which
+    """Return the collectives that the user's code waited for. Sends and receives do not count: they
     wait for the other side to compute."""
     calls = [event for event in window.events if isinstance(event, Collective)]
     return [call for call in calls if call.seq and call.seconds and not call.asynchronous]

@@ -20,7 +20,7 @@ ENTRY = describe(
 """,
 )
 WORTH = 0.05  # share of the step that a change should save
-ONE_LARGE = 0.80  # if one bucket has this share of the bytes, overlapping the others saves little
+ONE_LARGE = 0.80  # with this share of the bytes in one bucket, overlapping the others saves little
 SPLITTABLE_BYTES = 2**20  # smaller transfers are mostly latency, so two are slower than one
 PARTS = 4  # buckets to aim for: enough to hide three quarters
 
@@ -40,7 +40,7 @@ def exposed_with(buckets: int, transfer: float, backward: float) -> float:
 def judge_buckets(
     sizes: Sequence[int], backward: float, transfer: float, exposed: float, step: float
 ) -> Finding | None:
-    """Report buckets that cannot overlap. `sizes`: bytes of each bucket in one synchronization."""
+    """Report buckets that cannot overlap. `sizes` are the bytes of each bucket."""
     total, largest = sum(sizes), max(sizes, default=0)
     if not (step and total and backward) or largest < max(SPLITTABLE_BYTES, ONE_LARGE * total):
         return None

@@ -55,7 +55,7 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
 @check_each_run("W03")
 def straggler_in_run(run: Run) -> Finding | None:
     late = run.metrics.straggler
-    if late is None or run.is_crowded:  # ranks that share cores take turns being last: L09
+    if late is None or run.is_crowded:  # ranks that share cores take turns being last (L09)
         return None
     times = (late.waited_seconds, run.step_seconds)
     return judge_straggler(late.rank, *times, late.last_in, late.of)
@@ -63,7 +63,7 @@ def straggler_in_run(run: Run) -> Finding | None:
 
 @check("W03", source="ranks")
 def straggler_on_ranks(seen: Observation) -> Findings:
-    """Judge which rank arrives last at synchronizations. Clocks of different machines differ."""
+    """Report a rank that always synchronizes last. Skip several machines: their clocks differ."""
     per_rank = measured(seen)
     if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
         return

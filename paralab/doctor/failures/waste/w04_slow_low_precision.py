@@ -26,7 +26,7 @@ LOW = ("bf16", "fp16")
 
 
 def judge_precision(precision: str, ratio: SpeedUp, device: str) -> Finding | None:
-    """Report slow low precision. `ratio`: the speed-up over the same configuration in fp32."""
+    """Report slow low precision. `ratio` is the speed-up over the same configuration in fp32."""
     sure = ratio.verdict == "slower"
     if not sure and (ratio.low is not None or ratio.value > 1 - RULE):
         return None

@@ -17,11 +17,11 @@ ENTRY = describe(
 + stages = [layers[:8], layers[8:]]
 """,
 )
-UNEVEN = 0.10  # share of the stages' time, in addition to the idle time of the schedule
+UNEVEN = 0.10  # share of the time that stages idle beyond what the schedule requires
 
 
 def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
-    """Report unequal stages. `measured`, `ideal`: the idle share; `busy`: seconds of each stage."""
+    """Report unequal stages, given two shares of idle time and the busy seconds of each stage."""
     if measured - ideal < UNEVEN:
         return None
     why = f"The stages idle {measured:.0%} of the time, but with these micro-batches {ideal:.0%} is possible."
@@ -37,7 +37,7 @@ def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findin
 @check_each_run("W05")
 def uneven_stages(run: Run) -> Finding | None:
     bubble = run.metrics.bubble
-    if bubble is None or run.is_crowded:  # stages that share cores wait for the cores: L09
+    if bubble is None or run.is_crowded:  # stages that share cores wait for the cores (L09)
         return None
     busy = [device.seconds or 0.0 for device in run.metrics.busy][: run.plan.stages]
     return judge_stages(bubble.measured, bubble.ideal, busy)

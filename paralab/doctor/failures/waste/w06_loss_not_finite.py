@@ -21,7 +21,7 @@ ENTRY = describe(
   optimizer.step()
 """,
 )
-FALLS = 3  # falling scales in a row; with fewer, GradScaler is only searching for its scale
+FALLS = 3  # consecutive drops of the scale; with fewer, GradScaler is only searching for its scale
 FIX = (
     "Find the first module with a non-finite output: use torch.autograd.set_detect_anomaly(True) "
     "for the backward pass, and a forward hook with torch.isfinite for the forward pass. Then "
@@ -32,12 +32,12 @@ FIX = (
 def judge_losses(
     losses: Sequence[float | None], scales: Sequence[float], first: int = 0, unit: str = "step"
 ) -> Finding | None:
-    """Report losses that stay non-finite. `losses`: None if not finite. `scales`: of GradScaler,
-    one per step; empty without one. `first`: the number of the first step."""
+    """Report losses that stay non-finite. A loss is None if it is not finite. `scales` has
+    GradScaler's scale in each step, if there is one. `first` is the number of the first step."""
     bad = next((number for number, loss in enumerate(losses) if loss is None), None)
     falls = falling(scales)
     if (bad is None and falls < FALLS) or (bad is not None and losses[-1] is not None):
-        return None  # a loss that recovers was one bad batch
+        return None  # the loss recovered, so it was one bad batch
     lost = sum(loss is None for loss in losses)
     since = f"The loss is not finite from {unit} {first + (bad or 0)} on ({lost} of {len(losses)} {unit}s)"
     if not scales:
@@ -55,7 +55,7 @@ def judge_losses(
 
 
 def falling(scales: Sequence[float]) -> int:
-    """Count how many of the last scales are smaller than the one before: 4, 8, 4, 2, 1 → 3."""
+    """Count the consecutive drops at the end of the scales: 4, 8, 4, 2, 1 → 3."""
     count = 0
     while count + 1 < len(scales) and scales[-count - 1] < scales[-count - 2]:
         count += 1
