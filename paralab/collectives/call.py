@@ -18,8 +18,8 @@ import torch.distributed as dist
 class Call:
     """One rank's side of a collective.
 
-    `number` counts the collectives in the group. `elements` is the same on every rank. It is None
-    if ranks may pass different amounts; in that case, `sends` has the bytes for each destination.
+    `number` counts the collectives in the group. `elements` must match on all ranks. It is None if
+    ranks may pass different amounts; in that case, `sends` has the bytes for each destination.
     `rounds` is the number of times that this rank must fill its staging slot.
     """
 

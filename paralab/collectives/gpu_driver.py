@@ -1,7 +1,7 @@
 """GPU memory that other processes can map, through the CUDA driver.
 
 torch can share its tensors too, but it keeps their reference counts in named files, which remain
-after kill -9. The driver frees this memory when the last process that maps it ends.
+after kill -9. The driver frees this memory when the last process that maps it exits.
 """
 
 from __future__ import annotations

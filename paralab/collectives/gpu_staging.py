@@ -2,7 +2,7 @@
 
 All work runs on one stream per rank. Interprocess events order the ranks' streams, so neither the
 training thread nor a kernel waits for another rank's GPU work. An event must be recorded before
-another rank waits for it. So the ranks also synchronize on the host, in the thread that runs
+another rank waits for it, so the ranks also synchronize on the host, in the thread that runs
 collectives:
 
     stream    stage, record my event            wait for every rank's event, reduce, …
@@ -25,16 +25,16 @@ from paralab.collectives.staging import SLOTS, Staging
 
 SLOT_BYTES = 32 * 2**20  # initial slot size: larger than one of DDP's buckets
 PART_OF_MEMORY = 64  # all slots of a rank use at most a 64th of its GPU
-# A rank records an event again two synchronizations later. By then, all ranks have waited for it.
+# A rank reuses an event after two synchronizations, when all ranks have waited for it.
 EVENTS = 2
 INVITATION_BYTES = 1024
 
 
 class GpuStaging(Staging):
-    """The slots of every rank on its GPU. All ranks must create it at the same time. If a rank
-    cannot share memory, `problem` has the reason on all ranks, and the slots cannot be used.
+    """The slots of every rank on its GPU. All ranks must create this object at the same time. If
+    any rank cannot share memory, `problem` has the reason on all ranks, and the slots are unusable.
 
-    The slots grow with the largest tensor. Ranks that take turns on a GPU then need fewer turns.
+    The slots grow with the largest tensor, so ranks that take turns on a GPU need fewer turns.
     """
 
     few_ranks = 4
@@ -59,8 +59,8 @@ class GpuStaging(Staging):
             self._most_bytes = self.slot_bytes  # not enough memory: do not try again
 
     def _share(self, slot_bytes: int) -> str:
-        """Replace all slots on all ranks. If any rank cannot, keep the old slots and return the
-        reason, which is the same on all ranks."""
+        """Replace all slots on all ranks. If any rank fails, keep the old slots everywhere and return
+        the reason, which is the same on all ranks."""
         self.stream.synchronize()  # after this exchange, no rank uses the old slots
         with torch.cuda.device(self.device):
             own, mine = _allocate(SLOTS * slot_bytes, self.device)
@@ -129,7 +129,7 @@ class _Peer:
 
 
 def _allocate(size: int, device: torch.device) -> tuple[_Peer | None, dict[str, Any]]:
-    """Return this rank's memory and what the others need to use it, or the problem."""
+    """Return this rank's memory and the handles for the other ranks, or the problem."""
     try:
         memory = GpuMemory.allocate(size, device)
         events = [torch.cuda.Event(interprocess=True) for _ in range(EVENTS)]

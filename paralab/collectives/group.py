@@ -1,8 +1,8 @@
 """The process group that torch.distributed sees.
 
-Each collective becomes a job for one thread, so DDP's backward pass continues in the meantime.
+A separate thread runs each collective as a job, so DDP's backward pass can continue.
 Calls that this thread cannot handle (sparse tensors, unusual operators, GPUs that cannot share
-memory) go to gloo, and a warning says so once.
+memory) go to gloo, with a warning the first time.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def register() -> None:
 
 
 class LocalGroup(ProcessGroup):  # type: ignore[misc]
-    """A group of ranks on one machine. torch sets the names and arguments of the methods."""
+    """A group of ranks on one machine. torch dictates the names and arguments of the methods."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._seconds = timeout.total_seconds()
-        # torchrun's store outlives the group. The next one of this name must not read old addresses.
+        # torchrun's store outlives the group. A new group of this name must not read old addresses.
         store = PrefixStore(f"{store.add(f'groups of rank {rank}', 1)}", store)
         self._gloo = _make_gloo(store, rank, size, timeout, self)
         self._mesh = Mesh.connect(store, rank, size, self._seconds)
@@ -62,7 +62,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return "local"
 
     def shutdown(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End the threads and leave the group. Give running calls a few seconds, then interrupt
+        """Stop the threads and leave the group. Give running calls a few seconds, then interrupt
         them."""
         atexit.unregister(self._leave_at_exit)
         connections = self._connections.values()
@@ -71,7 +71,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             self._mesh.interrupt()
             for each in threads:
                 each.close(CLOSE_SECONDS)
-        if self._gpu and not self._thread.error:  # its stream must not wait for a dead rank
+        if self._gpu and not self._thread.error:  # the GPU stream must not wait for a dead rank
             self._gpu.close()
         self._mesh.close()
 
@@ -271,8 +271,8 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         )
 
     def _can_reach(self, device: torch.device) -> bool:
-        """Return whether ranks share memory on this device. For the first collective on a GPU, set
-        it up with the other ranks."""
+        """Return whether ranks share memory on this device. The first collective on a GPU sets up
+        the shared memory with the other ranks."""
         if device.type == "cpu":
             return True
         if not self._gpu:
@@ -289,7 +289,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return not self._gpu.problem and device == self._gpu.stream.device
 
     def _start(self, job: Job, tensors: Sequence[Tensor], name: str, *arguments: Any) -> dist.Work:
-        """Run a job in our thread, or call gloo's method `name` with these arguments."""
+        """Run a job in the collectives thread, or call gloo's method `name` with these arguments."""
         opts = arguments[-1]
         if not self._can_serve(tensors, _operator(opts) if hasattr(opts, "reduceOp") else None):
             return self._pass_on(name, tensors, *arguments)

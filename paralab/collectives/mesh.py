@@ -1,8 +1,8 @@
 """Synchronize the ranks in a group: bells signal "ready", and sockets show which rank is gone.
 
 The data itself goes through shared memory (staging.py). A waiting rank sleeps. If a rank dies, the
-kernel closes its sockets, so the others notice immediately and know which rank it was. Neither
-bells nor addresses have a name in a file system on Linux: nothing remains, even after kill -9.
+kernel closes its sockets, so the others know immediately which rank it was. On Linux, neither
+bells nor addresses have a name in a file system, so nothing remains, even after kill -9.
 
 A bell is an eventfd. Writing to a socket would also work, but Linux would move the reader to the
 writer's core, and the two ranks would take turns on one core.
@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 HELLO = struct.Struct("!16sIc")  # the listening rank's secret, the caller's rank, the channel
 CONTROL, DATA = b"c", b"d"
-LEAVE = b"\0"  # what a rank writes before a normal exit; anything else is the reason why it gave up
+LEAVE = b"\0"  # what a rank writes before a normal exit; any other message is the reason for giving up
 ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -38,8 +38,8 @@ _meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copies (a DataLoader's worker has them). Otherwise, nobody would
-    notice that this rank died while a child lives."""
+    """Close a forked child's copies of the sockets (a DataLoader worker has them). Otherwise, the
+    other ranks would not notice that this rank died while its child is alive."""
     for mesh in list(_meshes):
         mesh.close_files()
 
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Peer:
-    """Another rank. `gone` says how its connection ended, and `abort` says why the rank gave up."""
+    """Another rank. `gone` says how its connection closed, and `abort` says why the rank gave up."""
 
     def __init__(self, rank: int, control: socket.socket, data: socket.socket) -> None:
         self.rank, self.control, self.data = rank, control, data
@@ -57,7 +57,7 @@ class Peer:
         self._lock = threading.Lock()
 
     def exchange_files(self, files: list[int]) -> list[int]:
-        """Send open files to this rank, and return the files that it sends."""
+        """Send open files to the peer, and return the files that it sends."""
         socket.send_fds(self.control, [b"f"], files)
         _, received, _, _ = socket.recv_fds(self.control, 1, len(files))
         if len(received) != len(files):
@@ -67,7 +67,7 @@ class Peer:
         return list(received)
 
     def listen(self) -> None:
-        """Read the reason, if any, that the rank sent before it left."""
+        """Read the reason, if any, that the peer sent before it left."""
         with self._lock:
             try:
                 words = self.control.recv(65536, socket.MSG_DONTWAIT)
@@ -162,7 +162,7 @@ class Mesh:
                 if file in doors:
                     doors[file].listen()
                     poll.unregister(file)
-            # A rank that has rung may exit: we no longer need it.
+            # A rank that has rung may exit, because we no longer need it.
             for peer in bells.values():
                 if (peer.gone or peer.abort) and not _can_read(peer.bell):
                     raise self.explain_loss(peer.rank, call)
@@ -173,8 +173,8 @@ class Mesh:
                 )
 
     def explain_loss(self, rank: int, call: object) -> dist.DistBackendError:
-        """Describe the rank to blame if `rank` does not answer. A rank that gives up because of
-        another rank names that rank before it exits."""
+        """Return an error that names the rank to blame if `rank` does not answer. A rank that gives
+        up because of another rank names that rank before it exits."""
         for peer in self.peers.values():
             peer.listen()
         gone = [
@@ -194,16 +194,16 @@ class Mesh:
                 peer.control.sendall(last_words)
 
     def abort(self, reason: str) -> None:
-        """Tell every rank why this one gives up, so that they blame the right one. This also wakes
-        up ranks that wait for data from this one."""
+        """Tell every rank why this rank gives up, so that they blame the right rank. This also
+        wakes up ranks that are waiting for data from this rank."""
         self.say(reason.encode())
         for peer in self.peers.values():
             with suppress(OSError):
                 peer.data.shutdown(socket.SHUT_WR)
 
     def interrupt(self) -> None:
-        """Interrupt everything that this rank waits for: close its connections as if the others
-        were gone."""
+        """Interrupt all of this rank's waits by closing its connections, as if the other ranks were
+        gone."""
         self.say(LEAVE)
         for peer in self.peers.values():
             for connection in (peer.control, peer.data):

@@ -9,7 +9,7 @@ interval. All-reduce of three rounds:
     reduce               round 0  round 1  round 2           combine my slice of all slots
     copy out                      round 0  round 1  round 2  fetch every slice
 
-A slot is reused three rounds later. By then, all ranks have read it. Two ranks need no slices: each
+A slot is reused three rounds later, when all ranks have read it. Two ranks need no slices: each
 reduces everything, and the ranks synchronize once per round.
 """
 
@@ -33,7 +33,7 @@ Stage = Callable[[int], None]  # a function of the round number
 
 
 class Collectives:
-    """Run a group's collectives, one after another."""
+    """Run a group's collectives, one at a time."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank, self.size = mesh, mesh.rank, mesh.size
@@ -118,7 +118,7 @@ class Collectives:
             where = slice(number * per_round, (number + 1) * per_round)
             out, own = output[where], inputs[self.rank][where]
             if own.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
-                own = own.clone()  # in place: `out` is written before all values are read
+                own = own.clone()  # `out` is written before all values are read
             values = [
                 own if rank == self.rank else slot(rank, number, self.rank)[: len(out)]
                 for rank in range(self.size)
@@ -193,7 +193,7 @@ class Collectives:
         seconds: float,
         same: bool,
     ) -> None:
-        """Move bytes. Each destination has its own place in the slot, unless all get the same
+        """Move bytes. Each destination has its own part of the slot, unless all receive the same
         data."""
         wrong = {each.dtype for each in (*inputs, *outputs) if each is not None} - {like.dtype}
         if wrong:
@@ -259,7 +259,7 @@ class Collectives:
         seconds: float,
         expects: tuple[int, ...] = (),
     ) -> None:
-        """Run every stage on every round, each stage one interval after the one before it."""
+        """Run every stage on every round, each stage one interval after the previous stage."""
         deadline = time.monotonic() + seconds
         note, rounds, interval = call.encode(), call.rounds, 0
         self.notes.write(call.number, note)
@@ -285,7 +285,7 @@ class Collectives:
 
 
 def split(size: int, parts: int) -> list[slice]:
-    """Split a range as torch.chunk does: 10 over 4 is 3, 3, 3, 1."""
+    """Split a range like torch.chunk: 10 over 4 -> 3 3 3 1."""
     step = -(-size // parts)
     return [slice(min(size, part * step), min(size, (part + 1) * step)) for part in range(parts)]
 

@@ -16,7 +16,7 @@ from paralab.collectives.mesh import Mesh
 from paralab.collectives.recorder import record
 from paralab.collectives.thread import OrderedThread
 
-HEADER = struct.Struct("!qq16s")  # tag, bytes, dtype
+HEADER = struct.Struct("!qq16s")  # tag, number of bytes, dtype
 
 
 class Connection:

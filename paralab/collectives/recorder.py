@@ -1,6 +1,5 @@
 """Record this process's last calls on `local`, with the field names of torch's Flight Recorder.
-torch records only gloo and NCCL. With these entries, paralab can explain a hang on `local` like a
-hang on gloo or NCCL.
+torch records only gloo and NCCL. With these entries, paralab can explain hangs on `local` too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Combine the values of all ranks, always in rank order, so that every run and every rank gets the
-same bits."""
+"""Combine the values of all ranks, always in rank order, so that the result is bitwise the same in
+every run and on every rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory that all ranks in a group can read, and short notes in it.
 
 On Linux, the memory has no name in a file system, so it disappears with the last process, even
-after kill -9. It does not count against /dev/shm, and pages that are never used take no memory.
+after kill -9. It does not count against the size of /dev/shm, and unused pages take no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZE = struct.Struct("I")
 
 
 def share_memory(mesh: Mesh, size: int) -> list[mmap.mmap]:
-    """Return memory that each rank writes and all ranks read, by rank."""
+    """Return each rank's block of memory, which that rank writes and all ranks read."""
     file = _make_file(size)
     files = {rank: peer.exchange_files([file])[0] for rank, peer in mesh.peers.items()}
     files[mesh.rank] = file
@@ -30,8 +30,8 @@ def share_memory(mesh: Mesh, size: int) -> list[mmap.mmap]:
 
 
 class Notes:
-    """One note per rank and call. A rank may overwrite its note two calls later: by then, all ranks
-    have synchronized in the call between, so they have read it."""
+    """One note per rank and call. A rank may overwrite its note two calls later, because all ranks
+    read it before they synchronize in the next call."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._rank = mesh.rank

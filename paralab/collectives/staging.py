@@ -1,6 +1,6 @@
 """CPU memory that all ranks in a group can read: three slots per rank.
 
-A rank copies data into its own slot, and the others read it there. `GpuStaging` has the same
+A rank copies data into its own slot, where the other ranks read it. `GpuStaging` has the same
 interface for CUDA tensors.
 """
 
@@ -37,8 +37,8 @@ class Staging:
         """Prepare for a collective of this size, which is the same on all ranks."""
 
     def meets_once(self, size: int) -> bool:
-        """Return whether each rank reduces everything itself. Then the ranks synchronize once
-        instead of twice, but each rank reads more."""
+        """Return whether each rank reduces everything itself. This saves one of two
+        synchronizations, but each rank reads more."""
         return self.ranks <= self.few_ranks or size <= self.small_bytes
 
     def meet(self, meet: Callable[[], None]) -> None:

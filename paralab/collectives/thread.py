@@ -18,7 +18,7 @@ Work: Any = dist.Work  # torch's type stubs do not allow subclasses of it
 
 
 class LocalWork(Work):  # type: ignore[misc]
-    """What torch waits for: the result of a job, or its error.
+    """The object that torch waits for, with the result or the error of a job.
 
     A job on a GPU is finished once its work is queued on `stream`. As with NCCL, waiting for the
     result makes the current stream wait for this work.
@@ -38,7 +38,7 @@ class LocalWork(Work):  # type: ignore[misc]
 
     @contextmanager
     def run_on_stream(self) -> Iterator[None]:
-        """On a GPU, queue the work in this block after what the caller has queued so far."""
+        """On a GPU, queue the work in this block after the caller's earlier work."""
         if not self._stream:
             yield
             return
@@ -88,8 +88,8 @@ def _result_or_raise(future: torch.futures.Future[Any]) -> Any:
 
 
 class OrderedThread:
-    """Run jobs one after another. After the first error every later job fails with the same one,
-    because the ranks no longer agree on what comes next."""
+    """Run jobs one at a time. After the first error, every later job fails with the same error,
+    because the ranks no longer agree on the next collective."""
 
     def __init__(self, name: str, on_error: Callable[[str], None]) -> None:
         self._jobs: queue.SimpleQueue[tuple[Job, Entry, LocalWork] | None] = queue.SimpleQueue()
@@ -100,9 +100,8 @@ class OrderedThread:
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name=f"local {name}", daemon=True)
         self._ready = threading.Event()
-        # torch sets up a thread at its first operation or at this call: with the number of threads
-        # that any thread set last. So ask first, and set it again after the new thread has set its
-        # own.
+        # set_num_threads in the new thread can change the default of threads that have not used
+        # torch yet. get_num_threads initializes this thread first; then restore its number.
         threads = torch.get_num_threads()
         self._thread.start()
         self._ready.wait()
@@ -115,9 +114,9 @@ class OrderedThread:
         caller_waits: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> LocalWork:
-        """Start a job. If no job is running and the caller waits for the result anyway, the
-        caller's own thread runs the job, which saves two thread switches. A callback that runs in
-        our thread may wait for the new job, so the job cannot wait for our thread."""
+        """Start a job. If no job is running and the caller waits for the result anyway, the caller's
+        thread runs the job, which saves two thread switches. A job submitted by a callback on the
+        worker thread runs at once, because the callback may wait for it."""
         work = LocalWork(stream)
         in_callback = threading.current_thread() is self._thread
         with self._count:
@@ -134,13 +133,13 @@ class OrderedThread:
         return work
 
     def close(self, seconds: float) -> bool:
-        """Return whether the thread ended within this time."""
+        """Return whether the thread stopped within this time."""
         self._jobs.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
-        # This is elementwise work on shared cores: more threads would only compete with training.
+        # Jobs are elementwise work on shared cores, where more threads would only slow down training.
         torch.get_num_threads()
         torch.set_num_threads(1)
         self._ready.set()
