@@ -59,8 +59,8 @@ class GpuStaging(Staging):
             self._most_bytes = self.slot_bytes  # not enough memory: do not try again
 
     def _share(self, slot_bytes: int) -> str:
-        """Replace all slots on all ranks. If any rank fails, keep the old slots everywhere and return
-        the reason, which is the same on all ranks."""
+        """Replace all slots on all ranks. If any rank fails, keep the old slots and return the
+        reason, which is the same on all ranks."""
         self.stream.synchronize()  # after this exchange, no rank uses the old slots
         with torch.cuda.device(self.device):
             own, mine = _allocate(SLOTS * slot_bytes, self.device)

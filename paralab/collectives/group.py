@@ -289,7 +289,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return not self._gpu.problem and device == self._gpu.stream.device
 
     def _start(self, job: Job, tensors: Sequence[Tensor], name: str, *arguments: Any) -> dist.Work:
-        """Run a job in the collectives thread, or call gloo's method `name` with these arguments."""
+        """Run a job in the collectives thread, or call gloo's method `name`."""
         opts = arguments[-1]
         if not self._can_serve(tensors, _operator(opts) if hasattr(opts, "reduceOp") else None):
             return self._pass_on(name, tensors, *arguments)

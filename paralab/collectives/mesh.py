@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 HELLO = struct.Struct("!16sIc")  # the listening rank's secret, the caller's rank, the channel
 CONTROL, DATA = b"c", b"d"
-LEAVE = b"\0"  # what a rank writes before a normal exit; any other message is the reason for giving up
+LEAVE = b"\0"  # a rank writes this before a normal exit; any other message is an error
 ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Peer:
-    """Another rank. `gone` says how its connection closed, and `abort` says why the rank gave up."""
+    """Another rank. `gone` says how the connection closed, and `abort` why the rank gave up."""
 
     def __init__(self, rank: int, control: socket.socket, data: socket.socket) -> None:
         self.rank, self.control, self.data = rank, control, data

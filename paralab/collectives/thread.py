@@ -100,8 +100,8 @@ class OrderedThread:
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name=f"local {name}", daemon=True)
         self._ready = threading.Event()
-        # set_num_threads in the new thread can change the default of threads that have not used
-        # torch yet. get_num_threads initializes this thread first; then restore its number.
+        # A thread's first torch call sets its thread count to the last count set in any thread. So
+        # make that call here, and restore the count after the new thread has set its own.
         threads = torch.get_num_threads()
         self._thread.start()
         self._ready.wait()
@@ -114,9 +114,9 @@ class OrderedThread:
         caller_waits: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> LocalWork:
-        """Start a job. If no job is running and the caller waits for the result anyway, the caller's
-        thread runs the job, which saves two thread switches. A job submitted by a callback on the
-        worker thread runs at once, because the callback may wait for it."""
+        """Start a job. If no job is running and the caller waits for the result anyway, run the job
+        in the caller's thread, which saves two thread switches. If a callback in our own thread
+        submits a job, run it immediately, because the callback may wait for it."""
         work = LocalWork(stream)
         in_callback = threading.current_thread() is self._thread
         with self._count:
@@ -139,7 +139,7 @@ class OrderedThread:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
-        # Jobs are elementwise work on shared cores, where more threads would only slow down training.
+        # Jobs are elementwise work on shared cores, so more threads would only slow down training.
         torch.get_num_threads()
         torch.set_num_threads(1)
         self._ready.set()

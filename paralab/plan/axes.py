@@ -1,4 +1,4 @@
-"""The axes of a grid of ranks: which ranks are together along each, and what they exchange."""
+"""The axes of a grid of ranks: the groups of ranks along each axis, and what they exchange."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How ranks exchange tensors: the torch.distributed backend, and what changes if ranks share a GPU.
 
-Without MPS, a GPU runs one process at a time, and each wait for another rank costs a turn.
-One large bucket needs the fewest turns. With MPS, small buckets overlap with the backward pass as
+Without MPS, processes take turns on a GPU, and each wait for another rank costs a turn, so one
+large bucket is best. With MPS, small buckets overlap with the backward pass as
 usual. docs/collectives.md has the measurements.
 """
 
@@ -84,7 +84,7 @@ def choose_backend(
 def _refuse(
     request: Request, machine: Machine, layout: Layout, probe: Callable[[str], Probe]
 ) -> dict[str, str]:
-    """Say why each backend is not possible here. An empty string means that it is possible."""
+    """Say why each backend does not work here. An empty string means that it works."""
     shared, nodes = share_gpus(layout), len({place.node for place in layout.places}) or 1
     on_gpus = layout.device == "cuda"
     return {
@@ -116,7 +116,7 @@ def nccl_environment(layout: Layout, backend: str | None) -> dict[str, str]:
 def choose_mps(
     request: Request, layout: Layout, probe: Callable[[str], Probe], reasons: Reasons
 ) -> bool:
-    """Decide about MPS. If it does not work here, the run continues without it."""
+    """Return whether to use MPS. If MPS does not work here, the run continues without it."""
     if not request.mps:
         return False
     if layout.device == "cpu":

@@ -32,7 +32,7 @@ class BatchPlan:
 
 
 def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPlan:
-    """Complete the requested numbers, or raise an error with the failed equation."""
+    """Fill in the numbers that were not requested, or raise an error with the failed equation."""
     strategy, accumulate = request.strategy, request.accumulate or 1
     replicas = stages = 1
     if strategy in REPLICATED:
@@ -73,7 +73,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
 
 
 def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: Reasons) -> int:
-    """Use the given number, or 2 per stage if samples and schedule allow it."""
+    """Return the requested number, or 2 per stage if the samples and the schedule allow it."""
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
@@ -96,7 +96,7 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
     if samples >= batch.micro_batches:
         return
     needed, replicas = batch.micro_batches * batch.accumulate, batch.replicas
-    sizes = range(replicas, 4 * replicas * needed)  # larger batches always have enough samples
+    sizes = range(replicas, 4 * replicas * needed)  # larger batches always suffice
     enough = 1 + max(size for size in sizes if min(shares(size, replicas)) < needed)
     raise UsageError(
         f"{plural(samples, 'sample')} (batch {batch.batch_size} ÷ {plural(replicas, 'replica')} "

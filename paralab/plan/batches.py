@@ -33,13 +33,13 @@ def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
 def even_sizes(samples: int, parts: int) -> tuple[int, ...]:
     """Split as evenly as possible: 32 over 6 -> 6 6 5 5 5 5.
 
-    This is for accumulation steps and micro-batches, for which PyTorch has no convention.
+    We use this for accumulation steps and micro-batches, for which PyTorch has no convention.
     """
     return tuple(samples // parts + (part < samples % parts) for part in range(parts))
 
 
 def shares(samples: int, parts: int) -> tuple[int, ...]:
-    """Like `chunk_sizes`, but no part is empty if there are enough samples: 4 over 3 -> 2 1 1."""
+    """Split like `chunk_sizes`, but leave no part empty if possible: 4 over 3 -> 2 1 1."""
     chunks = chunk_sizes(samples, parts)
     return even_sizes(samples, parts) if samples >= parts and 0 in chunks else chunks
 
@@ -106,7 +106,7 @@ def global_batches(
 
 
 def num_steps(batch_size: int, samples: int | None, steps: int | None, epochs: int | None) -> int:
-    """Return how many batches `global_batches` yields."""
+    """Return the number of batches that `global_batches` yields."""
     from_epochs = None if epochs is None or samples is None else epochs * -(-samples // batch_size)
     known = [number for number in (steps, from_epochs) if number is not None]
     assert known, "the run needs a number of steps, or epochs over a finite dataset"

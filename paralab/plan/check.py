@@ -39,8 +39,7 @@ def check(request: Request) -> None:
 
 
 def _check_each_option(request: Request) -> None:
-    """Require that the strategy has each given option, and that the value is one of the choices or
-    a positive number."""
+    """Require that the strategy accepts each given option, and that the value is valid."""
     for option in options_of(Request):
         value = getattr(request, option.name)
         if value is None:
@@ -103,7 +102,7 @@ def _check_combinations(request: Request) -> None:
         )
     if request.recompute == "selective" and request.schedule == "zero-bubble":
         raise UsageError(
-            "--schedule zero-bubble computes each block again twice, for the gradients of its input "
+            "--schedule zero-bubble recomputes each block twice, for the gradients of its input "
             "and of its weights, but --recompute selective keeps its tensors only once.",
             fix="--recompute full, or another schedule",
         )
@@ -124,7 +123,7 @@ def _check_combinations(request: Request) -> None:
 
 
 def _check_grid(request: Request) -> None:
-    """Refuse combinations of axes that hybrid does not have."""
+    """Refuse combinations of axes that hybrid does not support."""
     stages, shards = count_stages(request), count_shards(request)
     if splits_layers(request) and stages == 1 and (request.schedule or request.micro_batches):
         given, instead = f"--schedule {request.schedule}", "leave out --schedule"

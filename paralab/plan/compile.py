@@ -1,4 +1,4 @@
-"""Choose the repeated blocks that are compiled, and check that this machine can compile."""
+"""Choose the repeated blocks to compile, and check that this machine can compile."""
 
 from __future__ import annotations
 

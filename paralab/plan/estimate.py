@@ -1,7 +1,7 @@
 """Divide a memory trial between the devices of a plan. These are pure functions on plain numbers.
 
-The trial has the whole model's parameters p, gradients g, and optimizer state o, and the
-activations a(n) of n samples. Each device counts
+The trial measures the whole model's parameters p, gradients g, and optimizer state o, and the
+activations a(n) of n samples. The estimate for each device is
 
     single             p + g + o         + a(n)
     dp                 the same, n samples each; o only on the first device, which also has the
@@ -15,9 +15,9 @@ activations a(n) of n samples. Each device counts
                        that tp or hybrid splits
 
 where n is the size of the largest micro-batch: 64 = 2 ranks × 4 accumulation steps × 8 samples has
-a(8). The peak at one time is larger than such a sum (temporary tensors) or smaller (in the first
-backward pass of a step, gradients grow while activations shrink). The trial also recomputes blocks
-if the plan does, so a(n) contains one block that is computed again.
+a(8). The actual peak can be larger than such a sum because of temporary tensors. It can be smaller
+because gradients grow while activations shrink in the first backward pass of a step. The trial also
+recomputes blocks if the plan does, so a(n) contains one recomputed block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOW_BYTES = 2  # bytes per element
 
 
 def find_unsupported(plan: Plan) -> str | None:
-    """Return why there is no estimate for this plan. A wrong one would be worse than none."""
+    """Return why there is no estimate for this plan. A wrong estimate is worse than none."""
     if plan.strategy not in ESTIMATED:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
     if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:
@@ -55,7 +55,7 @@ def find_unsupported(plan: Plan) -> str | None:
 
 
 def micro_batch_sizes(plan: Plan) -> list[int]:
-    """Return the different sizes with which the model is called in a full batch."""
+    """Return the distinct sizes of the micro-batches in a full batch."""
     sizes: set[int] = set()
     for rank in plan.ranks:
         samples = rank_samples(plan, rank)
@@ -69,7 +69,7 @@ def micro_batch_sizes(plan: Plan) -> list[int]:
 
 
 def rank_samples(plan: Plan, rank: RankPlan) -> int:
-    """Return the rank's samples in the first batch, which the data may not fill."""
+    """Return the rank's samples in the first batch, which may be smaller than the batch size."""
     size = min(plan.batch_size, plan.samples or plan.batch_size)
     start, stop = replica_span(size, plan.rank_replicas, rank.replica)
     return stop - start
@@ -136,20 +136,21 @@ def _device(
 
 
 def _kept(each: Pass) -> int:
-    """Return what exists for backward, and the largest part of it that is computed again."""
+    """Return the bytes saved for backward, including the most that recomputation adds."""
     return sum(each.saved) + each.loss + max(map(each.added_in, range(len(each.saved))))
 
 
 def _always(trial: MemoryTrial, samples: int) -> int:
-    """Return the bytes of what exists during the whole step on a device with the whole model: its
-    buffers, the samples, and CUDA's workspaces."""
+    """Return the bytes allocated during the entire step on a device with the whole model: buffers,
+    samples, and CUDA's workspaces."""
     batch = trial.at(samples, lambda each: each.batch_bytes)
     return sum(trial.buffers.values()) + batch + trial.workspace_bytes
 
 
 def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """single, tp, ddp, and ddp with ZeRO-1. ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`
-    the gradients are views of them, so they exist from the start of each step."""
+    """Estimate a device with the whole model: single, tp, ddp, and ddp with ZeRO-1. ddp's buckets
+    are as large as the gradients. With `gradient_as_bucket_view`, gradients are views of buckets,
+    so they exist from the start of each step."""
     samples = rank_samples(plan, rank)
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
     buckets, step_bytes = None, trial.step_bytes
@@ -172,14 +173,14 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
 
 
 def _bucket_bytes(plan: Plan) -> int:
-    """Return the size of a bucket in which gradients are summed without DDP."""
+    """Return the size of the buckets that sum gradients without DDP."""
     return int((plan.bucket_mb or BUCKET_MB) * 2**20)
 
 
 def _estimate_replica(
     plan: Plan, trial: MemoryTrial, rank: RankPlan, number: int
 ) -> DeviceEstimate:
-    """dp. The first device computes the loss of all replicas' outputs."""
+    """Estimate a device of dp. The first device computes the loss for all replicas' outputs."""
     size = widest(rank_samples(plan, rank), plan.accumulate, 1)
     own = chunk_sizes(size, plan.replicas)[number]
     activations = trial.at(own, lambda each: each.saved[0]) if own else 0
@@ -194,7 +195,7 @@ def _estimate_replica(
 
 
 def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """fsdp. Each parameter is sharded like torch.chunk along dim 0: 5 rows over 2 ranks -> 3 2."""
+    """Estimate a device of fsdp. Each parameter is split like torch.chunk: 5 rows -> 3 2."""
     ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
     number = rank.replica % ranks
     rows = {each.name: chunk_sizes(each.rows, ranks)[number] for each in trial.weights}
@@ -209,7 +210,7 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     )
     size = widest(samples, plan.accumulate, 1)
     gathered, unreduced = _gathered(plan, trial) if ranks > 1 else (None, None)
-    # At the start of the first backward pass, no gradient is sharded yet. At its end, all are.
+    # No gradient is sharded at the start of the first backward pass, and all are at the end.
     before = state.gradients if plan.accumulate > 1 and plan.sync_every_pass else 0
     start = before + trial.at(size, lambda each: each.again)
     moving = max(start, state.gradients + trial.step_bytes // ranks)
@@ -221,9 +222,9 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
 def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
     """Return the bytes of fsdp's full parameters and full gradients that exist at the same time.
 
-    The parameters are those outside all units, and those of two neighboring units, because fsdp
-    prefetches one; with ZeRO-2, those of all units. The gradients are those of one unit, or of all units if only the last
-    accumulation step reduces them.
+    The parameters are those outside all units and those of two neighboring units, because fsdp
+    prefetches one. With ZeRO-2, all units count. The gradients are those of one unit, or of all
+    units if only the last accumulation step reduces them.
     """
     low = plan.precision in LOW
     names = [*(trial.norms if low else ()), *plan.shard_units]
@@ -245,7 +246,7 @@ def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
 
 
 def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """The stages of one device. Their temporary tensors are at most the whole model's."""
+    """Estimate a device with stages. Their temporary tensors are at most those of the model."""
     samples = rank_samples(plan, rank)
     own = list(_stages_on(rank, name))
     parts = [part for stage in own for part in range(stage, len(plan.stage_parts), plan.stages)]
@@ -274,8 +275,8 @@ def _stages_on(rank: RankPlan, name: str) -> Iterator[int]:
 
 
 def _kept_by_stage(plan: Plan, trial: MemoryTrial, samples: int, stage: int) -> int:
-    """Return the bytes that autograd saves for all micro-batches that a stage keeps at one time.
-    If blocks are recomputed, one micro-batch also has a block that is computed again."""
+    """Return the most bytes that autograd saves for a stage's micro-batches at one time. If the
+    plan recomputes blocks, this includes the memory to recompute one block."""
 
     def of_part(part: int, size: int) -> int:
         return trial.at(size, lambda each: each.saved_in(part))

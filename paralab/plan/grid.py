@@ -12,8 +12,8 @@ With --schedule, each stage has its own process, and rank = replica × stages + 
     replica 0    rank 0, cuda:0  →   rank 1, cuda:1
     replica 1    rank 2, cuda:2  →   rank 3, cuda:3
 
-With --shards, each shard of a stage has its own process too: rank = (replica × stages + stage) ×
-shards + shard. The shards of a stage are neighbors, because they exchange the most:
+With --shards, each shard of a stage has its own process, too: rank = (replica × stages + stage) ×
+shards + shard. The shards of a stage have adjacent ranks, because they exchange the most data:
 
                             stage 0      stage 1
     replica 0    shard 0    rank 0   →   rank 2
@@ -105,7 +105,7 @@ def grid(
     for rank, numbered in enumerate(_indices(*shape)):
         rows.append([])
         for number, (index, role) in enumerate(numbered):
-            if placement == "same":  # all stages on the rank's first device: no model parallelism
+            if placement == "same":  # put all stages on the rank's first device
                 number, index = 0, numbered[0][0]
             name, torch = f"cpu:{index}", "cpu"
             if gpus and places:

@@ -48,8 +48,7 @@ def choose_device(request: Request, machine: Machine, reasons: Reasons) -> str:
 
 
 def count_launched(request: Request, places: Sequence[Place]) -> Request:
-    """Set the number of replicas (or of stages or shards, if they are processes) from the launched
-    ranks."""
+    """Set the number of replicas, stages, or shards from the number of launched ranks."""
     if not places:
         return request
     if request.schedule and request.strategy == "pipeline":

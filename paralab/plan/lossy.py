@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 CASTS = ("fp16", "bf16")  # compressions that round each gradient
 POWERSGD_START = 2  # steps without PowerSGD: DDP rebuilds its buckets after the first
-POWERSGD_STEPS = POWERSGD_START + 2  # the second compressed step feeds back the first one's error
+POWERSGD_STEPS = POWERSGD_START + 2  # the second compressed step includes the first one's error
 
 
 @dataclass(frozen=True)
 class Lossy:
     """The options that make a plan lossy: `compress` or `sync_every`.
 
-    sync_every      steps between two averages of the parameters; None: average gradients
-    outer_lr, …     DiLoCo's outer optimizer; 1 and 0 are plain averaging
+    sync_every      number of steps between parameter averages; if None, gradients are averaged
+    outer_lr, …     settings of DiLoCo's outer optimizer; 1 and 0 mean plain averaging
     """
 
     compress: str | None = None
@@ -45,14 +45,14 @@ class Lossy:
 
     def synchronizes(self, step: int, num_steps: int) -> bool:
         """Return whether the replicas average their parameters after this step. They always do
-        after the last step, so that all end with the same model."""
+        after the last step, so that all replicas finish with the same model."""
         assert self.sync_every
         return (step + 1) % self.sync_every == 0 or step + 1 == num_steps
 
 
 @dataclass(frozen=True)
 class Simulation(Lossy):
-    """A lossy algorithm to run on one device, with this many replicas and accumulation steps."""
+    """A lossy algorithm to simulate on one device, with its replicas and accumulation steps."""
 
     replicas: int = 1
     accumulate: int = 1
@@ -63,7 +63,7 @@ def is_lossy(request: Request) -> bool:
 
 
 def choose_lossy(request: Request, reasons: Reasons) -> Lossy:
-    """Complete the lossy options."""
+    """Fill in the lossy options."""
     if request.compress:
         rank = request.powersgd_rank or 1
         of_rank = f", rank {rank}" if request.compress == "powersgd" else ""
@@ -98,7 +98,7 @@ def rounds_in_any_order(plan: Plan) -> bool:
 
 
 def describe_loss(lossy: Lossy) -> tuple[str, ...]:
-    """Say why such a configuration trains differently from a single device."""
+    """Say why a lossy configuration trains differently from a single device."""
     if lossy.compress in CASTS:
         return (f"gradients are rounded to {lossy.compress} before and after they are added",)
     if lossy.compress:
@@ -112,8 +112,8 @@ def describe_loss(lossy: Lossy) -> tuple[str, ...]:
 
 
 def provable(request: Request, num_steps: int) -> Request:
-    """Return a configuration whose few steps show every part of the algorithm: a regular and a final
-    average, or a step with PowerSGD's error feedback."""
+    """Return a configuration that runs every part of the algorithm in a few steps: a regular and a
+    final average, or a step with PowerSGD's error feedback."""
     if request.compress == "powersgd" and num_steps < POWERSGD_STEPS:
         return replace(request, steps=POWERSGD_STEPS, epochs=None)
     if request.strategy not in AVERAGED:
@@ -124,11 +124,11 @@ def provable(request: Request, num_steps: int) -> Request:
 
 
 def check_lossy(request: Request) -> None:
-    """Refuse lossy options that cannot work, or would do nothing."""
+    """Refuse lossy options that cannot work or have no effect."""
     name = f"--compress {request.compress}" if request.compress else request.strategy
     if is_lossy(request) and request.replicas == 1:
         raise UsageError(
-            f"{name} needs at least 2 replicas: a single one does not communicate.",
+            f"{name} needs at least 2 replicas, because a single replica does not communicate.",
             fix="--replicas 2, or single",
         )
     if request.powersgd_rank and request.compress != "powersgd":

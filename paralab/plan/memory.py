@@ -5,10 +5,10 @@ With n devices, for parameters p, gradients g, optimizer state o, and activation
 
     single     p + g + o         + a · batch
     dp, ddp    p + g + o         + a · batch / n    each device has the whole model
-    fsdp       (p + g + o) / n   + a · batch / n    without the layers that it gathers temporarily
+    fsdp       (p + g + o) / n   + a · batch / n    excluding the layers that it gathers
     pipeline   (p + g + o) / n   + a · batch / n    each stage keeps its activations of all samples
 
-The batch is divided as by torch.chunk, and the largest share counts. Autocast halves activations
+The batch is divided like torch.chunk, and the largest share counts. Autocast halves activations
 and keeps everything else in fp32.
 """
 
@@ -34,7 +34,7 @@ class DeviceMemory(NamedTuple):
 def device_memory(
     strategy: str, devices: int, batch_size: int, whole: DeviceMemory, precision: str = "fp32"
 ) -> DeviceMemory:
-    """Divide the model. `whole` is a single device's memory, with the activations of one sample."""
+    """Divide the memory. `whole` is a single device's memory for one sample."""
     pieces = devices if strategy in ("fsdp", "pipeline") else 1
     samples = {"single": batch_size, "pipeline": batch_size / devices}.get(
         strategy, chunk_sizes(batch_size, devices)[0]

@@ -1,4 +1,4 @@
-"""The results of a memory trial, and the estimate that is based on it, in plain numbers.
+"""The results of a memory trial, and the estimate based on them, in plain numbers.
 
 A trial runs training steps of the whole model on one device with fake tensors, which have shapes
 but no data (`paralab.worker.memory_trial`). `paralab.plan.estimate` divides its numbers between
@@ -21,9 +21,9 @@ class Weight:
     gradient_bytes      0 if it is frozen or unused
     state_bytes         optimizer state with the parameter's shape
     other_state_bytes   other optimizer state, such as a step counter
-    group               the number of its parameter group in the optimizer; None if it is in none
+    group               the number of its parameter group in the optimizer; None without a group
 
-    With tp, all numbers are those of one shard.
+    With tp, all numbers are for one shard.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward and backward of one micro-batch.
+    """The bytes that the forward and backward pass of one micro-batch needs.
 
-    saved        what autograd saves for backward in each part of the model
-    loss         what it saves in the loss function, in addition to the last part
+    saved        bytes that autograd saves for backward in each part of the model
+    loss         bytes that autograd saves in the loss function, in addition to the last part
     loss_alone   the same if the loss gets a copy of the output
-    first        peak on top of parameters, buffers, and optimizer state: the first backward pass of
-                 a step, which creates the gradients
-    again        peak on top of these and the gradients: any further backward pass of the step
-    recomputed   for each part, the most that exists while one of its blocks is computed again: what
-                 the backward pass has not freed yet, and what this block saves; 0 if none is
+    first        peak of a step's first backward pass, which creates the gradients, in addition to
+                 parameters, buffers, and optimizer state
+    again        peak of a later backward pass, in addition to all of these and the gradients
+    recomputed   peak in each part while it recomputes a block: the tensors that the backward pass
+                 has not freed yet, plus those that this block saves; 0 without recomputation
     """
 
     samples: int
@@ -61,25 +61,25 @@ class Pass:
     recomputed: tuple[int, ...] = ()
 
     def saved_in(self, part: int) -> int:
-        """Return what autograd saves in one part; with its loss in the last part."""
+        """Return the bytes that autograd saves in one part. The last part includes the loss."""
         return self.saved[part] + (self.loss if part == len(self.saved) - 1 else 0)
 
     def recomputed_in(self, part: int) -> int:
         return self.recomputed[part] if self.recomputed else 0
 
     def added_in(self, part: int) -> int:
-        """Return what computing blocks of this part again adds to what autograd saves."""
+        """Return the bytes that recomputing blocks adds to this part's saved bytes."""
         return max(0, self.recomputed_in(part) - self.saved_in(part))
 
 
 @dataclass(frozen=True)
 class MemoryTrial:
-    """A trial of the whole model.
+    """The results of a trial of the whole model.
 
     buffers          bytes of each buffer, by name
-    norms            BatchNorm modules, which fsdp keeps in fp32
-    step_bytes       temporary tensors of the optimizer step
-    workspace_bytes  what CUDA libraries keep; measured, not fake
+    norms            names of BatchNorm modules, which fsdp keeps in fp32
+    step_bytes       bytes of temporary tensors in the optimizer step
+    workspace_bytes  bytes that CUDA libraries keep, measured on the GPU
     built            why the model was built with real tensors; None if it was built with fake ones
     """
 
@@ -92,9 +92,9 @@ class MemoryTrial:
     built: str | None = None
 
     def at(self, samples: int, number: Callable[[Pass], int]) -> int:
-        """Return one of the numbers for a pass with this many samples. Between and beyond the
-        passes that ran, continue the line through the two nearest, because activations grow with
-        the samples.
+        """Return one of the numbers for a pass with this many samples. If no such pass ran,
+        interpolate or extrapolate linearly from the two nearest passes, because activations grow
+        with the number of samples.
         """
         known = {each.samples: number(each) for each in self.passes}
         if samples in known or len(known) == 1:
@@ -108,7 +108,7 @@ class MemoryTrial:
 @dataclass(frozen=True)
 class DeviceEstimate:
     """A device's expected memory. `counted` is the sum of the kinds that a CPU run counts, each at
-    its own maximum. `peak` is the largest sum at one time. It also includes buffers, the batch,
+    its maximum. `peak` is the largest sum at one time, which also includes buffers, the batch,
     communication buckets, temporary tensors, and CUDA's workspaces.
 
     gathered, unreduced   only for fsdp: gathered parameters, and gradients not yet reduced
@@ -133,9 +133,9 @@ class Fit:
     """Whether the configuration fits a device.
 
     bytes                 the device's memory
-    source                where this number is from
+    source                where that number comes from
     needed                the peak on the device that needs the most
-    largest_batch_size    the largest that fits; None if `no_largest` says why there is none
+    largest_batch_size    the largest batch that fits; if None, `no_largest` has the reason
     largest_batch_bytes   the peak in a trial of that batch
     """
 
@@ -150,7 +150,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The estimate for all devices, or why there is none. `notes` says what it does not include."""
+    """The estimate for all devices, or why there is none. `notes` lists what is not included."""
 
     devices: tuple[DeviceEstimate, ...] = ()
     not_estimated: str | None = None

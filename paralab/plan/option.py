@@ -26,12 +26,12 @@ class Option:
     heading     the heading in `--help` under which the option appears
     default     the field's default
     strategies  the strategies that accept the option; empty if all do
-    usual       the plan's value if the option is not given, or a value per strategy; None if that
+    usual       the plan's value if the option is not given, or a value per strategy; None if the
                 value varies
-    shown       the text for `[default: …]`, if it is neither the default nor the usual value
+    shown       the text for `[default: …]`, unless that is the default or the usual value
     label       converts a value to text for a label; None if labels do not mention the option
     always      whether the label also mentions the usual value
-    axis        whether the value is a number of devices: the product of all axes uses that many
+    axis        whether the value is a number of devices along one axis of the device grid
     examples    sets of options that `compare --all` tries; if empty, each of the choices
     name        the name of the field and the Python argument; the flag is derived from it
     kind        int, float, str, bool, or Path; if the default is None, the value may also be None

@@ -3,7 +3,7 @@ functions on plain numbers.
 
 Gradients become ready evenly over the backward pass, and buckets are reduced one after another:
 
-    backward   [·················]            4 buckets, each as long on the link as 3 ·
+    backward   [·················]            4 buckets, each of which takes 3 · on the link
     bucket 0       [···]
     bucket 1            [···]                 each starts when it is ready and the link is free
     bucket 2                [···]
@@ -56,7 +56,8 @@ def reduce_buckets(
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     """Fit a line to measured all-reduces: sizes 1 2 3 and seconds 3 4 5 -> latency 2, rate 1.
 
-    One size does not determine a line, and a noisy fit may be impossible. In both cases, assume a latency of 0.
+    One size does not determine a line, and a noisy fit may be invalid. In both
+    cases, assume a latency of 0.
     """
     count, mean, time = len(sizes), sum(sizes) / len(sizes), sum(seconds) / len(seconds)
     spread = sum((size - mean) ** 2 for size in sizes)

@@ -61,24 +61,24 @@ class RankPlan:
     shard: int | None = None
 
     def counts(self, stages: int) -> bool:
-        """Return whether this rank reports the loss. With one process per stage, only the last stage
-        does. All shards compute the same loss, so only the first one reports it."""
+        """Return whether this rank reports the loss. With one process per stage, only the last
+        stage does. All shards compute the same loss, so only the first one reports it."""
         return self.stage in (None, stages - 1) and not self.shard
 
     @property
     def cell(self) -> Cell:
-        """Its place in the grid of ranks."""
+        """This rank's place in the grid of ranks."""
         return self.replica, self.stage or 0, self.shard or 0
 
     @property
     def random_stream(self) -> int:
-        """The number of its random stream. Shards of one replica draw the same numbers."""
+        """The number of this rank's random stream. Shards of one replica draw the same numbers."""
         return self.rank - (self.shard or 0)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A contiguous part of the model: it begins at `start` and has the modules' parameters."""
+    """A contiguous part of the model, which begins at `start` and has these modules' parameters."""
 
     start: str
     modules: tuple[str, ...]
@@ -130,22 +130,22 @@ class Plan:
     chunks: int = 1  # model parts per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
     draws: bool = False  # whether the forward pass draws random numbers
-    mps: bool = False  # whether processes on one GPU compute at the same time
+    mps: bool = False  # whether processes share a GPU through MPS
     zero: int | None = None  # what fsdp shards: 1, 2, or 3
     shard_groups: int = 1  # groups of replicas that each hold all of fsdp's shards
-    recompute: str | None = None  # how `recomputed` blocks are computed again
+    recompute: str | None = None  # how the `recomputed` blocks are recomputed
     recomputed: tuple[str, ...] = ()
     compile: bool = False
     compiled: tuple[str, ...] = ()  # names of the compiled blocks
     shards: int = 1
-    tensor_plan: TensorPlan | None = None  # the layers that are split over the shards
-    sequence_plan: SequencePlan | None = None  # the blocks in which sequences are split over them
+    tensor_plan: TensorPlan | None = None  # layers that are split over the shards
+    sequence_plan: SequencePlan | None = None  # blocks that split sequences over the shards
     axes: tuple[Axis, ...] = ()  # axes of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # set only for a single run
     compress: str | None = None
     powersgd_rank: int = 1
-    sync_every: int | None = None  # steps between two averages; None: no averages
+    sync_every: int | None = None  # steps between parameter averages, if any
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     simulation: Simulation | None = None  # the lossy algorithm that a single device simulates

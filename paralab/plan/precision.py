@@ -39,8 +39,8 @@ def choose_precision(
     probe: Callable[[str], Probe],
     reasons: Reasons,
 ) -> Precision:
-    """Choose the precision. For low precision on a CPU, a child process tries it first, because a
-    missing instruction kills the process."""
+    """Choose the precision. On a CPU, a child process tries low precision first, because a missing
+    instruction kills the process."""
     precision = request.precision or "fp32"
     environment: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Choose the repeated blocks that are computed again in the backward pass."""
+"""Choose the repeated blocks to recompute in the backward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEEPS = {
 def choose_recomputed(
     request: Request, summary: Summary, stages: Sequence[Stage], reasons: Reasons
 ) -> tuple[str, ...]:
-    """Return the blocks that can be computed again, and are not cut into stages."""
+    """Return the blocks that can be recomputed and that no stage cuts."""
     mode = request.recompute
     if mode is None:
         return ()
@@ -43,7 +43,7 @@ def choose_recomputed(
     because = KEEPS[mode]
     if stateful:
         because += (
-            f"; not {listed(stateful)}: in a trial step, computing this again failed or gave a "
+            f"; not {listed(stateful)}: in a trial step, recomputing this failed or gave a "
             "different result (state such as BatchNorm's statistics, a cache, or operators that "
             "work in place)"
         )
@@ -68,6 +68,6 @@ def choose_recomputed(
 
 
 def listed(names: Sequence[str]) -> str:
-    """`4: blocks.0, blocks.1, blocks.2, … blocks.11` for twelve names."""
+    """Return `12 blocks (blocks.0, blocks.1, blocks.2, … blocks.11)` for twelve names."""
     shown = ", ".join(names[:3]) + (f", … {names[-1]}" if len(names) > 3 else "")
     return f"{len(names)} blocks ({shown})" if len(names) > 1 else shown

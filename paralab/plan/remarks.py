@@ -13,7 +13,7 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.summary import Summary
 
-# The name of an optimizer that divides each gradient by its size contains one of these.
+# Names of optimizers that divide each gradient by its size contain one of these.
 ADAPTIVE = ("Ada", "RMSprop", "Rprop", "NAdam", "RAdam")
 # A run folder stores remarks as sentences. These words identify remarks about shared hardware.
 SHARE_CORES = "share cores"
@@ -27,7 +27,7 @@ def find_sharing(remarks: Iterable[str]) -> str:
 
 
 def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int) -> tuple[str, ...]:
-    """List which devices are virtual or shared. Users see this with the plan and all timings."""
+    """Describe virtual and shared devices. Users see the remarks with the plan and all timings."""
     remarks = []
     devices, places = layout.devices, layout.places
     nodes = len({place.node for place in places})

@@ -56,7 +56,7 @@ COMPILED = (  # strategies that call a whole block from one thread
 BACKENDS = ("gloo", "nccl", "local")
 COMPRESSIONS = ("fp16", "bf16", "powersgd")
 
-# Values of some `Request` options, by name. They come from the user, or a search varies them.
+# Values of some `Request` options, by name. The user sets these options, or a search varies them.
 Options = dict[str, Any]
 
 # The headings of --help
@@ -185,7 +185,7 @@ class Request:
         label="{} device".format,
     )
     recompute: str | None = option(
-        "Compute repeated blocks again in the backward pass: all of a block, or only cheap operators.",
+        "Recompute repeated blocks in the backward pass: all of a block, or only cheap operators.",
         PARALLELISM,
         choices=("full", "selective"),
         shown="keep all activations",
@@ -295,8 +295,8 @@ APPLIES: Mapping[str, tuple[str, ...]] = {
 
 
 def only_applicable(request: Request) -> Request:
-    """Remove the options that this strategy does not accept. A comparison gives all strategies the
-    same options."""
+    """Remove the options that this strategy does not accept, because a comparison passes the same
+    options to all strategies."""
     without: dict[str, Any] = {
         each.name: None for each in options_of(Request) if not each.applies_to(request.strategy)
     }
@@ -304,8 +304,8 @@ def only_applicable(request: Request) -> Request:
 
 
 def on_one_device(request: Request, batch_size: int) -> Request:
-    """Return the same configuration as `single`: one replica, one stage, one accumulation step, and
-    plain PyTorch."""
+    """Return the configuration converted to `single`: one replica, stage, and accumulation step,
+    without recomputation or compilation."""
     single = replace(request, strategy="single", accumulate=None, batch_size=batch_size)
     return only_applicable(replace(single, recompute=None, compile=None))
 
@@ -316,7 +316,7 @@ def count_shards(request: Request) -> int:
 
 
 def has_shards(request: Request) -> bool:
-    """Whether the ranks of one stage and replica share the work on the same samples."""
+    """Return whether several ranks share the work of one stage on the same samples."""
     return splits_layers(request) or splits_sequences(request)
 
 
@@ -333,25 +333,25 @@ def count_stages(request: Request) -> int:
 
 
 def has_process_per_cell(request: Request) -> bool:
-    """Whether each stage and shard of a replica has its own process."""
+    """Return whether each stage and shard of a replica has its own process."""
     return bool(request.schedule) or has_shards(request)
 
 
 def cells_per_replica(request: Request) -> int:
-    """Return how many processes each replica has: stages × shards, or one for all of them."""
+    """Return the number of processes per replica: stages × shards, or a single one."""
     cells = count_stages(request) * count_shards(request)
     return cells if has_process_per_cell(request) else 1
 
 
 def with_schedule(request: Request) -> Request:
-    """Choose a schedule if none is given, but each shard of a stage needs its own process."""
+    """Choose a schedule if the user gave none, but each shard of a stage needs its own process."""
     if request.schedule or not splits_layers(request) or count_stages(request) == 1:
         return request
     return replace(request, schedule="1f1b")
 
 
 def uses_blocks(request: Request) -> bool:
-    """Whether the plan must know the model's repeated blocks."""
+    """Return whether the plan must know the model's repeated blocks."""
     return request.recompute is not None or bool(request.compile)
 
 
@@ -361,5 +361,5 @@ def in_fp64(request: Request) -> Request:
 
 
 def prefix_words(prefix: str, rank: int, local_rank: int) -> list[str]:
-    """Return the words: `numactl -N {local_rank}` on local rank 1 -> numactl, -N, 1."""
+    """Split the prefix: `numactl -N {local_rank}` on local rank 1 -> numactl, -N, 1."""
     return [word.format(rank=rank, local_rank=local_rank) for word in shlex.split(prefix)]

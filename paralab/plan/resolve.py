@@ -149,7 +149,7 @@ def _choose_length(
     request: Request, summary: Summary, reasons: Reasons
 ) -> tuple[int | None, int | None]:
     """Return the samples per epoch (None if the data is endless) and the number of optimizer steps
-    (None if only the epochs limit it)."""
+    (None if only the number of epochs limits the run)."""
     available = summary.samples
     if request.samples is not None and available is not None and request.samples > available:
         raise UsageError(
@@ -171,7 +171,7 @@ def _choose_length(
 
 
 def _count_chunks(request: Request, batch: BatchPlan, given: str | None, reasons: Reasons) -> int:
-    """Return how many model parts each stage has with this schedule."""
+    """Return the number of model parts per stage with this schedule."""
     if request.schedule is None:
         return 1
     chunks = PARTS_PER_RANK[request.schedule]

@@ -7,7 +7,7 @@ backward pass, and ·· is the bubble:
 
     gpipe         rank 0   F0 F1 F2 F3 ·· ·· B0 B1 B2 B3    keeps the activations of all
                   rank 1   ·· F0 F1 F2 F3 B0 B1 B2 B3 ··    micro-batches until the first backward
-    1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3    the same bubble, but keeps at most
+    1f1b          rank 0   F0 F1 ·· B0 F2 B1 F3 B2 ·· B3    the same bubble, but stores at most
                   rank 1   ·· F0 B0 F1 B1 F2 B2 F3 B3 ··    `stages` activations
     interleaved   like 1f1b with parts of half the length: half the bubble
     zero-bubble   splits a backward pass into I (input gradients, which the previous rank waits for)
@@ -126,8 +126,8 @@ def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> fl
 def simulate(
     orders: list[list[Action]], seconds: Mapping[str, float] = ONE_SLOT_EACH
 ) -> list[Slot]:
-    """Compute when each action runs, if a pass takes as long as its kind says and sending takes no
-    time."""
+    """Compute when each action runs. `seconds` has the duration of each kind of pass, and sending
+    takes no time."""
     parts = 1 + max(action.part for actions in orders for action in actions)
     done: dict[tuple[str, int, int], float] = {}  # (F, I or B, W; part; micro-batch) -> its end
     free = [0.0] * len(orders)

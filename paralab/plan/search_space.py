@@ -25,7 +25,7 @@ from paralab.plan.request import APPLIES, STRATEGIES, Options, Request
 from paralab.plan.schedules import SCHEDULES, misfit
 from paralab.workload.summary import Summary
 
-# In the order in which they are tried. The first is the curve on the page.
+# Options in the order in which `tune` tries them. The page plots the first one as a curve.
 TUNED = (
     *("bucket_mb", "accumulate", "micro_batches", "batch_size"),
     *("zero", "shard_groups", "schedule", "recompute", "compile"),
@@ -35,8 +35,8 @@ DIVIDING = (
     "zero",
     "schedule",
 )  # these change what each rank has, so each value is a separate layout
-# What to change, in this order, until a layout fits in memory. Unlike recomputation, accumulation
-# computes nothing twice.
+# Changes to try, in this order, until a layout fits in memory. Accumulation comes first because it
+# recomputes nothing.
 SAVERS: tuple[Options, ...] = (
     {"accumulate": 2},
     {"accumulate": 4},
@@ -48,8 +48,8 @@ SAVERS: tuple[Options, ...] = (
 
 
 def splits(devices: int, axes: int) -> list[tuple[int, ...]]:
-    """Return the ways to arrange devices along axes. Use at least two of several axes, because with
-    one, it is another strategy's layout.
+    """Return the ways to arrange devices along axes. With several axes, use at least two, because
+    a single axis is another strategy's layout.
 
         8 devices, 1 axis     8
         8 devices, 2 axes     2 × 4    4 × 2
@@ -74,7 +74,7 @@ def layouts(devices: int, strategies: Iterable[str]) -> list[Options]:
 
 
 def divided(layout: Request) -> list[Request]:
-    """Return the layout, and the same with each other way to divide the work: ZeRO stages and
+    """Return the layout, and its variants with other ways to divide the work: ZeRO stages and
     pipeline schedules."""
     found = {label(layout): layout}
     for each in options_of(Request):
@@ -89,8 +89,8 @@ def divided(layout: Request) -> list[Request]:
 def changes(
     base: Request, summary: Summary, on_gpu: bool, any_batch: bool = False
 ) -> list[Request]:
-    """Return the configuration with one option changed, for each option that was not given. Only
-    `any_batch` changes the batch size, because that is different training."""
+    """Return variants of the configuration, each with one value of an option that was not given.
+    Change the batch size only with `any_batch`, because that changes the training."""
     batch = base.batch_size or summary.batch_size
     replicas, stages = base.replicas or 2, base.stages or 2
     mebi, per_replica = summary.parameter_bytes / 2**20, batch // (base.replicas or 1)

@@ -1,4 +1,4 @@
-"""Require that a model has blocks in which the sequence can be split, and describe them."""
+"""Require that a model has blocks that can process split sequences, and describe them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def require_blocks(
 
 
 def remark_on_sequence(plan: SequencePlan | None) -> tuple[str, ...]:
-    """Say how much is split. Users see this with the plan and all timings."""
+    """Say how much cp splits. Users see this remark with the plan and all timings."""
     if plan is None:
         return ()
     largest = part_sizes(plan.length, plan.shards)[0]

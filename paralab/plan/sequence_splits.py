@@ -1,5 +1,5 @@
-"""Propose how to split the sequence in a block: of which arguments each rank takes a part, and
-which outputs are joined. These are pure functions on plain numbers; a proof decides.
+"""Propose how to split the sequence in a block: which arguments to split, and which outputs to
+join. These are pure functions on plain numbers. A proof tests the proposals.
 
     hidden states    (2, 33, 64)        part of dim 1
     rotary cosines   (1, 33, 16)        part of dim 1
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from paralab.plan.tensor_groups import uneven_heads
 from paralab.workload.sequence_plan import Dims, SplitBlock
 
-FEWEST_TOKENS = 2  # tokens per rank, because models often treat a single token as text generation
+FEWEST_TOKENS = 2  # per rank, because models often treat a single token as text generation
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The sizes in a call of F.scaled_dot_product_attention. A tensor with fewer than 3 dims has no
-    heads (0)."""
+    """The sizes in a call of F.scaled_dot_product_attention. The number of heads is 0 for tensors
+    with fewer than 3 dims."""
 
     heads: int
     key_heads: int
@@ -34,13 +34,13 @@ class AttentionCall:
 class ObservedBlock:
     """One call of a block.
 
-    arguments  the shapes of its tensor arguments
-    floating   which of them contain floating-point numbers
-    outputs    the shapes of its output tensors
-    attention  its calls of F.scaled_dot_product_attention
-    draws      whether it draws random numbers, with dropout off
-    after      the block whose output it processes; empty if none
-    linked     its arguments that are outputs of `after`: (argument, output)
+    arguments  the shapes of the tensor arguments
+    floating   which of these arguments contain floating-point numbers
+    outputs    the shapes of the output tensors
+    attention  the calls of F.scaled_dot_product_attention
+    draws      whether the block draws random numbers, with dropout off
+    after      the block whose output this block processes; empty if none
+    linked     arguments that are outputs of `after`: (argument, output)
     """
 
     name: str
@@ -76,7 +76,7 @@ def unsuitable(block: ObservedBlock, shards: int) -> str | None:
 
 
 def too_short(length: int, shards: int) -> str | None:
-    """`3 tokens cannot be split over 2 shards: each needs at least 2`"""
+    """Say why so few tokens cannot be split, if that is the case."""
     if length >= FEWEST_TOKENS * shards:
         return None
     least = f"each needs at least {FEWEST_TOKENS}"
@@ -113,7 +113,7 @@ def attempts(block: ObservedBlock) -> Iterator[SplitBlock]:
 
 
 def chain(blocks: Sequence[SplitBlock], observed: Sequence[ObservedBlock]) -> list[SplitBlock]:
-    """Let each block pass its part to the next block, if that processes its output as it is."""
+    """Let blocks pass their parts directly to the next block if it uses the outputs unchanged."""
     chained = {block.name: block for block in blocks}
     for seen in observed:
         before, block = chained.get(seen.after), chained.get(seen.name)

@@ -1,5 +1,5 @@
 """What fsdp shards, over which ranks, and in which units. A unit is a submodule whose parameters
-are gathered, used, and freed together.
+are gathered and freed together.
 
 With 4 replicas, and 2 shard groups (HSDP), each parameter has 2 shards. An all-reduce sums the
 gradients of equal shards:

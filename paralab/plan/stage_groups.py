@@ -1,11 +1,11 @@
-"""Which groups of split layers a cut into stages allows. These are pure functions on plain numbers.
+"""Choose the groups of split layers that stage cuts allow. These functions use plain numbers only.
 
 A stage runs in its own processes, so all layers of a group must be in one part of the model:
 
     layers   embed  fc1  fc2  fc1  fc2  head        groups fc1 ─► fc2
     merged   embed  fc1 + fc2  fc1 + fc2  head      the cuts keep both groups together
 
-With as many parts as layers, nothing can be merged, and a group that a cut divides stays whole.
+With as many parts as layers, nothing can be merged, so a group that a cut divides is not split.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paralab.workload.tensor_group import TensorGroup, TensorPlan
 def keep_together(
     layers: Sequence[Layer], plan: TensorPlan | None, parts: int
 ) -> tuple[Layer, ...]:
-    """Merge the layers between which a group of the plan would be cut, while at least `parts`
-    layers remain."""
+    """Merge layers so that no cut divides a group of the plan, as long as at least `parts` layers
+    remain."""
     merged = list(layers)
     for group in plan.kept if plan else ():
         places = [n for n, layer in enumerate(merged) if _uses(group, layer.modules)]
@@ -48,7 +48,7 @@ def _merge(layers: Sequence[Layer]) -> Layer:
 
 
 def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
-    """Do not split the groups that belong to several parts of the model."""
+    """Leave groups whole whose layers are in several parts of the model."""
     left: dict[TensorGroup, str] = {}
     for group in plan.kept:
         used = [number for number, part in enumerate(parts) if _uses(group, part.modules)]
@@ -58,13 +58,13 @@ def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
 
 
 def leave_fused_groups(plan: TensorPlan) -> TensorPlan:
-    """Do not split columns of several matrices side by side: FSDP cannot shard their pieces."""
+    """Leave groups with several matrices side by side whole, because FSDP cannot shard them."""
     why = "FSDP cannot shard a layer again whose shard is in several pieces"
     return _leave(plan, {group: why for group in plan.kept if group.in_pieces})
 
 
 def _leave(plan: TensorPlan, left: dict[TensorGroup, str]) -> TensorPlan:
-    # A group that was proved with a divided number of heads needs all other readers of that number.
+    # Groups that divide the same attribute (such as a number of heads) must be split together.
     while further := [g for g in plan.kept if g not in left and _divided(g) & _divided(*left)]:
         left |= dict.fromkeys(further, "it divides the same number as a group that stays whole")
     groups = (

@@ -3,9 +3,8 @@
 seconds   3 1 1 1 2      over 2 stages
           [3 1] [1 1 2]  slowest 4          not [3 1 1] [1 2] (5), which splits by layer count
 
-Timings are noisy. If only timings determined the cuts, the same command would cut the model
-differently in each run. So we balance counted operations and bytes, unless the timings show that
-another cut is clearly better.
+Timings are noisy, so cuts that depend only on timings would change from run to run. We balance
+operation and byte counts instead, unless the timings show that another cut is clearly better.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from paralab.units import plural, seconds, size
 from paralab.workload.summary import Layer, Summary
 
 CLEARLY = 0.8  # another cut is clearly better if its slowest stage takes less than this fraction
-# Rough rates for a CPU core. Only their ratio matters: it determines the weight of layers that move
-# data but do not multiply (embeddings, norms).
+# Rough rates for a CPU core. Only their ratio matters: it sets the cost of layers that mostly move
+# data (embeddings, norms).
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 5e9
 
 
@@ -59,8 +58,8 @@ def split_by_time(costs: Sequence[float], stages: int) -> list[Span]:
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, int]:
-        """Split the layers from `first` on. Return the slowest stage's time, and where the first of
-        these stages stops."""
+        """Split the layers from `first` on. Return the slowest stage's time, and the end of the
+        first stage."""
         if stages_left == 1:
             return total[-1] - total[first], len(costs)
         stops = range(first + 1, len(costs) - stages_left + 2)
@@ -208,7 +207,7 @@ def stage_loads(plan: Plan) -> list[StageLoad]:
 
 
 def _bytes_of_other_shards(plan: Plan, stage: int) -> int:
-    """Return the bytes of this stage's split layers that one shard does not have, in fp32."""
+    """Return the bytes of this stage's split layers that are on other shards, in fp32."""
     groups = plan.tensor_plan.kept if plan.tensor_plan else ()
     here = [group for group in groups if part_of(group, plan.stage_parts) % plan.stages == stage]
     return sum(4 * group.weights * (plan.shards - 1) // plan.shards for group in here)
@@ -217,7 +216,7 @@ def _bytes_of_other_shards(plan: Plan, stage: int) -> int:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """Return the largest numbers of micro-batches and of activation bytes that a stage stores."""
+    """Return the most micro-batches and activation bytes that a stage stores at a time."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
 
     def bytes_of(part: int) -> float:
@@ -231,8 +230,8 @@ def _kept_at_once(
 
 
 def most_kept(actions: Sequence[Action], bytes_of: Callable[[int], float]) -> tuple[int, float]:
-    """Return the largest numbers of micro-batches and of bytes between a forward pass of a part,
-    which stores `bytes_of(part)`, and its backward pass."""
+    """Return the most micro-batches and bytes stored at a time. A forward pass of a part stores
+    `bytes_of(part)` bytes, and its backward pass frees them."""
     live, most, live_bytes, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:
         change = 1 if kind == "F" else -1 if kind in "BW" else 0

@@ -1,5 +1,5 @@
-"""Propose which linear layers to shard together, from who reads whose output. These are pure
-functions on plain names and numbers; a proof decides which proposals are used.
+"""Propose which linear layers to shard together, based on which layers read each layer's output.
+These are pure functions on plain names and numbers. A proof decides which proposals are used.
 
     q ─┐                                   columns  q k v    each shard has some heads
     k ─┼─► attention ─► o ─► …             row      o        its results are summed over shards
@@ -8,8 +8,8 @@ functions on plain names and numbers; a proof decides which proposals are used.
           ├─► product ─► down ─► …         columns  gate up
     up ───┘                                row      down
 
-A group's columns are all layers that its row reads, and nothing else may read them. In a chain of
-layers a ► b ► c ► d, that gives a | b and c | d.
+A group's columns are all layers that its row reads. No other layer may read them. A chain of layers
+a ► b ► c ► d gives the groups a | b and c | d.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Divided = tuple[tuple[str, int], ...]
 def propose(
     layers: Sequence[LinearLayer], called: Iterable[str]
 ) -> tuple[list[TensorGroup], dict[str, str]]:
-    """Return the groups, and the reason why each other layer is in none. `called` are the names of
-    the submodules that the forward pass called."""
+    """Return the groups, and the reason why each remaining layer is in no group. `called` has the
+    names of the submodules that the forward pass called."""
     known, submodules = {layer.name: layer for layer in layers}, set(called)
     readers: dict[str, set[str]] = {name: set() for name in known}
     for layer in layers:
@@ -95,7 +95,7 @@ def enclosing(names: Sequence[str], called: set[str]) -> str:
 def attempts(
     group: TensorGroup, layers: Mapping[str, LinearLayer], attributes: Divided, shards: int
 ) -> Iterator[TensorGroup]:
-    """Yield ways to shard a group, the most likely ones first.
+    """Yield ways to shard a group, most likely first.
 
     `attributes` are the integers of the modules around the layers. A module may compute shapes from
     its number of heads or from the width of its projections, so these come first.
@@ -124,7 +124,7 @@ def attempts(
 def uneven(
     group: TensorGroup, layers: Mapping[str, LinearLayer], attributes: Divided, shards: int
 ) -> str | None:
-    """Say why the group cannot be split evenly, if so: `12 heads cannot be split over 5 shards`."""
+    """Say why the group cannot be split evenly, if that is the case."""
     for value in _head_counts(group, layers, attributes):
         if reason := uneven_heads(value, shards):
             return reason
@@ -135,7 +135,7 @@ def uneven(
 
 
 def uneven_heads(number: int, shards: int) -> str | None:
-    """Say why this number of heads cannot be split, if so."""
+    """Say why this number of heads cannot be split, if that is the case."""
     if number % shards == 0:
         return None
     possible = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0)
@@ -146,7 +146,7 @@ def uneven_heads(number: int, shards: int) -> str | None:
 def _head_counts(
     group: TensorGroup, layers: Mapping[str, LinearLayer], attributes: Divided
 ) -> Iterator[int]:
-    """Yield numbers of heads: attributes, or widths divided by a head's size."""
+    """Yield possible numbers of heads: attributes, or widths divided by a head's size."""
     if group.is_attention:
         yield layers[group.row].heads
         return
@@ -164,6 +164,6 @@ def _head_counts(
 
 
 def _counts_heads(name: str) -> bool:
-    """Return whether an attribute's name suggests a number of heads, and not their size."""
+    """Return whether an attribute's name suggests a number of heads, not their size."""
     word = name.rpartition(".")[2]
     return "head" in word and not any(other in word for other in ("dim", "size", "group"))

@@ -17,7 +17,7 @@ from paralab.workload.tensor_group import TensorGroup, TensorPlan
 
 
 def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
-    """Say how much is split. Users see this with the plan and all timings."""
+    """Say how much the shards split. Users see this remark with the plan and all timings."""
     if plan is None:
         return ()
     groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"
@@ -41,8 +41,8 @@ SOURCES = {
 def require_groups(
     request: Request, shards: int, parts: Sequence[Stage], summary: Summary, reasons: Reasons
 ) -> TensorPlan | None:
-    """Return the proved groups, or raise an error if there are none. A group stays whole if the
-    stages cut through it, or if it cannot be sharded again over the replicas."""
+    """Return the proved groups, or raise an error if there are none. A group stays whole if a
+    stage cut divides it, or if FSDP cannot shard it over the replicas."""
     if not splits_layers(request):
         return None
     plan = summary.tensor_plan
@@ -68,7 +68,7 @@ def require_groups(
 
 
 def parallelize_code(plan: TensorPlan) -> list[str]:
-    """Return lines of Python that apply the plan to one's own model, with a `mesh` of the shards."""
+    """Return Python code that applies the plan to the user's model, on a `mesh` of the shards."""
     styles = {layer: group.style_of(layer) for group in plan.kept for layer in group.layers}
     summed = dict.fromkeys(name for group in plan.kept for name in group.summed)
     used = {style.partition("(")[0] for style in styles.values()} | {"parallelize_module"}

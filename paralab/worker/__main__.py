@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    # Imported objects stay alive. Scanning them for garbage takes a third of torch's import time.
+    # Imported objects stay alive, but scanning them for garbage takes a third of the import time.
     gc.disable()
 
 import json
@@ -84,22 +84,22 @@ def main() -> NoReturn:
 
 
 def _train_all(spec: dict[str, Any], rank: int) -> None:
-    """Run the jobs one after another in these processes. Ranks that are not part of a job wait."""
+    """Run the jobs one at a time in these processes. Ranks that are not part of a job wait."""
     plans = [Plan.from_json(job["plan"]) for job in spec["jobs"]]
     jobs = list(zip(plans, spec["jobs"], strict=True))
     world_size = int(os.environ["WORLD_SIZE"])
     board = StatusBoard(Path(spec["board"]), world_size)
     offset = ALIGNED
     if world_size > 1 or any(plan.backend for plan in plans):  # `ddp` always needs a group
-        # Ranks use this group only to wait for each other, which uses neither a core nor a GPU.
-        # Each run has its own group (`group_of`) with its own timeout.
+        # Ranks use this group only to wait for each other, which takes no CPU or GPU time. Each run
+        # has its own group (`group_of`) with its own timeout.
         join_group(spec["rendezvous"], world_size, rank)
         offset = offset_to_rank_0()
         for plan, job in jobs:
             make_groups(plan, saves=bool(job["checkpoints"]))
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's origin on this rank's clock
 
-    gc.freeze()  # torch's objects stay alive, so skip them in later collections
+    gc.freeze()  # skip torch's objects, which stay alive, in later collections
     gc.enable()
     for plan, job in jobs:
         deadline = job["deadline_seconds"]
@@ -118,7 +118,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
 def _train_one(
     job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, board: StatusBoard
 ) -> None:
-    """Run one job and record it. The last event says how the run ended."""
+    """Run one job and record it. The last event has the outcome."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""  # each attempt has its own event file
     writer = EventWriter(Path(job["events"], f"rank{rank}{attempt}.jsonl"))
 
@@ -171,7 +171,7 @@ def _train_one(
 
 @cache
 def _load(name: str) -> Workload:
-    """Load the workload with garbage collection off: imported modules stay alive anyway."""
+    """Load the workload without garbage collection, because imported modules stay alive anyway."""
     gc.disable()
     try:
         return load_workload(name)
@@ -199,7 +199,7 @@ def _clean_up() -> None:
 
 
 _stopping = threading.Event()  # the launcher asked this rank to stop
-_raised = threading.Event()  # the main thread got `Stopped`
+_raised = threading.Event()  # `Stopped` was raised in the main thread
 
 
 def _stop() -> None:

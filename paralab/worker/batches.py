@@ -27,10 +27,10 @@ LoadedBatch = tuple[GlobalBatch, list[AccumulationStep]]
 
 
 def load_batches(context: RankContext, done: int = 0) -> Iterator[LoadedBatch]:
-    """Skip the first `done` global batches. Yield each of the others with this rank's accumulation
+    """Skip the first `done` global batches. Yield each later batch with this rank's accumulation
     steps, on the rank's first device. A simulation has the steps of all replicas, in order.
 
-    Prepare one batch ahead, so that a sum of all ranks' weights is ready in time.
+    Prepare one batch ahead, so that the all-reduce of the weights finishes in time.
     """
     plan, clock = context.plan, context.probe.clock
     simulated = plan.simulation and plan.simulation.replicas
@@ -48,7 +48,7 @@ def load_batches(context: RankContext, done: int = 0) -> Iterator[LoadedBatch]:
     streams = zip(*map(stream, replicas), strict=True)
     ahead: RankBatch | None = None
     while True:
-        start = clock.now()  # CPU time: the CPU loads the data
+        start = clock.now()  # use CPU time, because the CPU loads the data
         parts = next(streams, None)
         following = RankBatch(context, parts) if parts else None
         context.probe.note("data", start, clock.now())
@@ -103,7 +103,7 @@ class RankBatch:
         self.context, self.batch, plan = context, parts[0].batch, context.plan
         self.weighted = [step for p in parts for step in p.weighted(plan, context.workload)]
         total = sum(sum(micro.weight for micro in step) for step in self.weighted)
-        # A replica's stages share its samples: count them once.
+        # A replica's stages and shards process the same samples, so count them once.
         counted = total if context.rank.counts(plan.stages) else 0.0
         self.total = torch.tensor(counted, dtype=torch.float64)
         self.sum: dist.Work | None = None

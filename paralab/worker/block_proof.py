@@ -1,8 +1,8 @@
 """Prove on real ranks that a sharded block computes what the plain block computes.
 
 Both run on the recorded arguments in fp64, forward and backward. All outputs, all gradients of the
-inputs, and all gradients of the parameters must be equal on every rank: a parameter that is not
-sharded must have the same full gradient everywhere.
+inputs, and all gradients of the parameters must match on every rank. A parameter that is not
+sharded must have the same full gradient on all ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Context = Callable[[], AbstractContextManager[None]]
 
 
 class Sharded(NamedTuple):
-    """How to train a module that is sharded.
+    """How to train a sharded module.
 
-    training  makes the context of its forward and backward passes
+    training  makes the context for its forward and backward passes
     draw      lets each shard draw its own random numbers where activations are split
     """
 
@@ -48,8 +48,8 @@ Shard = Callable[[nn.Module], Sharded]  # shards a module in place
 
 
 def perturb(model: nn.Module) -> None:
-    """Add noise to the parameters. Many models initialize parameters to zero or one, and a zero
-    matrix gives equal outputs no matter what its rows are."""
+    """Add noise to the parameters. Many models initialize parameters to zero or one, which can
+    hide mistakes: a zero matrix gives zeros no matter how it is split."""
     chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -60,13 +60,13 @@ def perturb(model: nn.Module) -> None:
 
 
 class AnotherRankFailedError(RuntimeError):
-    """Another rank failed between two collectives, and all ranks know it."""
+    """Another rank failed between two collectives, and all ranks know about it."""
 
 
 def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullcontext) -> Values:
     """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs, all
-    gradients, and changed buffers. If a call changes the block's state, call it once more, because
-    the state may change the next outputs. Then restore it."""
+    gradients, and changed buffers. If this changes the block's state, repeat it, because the state
+    may change the next outputs. Then restore the state."""
     with restored(block) as before:
         values = _run_calls(block, calls, training)
         if not changes(before, state_of(block)):
@@ -114,7 +114,7 @@ def _combine(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the real and imaginary parts of a complex tensor, and any other one as it is."""
+    """Return the real and imaginary parts of a complex tensor. Return real tensors unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -127,9 +127,9 @@ def gradients_of(model: nn.Module) -> Values:
 
 
 def errors_of(mine: Values, reference: Values) -> dict[str, float]:
-    """Return the largest difference of each value, relative to the largest value of its kind (its
-    name's first word). A gradient that cancels to zero (of a key's bias) is only rounding errors,
-    so its own size says nothing."""
+    """Return the largest difference of each value, relative to the largest value of its kind (the
+    first word of its name). Do not divide by the value itself: a gradient that cancels to zero
+    (such as of a key's bias) consists only of rounding errors."""
     largest: dict[str, float] = {}
     for name, value in reference.items():
         kind = name.partition(" ")[0]
@@ -153,8 +153,8 @@ def _largest(tensor: torch.Tensor, other: torch.Tensor | None = None) -> float:
 
 
 def without_gradient(group: TensorGroup, reference: Values) -> str | None:
-    """Return a layer of the group whose gradient is zero in the plain block. Equal zeros would
-    prove nothing."""
+    """Return a layer of the group whose gradient is zero in the plain block, if any. Comparing
+    zeros would prove nothing."""
     prefix = f"{group.block}." if group.block else ""
     for layer in group.layers:
         weight = "in_proj_weight" if group.is_attention else "weight"
@@ -169,7 +169,7 @@ def first_line(error: Exception) -> str:
 
 
 def agree_on(problem: str | None) -> str | None:
-    """Return a problem that any rank has, or None. Prefer this rank's own."""
+    """Return a problem if any rank has one. Prefer this rank's problem."""
     anywhere = torch.tensor(int(problem is not None))
     dist.all_reduce(anywhere, dist.ReduceOp.MAX)
     if not anywhere:
@@ -180,15 +180,15 @@ def agree_on(problem: str | None) -> str | None:
 
 
 def begin_together(*_: Any, **__: Any) -> Callable[[], None]:
-    """Call this before a collective in a proof. If another rank has failed since the last one, it
-    waits in `agree_on`, so fail here instead of waiting for it."""
+    """Call this before a collective in a proof. If another rank has failed since the previous
+    collective, it is waiting in `agree_on`, so raise an error instead of waiting for that rank."""
     if problem := agree_on(None):
         raise AnotherRankFailedError(problem)
     return lambda: None
 
 
 def worst_of(errors: dict[str, float]) -> str | None:
-    """Describe the largest error, if it is above the tolerance. NaN is."""
+    """Describe the largest error, if it is NaN or above the tolerance."""
     wrong = {name: error for name, error in errors.items() if not error <= TOLERANCE}
     if not wrong:
         return None
@@ -207,8 +207,8 @@ def prove(
 ) -> TensorGroup:
     """Shard a copy of the block and compare it with the plain one, whose values are `reference`.
 
-    A parameter between columns and row that is not split (the norm of each head's query) gets a
-    gradient only from this shard's heads. If nothing else differs, add these gradients up."""
+    A parameter between columns and row that is not split (such as the norm of each head's query)
+    gets gradients only from this shard's heads. If nothing else differs, sum them over shards."""
     tried, errors = _try(plain, calls, reference, group, mesh)
     prefix = f"{group.block}." if group.block else ""
     names = [f"{prefix}{name}" for name, _ in plain.named_parameters()]
@@ -248,7 +248,7 @@ def compare(
     plain: nn.Module, calls: Sequence[Call], reference: Values, shard: Shard
 ) -> tuple[str | None, dict[str, float]]:
     """Shard a copy of the block, and compare it with the plain one, whose values are `reference`.
-    Return what is wrong on any rank, and this rank's errors."""
+    Return the problem on any rank, if any, and this rank's errors."""
     block = copy_of(plain)
     try:
         errors = errors_of(run_block(block, calls, shard(block).training), reference)

@@ -1,7 +1,7 @@
-"""Save checkpoints while training continues: torch.distributed.checkpoint (DCP) with additions.
+"""Save checkpoints with torch.distributed.checkpoint (DCP) while training continues.
 
 Training waits only while a save copies the state. A background thread then writes the copy and
-finally the manifest, which completes the checkpoint. If the thread fails, the next step raises its
+finally the manifest, which completes the checkpoint. If the thread fails, the next step raises the
 error. See `paralab.worker.training_state` for the contents of a checkpoint.
 """
 
@@ -52,7 +52,7 @@ class Saver:
 
     def prepare(self) -> None:
         """Allocate memory for the copies during a warm-up step, because pinning a gigabyte takes
-        half a second. Also check now that a checkpoint of this state could be loaded."""
+        half a second. Also check early that a checkpoint of this state can be loaded."""
         tensors = self.state.tensors()
         try:
             for name, tensor in tensors.items():
@@ -69,7 +69,7 @@ class Saver:
         tensors = self.state.tensors()
         if self.state.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Assume that the other stages are about as large.
+            # Assume that all stages have about the same size.
             stages = self.state.plan.stages if self.state.plan.schedule else 1
             require_room(self.directory, sum(t.nbytes for t in tensors.values()) * stages)
 
@@ -119,7 +119,7 @@ class Saver:
         threads = WRITERS if state.plan.device == "cuda" else 1
         writer = FileSystemWriter(folder, overwrite=False, thread_count=threads)
         # Do not compute torch's checksum, which takes as long as writing. The manifest has a better
-        # one.
+        # checksum.
         config: Any = serialization_config
         with config.patch({"save.compute_crc32": False}):
             save(self._copy, storage_writer=writer, process_group=group, no_dist=group is None)
@@ -130,7 +130,7 @@ class Saver:
             write_manifest(folder, **about)
             rotate(self.directory, self.policy.keep)
         if group:
-            dist.barrier(group)  # no rank reports the checkpoint before it has a manifest
+            dist.barrier(group)  # do not report the checkpoint before it has a manifest
         return {
             "step": step,
             "blocked_seconds": round(blocked, 6),
@@ -139,8 +139,8 @@ class Saver:
         }
 
     def _require_finite(self, step: int) -> None:
-        """Raise if a parameter is not finite. A step can have a finite loss and still leave NaN in
-        a parameter, and training would never recover from such a checkpoint."""
+        """Raise if a parameter is not finite. A step with a finite loss can still produce NaN in a
+        parameter, and training cannot recover from such a checkpoint."""
         for name, tensor in self._copy.items():
             values = local(tensor)
             if not name.startswith("model.") or not values.is_floating_point():

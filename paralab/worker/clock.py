@@ -1,7 +1,7 @@
 """Time marks, in seconds since the run's origin, on one clock for all ranks.
 
 On a CPU, a mark is the time itself. On a GPU, it is a CUDA event whose time is read later, because
-measuring must not make the CPU wait for the device where plain PyTorch would not.
+measuring must not add waits for the device.
 
 Monotonic clocks start at the machine's boot, so two machines' clocks can differ by days. A rank on
 another machine asks rank 0 for its time several times. Rank 0 read its clock at some point between
@@ -32,9 +32,9 @@ class Clock:
     event on the device's current stream. Each device has a base event whose time on this clock is
     known.
 
-    Recording a mark delays the next kernel launch, so it must be cheap. The class reuses events,
-    and looks up a device's index and stream only once: asking torch for the current stream takes
-    longer than recording an event on it.
+    Recording a mark delays the next kernel launch, so it must be cheap. This class reuses events
+    and caches each device's index and streams, because asking torch for the current stream takes
+    longer than recording an event.
     """
 
     def __init__(self, origin_seconds: float, gpus: Sequence[str] = ()) -> None:
@@ -79,8 +79,8 @@ class Clock:
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA returns milliseconds as a 32-bit float. That is accurate enough between two marks,
-        # but not since the start of a long run.
+        # CUDA returns milliseconds as a 32-bit float, which is accurate enough for the time between
+        # two marks, but not for the time since the start of a long run.
         self._bases[index] = (mark, resolved)
         return resolved
 

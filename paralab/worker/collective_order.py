@@ -3,8 +3,8 @@
 A collective does not check what its data means. If rank 0 gathers expert 1 while rank 1 gathers
 expert 2, each rank gets half of both experts and keeps training without an error. So each rank
 tracks the order of its collectives. A step with the same order as the previous step does not need a
-check. In the first step, and as soon as the order changes, each rank compares its next collective
-with the other ranks. If no rank answers, only the rank that asked has changed its order.
+check. In the first step, and once its order changes, a rank compares its next collective with the
+other ranks. If no rank answers, only the rank that asked has changed its order.
 
     step 0   checked      gather a, gather b, reduce b, reduce a      all ranks agree
     step 1   same order   no check needed
@@ -24,7 +24,7 @@ from paralab.errors import ParalabError
 from paralab.plan.sharding import BRANCHES
 from paralab.worker.groups import PATIENCE
 
-ANSWER_SECONDS = 5.0  # wait this long for the other ranks, or two steps if longer
+ANSWER_SECONDS = 5.0  # wait for the other ranks for this time or two steps, whichever is longer
 DONE = "finish the step"
 
 

@@ -18,10 +18,10 @@ from paralab.worker.probes import Probe
 
 
 class BlockCompiler:
-    """Compiles blocks, and counts the calls that really ran compiled code."""
+    """Compiles blocks, and counts the calls that actually ran compiled code."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        import torch._dynamo  # slow, so import it only here
+        import torch._dynamo  # import it here, because it is slow
 
         torch._dynamo.reset()  # other runs may share this process
         self.graphs = self.runs = self.calls = self.eager_calls = 0
@@ -64,7 +64,7 @@ class BlockCompiler:
         return run
 
     def finish(self, probe: Probe) -> None:
-        """Write what was compiled. Raise if nothing was, because then the run shows nothing."""
+        """Write the counts. Raise if no call ran compiled code, because the run is then meaningless."""
         if self.calls == self.eager_calls:
             raise ParalabError(
                 f"--compile: none of {self.calls} calls of blocks ran compiled code.",

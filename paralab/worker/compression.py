@@ -1,8 +1,8 @@
-"""`ddp --compress`: what DDP's communication hook sends instead of a bucket of gradients.
+"""`ddp --compress`: the data that DDP's communication hook sends instead of a gradient bucket.
 
-fp16, bf16   the rounded gradients; the ranks' values are added, and the sum is rounded again
-powersgd     torch's PowerSGD: for each large gradient matrix, two thin matrices whose product is
-             close to it. A rank adds what it did not send to its next gradient
+fp16, bf16   the rounded gradients; the sum over the ranks is rounded again
+powersgd     two thin matrices whose product approximates a large gradient matrix (torch's PowerSGD);
+             each rank adds its approximation error to its next gradient
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Cast:
-    """Rounds gradients to a dtype with 2 bytes.
+    """Rounds gradients to a 2-byte dtype.
 
-    `in_order`: add the ranks' values in rank order and round once, as `local` does. gloo and NCCL
-    round after each addition, in a different order.
+    With `in_order`, add the ranks' values in rank order and round once, as `local` does. gloo and
+    NCCL round after each addition, in a different order.
     """
 
     def __init__(self, plan: Plan, group: dist.ProcessGroup) -> None:
@@ -90,10 +90,10 @@ class Cast:
 
 
 class PowerSgd:
-    """torch's hook. It averages gradients, so give it gradients times the number of ranks.
+    """Wraps torch's hook, which averages gradients, so multiply them by the number of ranks first.
 
-    It waits for its all-reduces inside callbacks. With several buckets, the ranks' threads would
-    start these in different orders, so wait for each all-reduce before the next call.
+    torch's hook starts all-reduces in callbacks. With several buckets, ranks could start them in
+    different orders, so wait for each all-reduce immediately.
     """
 
     def __init__(self, plan: Plan, group: dist.ProcessGroup, model: nn.Module) -> None:
@@ -106,7 +106,7 @@ class PowerSgd:
             start_powerSGD_iter=POWERSGD_START,
             orthogonalization_epsilon=EPSILON,
         )
-        self.layout: dict[int, list[int]] = {}  # bucket -> the numbers of its parameters
+        self.layout: dict[int, list[int]] = {}  # bucket -> parameter numbers
 
     def reduce(self, bucket: Any, begin: Begin) -> Future:
         if self.state.iter < POWERSGD_START:
@@ -124,8 +124,8 @@ class PowerSgd:
         return future
 
     def _start(self, bucket: Any, numbers: list[int]) -> None:
-        """Start with vectors that depend on the parameter, not on its bucket. torch expects matrices
-        of equal shape next to each other."""
+        """Initialize a bucket's memory. The starting vectors depend on the parameter, not on the
+        bucket. torch expects matrices of the same shape to be adjacent."""
         by_shape: dict[torch.Size, list[torch.Tensor]] = {}
         rows = 0
         for number, gradient in zip(numbers, bucket.gradients(), strict=True):
@@ -152,7 +152,7 @@ class PowerSgd:
         return {"iteration": state.iter, "layout": self.layout, "memory": list(memory)}
 
     def restore_own(self, state: dict[str, Any]) -> None:
-        """Restore this rank's memory. If the checkpoint has none, start again without it."""
+        """Restore PowerSGD's memory on this rank, or clear it if the checkpoint has none."""
         self.layout = state.get("layout", {})
         self.state.iter = state.get("iteration", 0)
         memory = self.state.p_memory_dict, self.state.q_memory_dict, self.state.error_dict
@@ -162,7 +162,7 @@ class PowerSgd:
 
 
 class WaitingCollectives:
-    """The part of torch.distributed that torch's hook uses."""
+    """Replaces torch.distributed in torch's hook, and waits for each all-reduce."""
 
     def __init__(self, begin: Begin) -> None:
         self.begin = begin

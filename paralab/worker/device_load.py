@@ -16,7 +16,7 @@ EVERY_SECONDS = 0.1
 
 
 class LoadSampler:
-    """Writes `load` events. It reads only system counters, and never waits for a device."""
+    """Writes `load` events. It reads only system counters, so it never waits for a device."""
 
     def __init__(self, rank: RankPlan, probe: Probe) -> None:
         self.probe = probe

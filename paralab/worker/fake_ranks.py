@@ -1,5 +1,5 @@
-"""Split a fake model as rank 0 of a tensor-parallel run does, in one process. The collectives of
-torch's `fake` backend return at once."""
+"""Split a fake model as rank 0 of a tensor-parallel run does, in one process. Collectives of torch's
+`fake` backend return immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process groups. Several runs share a launch's processes, and some use only its first ranks."""
+"""Process groups. The runs of a launch share its processes, and some runs use only the first ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paralab.worker.shards import is_split, local
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 
-# What each group is for.
-#   all         all ranks, one group per stage (its number): collectives in a group must run in the
-#               same order on all ranks, but stages finish in any order
+# The purpose of each group:
+#   all         all ranks; one group per stage (`number`), because collectives in a group must run
+#               in the same order on all ranks, but stages finish in any order
 #   replicas, stages, shards   the ranks that differ only along this axis of the grid
-#   parts       one of fsdp's shard groups, whose ranks have all parts of a parameter together
+#   parts       one of fsdp's shard groups, whose ranks together have all parts of a parameter
 #   copies      the ranks that have the same part, one in each shard group
-#   order       where fsdp ranks compare their next collectives before they run them
-#   checkpoint  for writing checkpoints while training uses the other groups
+#   order       fsdp ranks compare their next collectives in this group before they run them
+#   checkpoint  writes checkpoints while training uses the other groups
 Purpose = Literal["all", "replicas", "stages", "shards", "parts", "copies", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
 
@@ -74,25 +74,25 @@ def _axis_key(plan: Plan, axis: Axis, ranks: tuple[int, ...]) -> Key:
 
 
 def ranks_with(plan: Plan, axis: Axis, rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from this one only along an axis of the grid."""
+    """Return the ranks that differ from this rank only along an axis of the grid."""
     return next(ranks for ranks in _along(plan, axis) if rank in ranks)
 
 
 def group_along(plan: Plan, axis: Axis, rank: int) -> dist.ProcessGroup:
-    """Return the group of the ranks that differ from this one only along an axis of the grid."""
+    """Return the group of the ranks that differ from this rank only along an axis of the grid."""
     return _groups[_axis_key(plan, axis, ranks_with(plan, axis, rank))]
 
 
 def whole_model_group(plan: Plan, rank: int) -> dist.ProcessGroup:
-    """Return the group whose ranks have all parts of this rank's parameters together."""
+    """Return the group whose ranks together have all parts of this rank's parameters."""
     if plan.shard_groups > 1:
         return group_of(plan, "parts", rank // plan.shards_per_parameter)
     return group_of(plan) if plan.shards_parameters else group_along(plan, "shards", rank)
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give all ranks the parameters and buffers of the first one, as DDP does, except those of which
-    each rank has a part. Otherwise, shards of different initial values would mix two models."""
+    """Copy the first rank's parameters and buffers to all ranks, as DDP does, except for tensors
+    that are already split. Otherwise, ranks with different initial values would mix two models."""
     for tensor in [*model.parameters(), *model.buffers()]:
         # broadcast cannot write to an expanded buffer
         if tensor.is_contiguous() and not tensor.is_meta and not is_split(tensor):

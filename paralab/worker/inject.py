@@ -1,6 +1,6 @@
 """Let bench/faults inject a fault into this rank, to test whether training survives it.
 
-PARALAB_PLANT = {"file": "…/bench/faults/inside.py", …}      the file's `inject` gets all entries
+PARALAB_PLANT = {"file": "…/bench/faults/inside.py", …}      passed to the file's `inject`
 """
 
 from __future__ import annotations

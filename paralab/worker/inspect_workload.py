@@ -1,4 +1,4 @@
-"""Run the inspections that require torch: list the machine's devices, or summarize a workload in
+"""Run the inspections that require torch: list the machine's devices, and summarize a workload in
 plain numbers.
 
 python -m paralab.worker.inspect_workload ANSWER.json INSPECTION.json
@@ -55,7 +55,7 @@ from paralab.workload.summary import Block, Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, try_step
 from paralab.workload.workload import Workload
 
-ENOUGH = 32  # samples to find out whether a batch can be split
+ENOUGH = 32  # samples to test whether a batch can be split
 Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 
 
@@ -101,12 +101,12 @@ def inspect_machine() -> Machine:
 
 
 def inspect_workload(inspection: Inspection) -> Summary:
-    """Build the workload, run it briefly on a few samples, and return what a plan needs to know."""
+    """Build the workload, run it on a few samples, and return the facts that a plan needs."""
     skip_compiler_import()
     workload = load_workload(inspection.workload)
     gc.freeze()
     gc.enable()
-    # Without a GPU, use the CPU: the plan then rejects `--device cuda` and says why.
+    # Without a GPU, use the CPU. The plan will reject `--device cuda` and say why.
     wants_gpu = inspection.device in ("cuda", "auto")
     device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
     fake = fake_if_too_large(workload, device) if inspection.large else None
@@ -161,12 +161,12 @@ def inspect_workload(inspection: Inspection) -> Summary:
     if inspection.blocks:
         with running("A trial step"):
             details["blocks"] = _inspect_blocks(workload, model, take(batch, 0, 2))
-    if inspection.verify:  # do this last, because it changes the model's dtype
+    if inspection.verify:  # this is last because it changes the model's dtype
         with running("A trial step"):
             trial = replace(trial, casts=find_casts(workload, model, batch))
             started = time.perf_counter()
             problem = find_split_problem(workload, model, batch, trial.controls)
-            # A small batch may lack the rare samples that make the difference.
+            # A small batch may lack the rare samples that reveal a problem, so try a larger one.
             # With random numbers or state, the first call has already replaced the model's forward.
             again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
             if not problem and again and workload.batch_size < ENOUGH:
@@ -256,8 +256,8 @@ def _build_model(workload: Workload) -> nn.Module:
 
 def skip_compiler_import() -> None:
     """Prevent torch from importing its compiler, which takes a second. Optimizers and the FLOP
-    counter import it only to mark functions that must not be compiled, and nothing is compiled
-    here. If this fails in another torch version, an inspection takes a second longer."""
+    counter import it only to mark functions as not compilable, but inspections compile nothing.
+    If this has no effect in another torch version, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
         if function := getattr(method, "__wrapped__", None):

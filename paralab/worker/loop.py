@@ -93,7 +93,7 @@ def _run_steps(
     context, strategy, optimizer = progress.context, progress.strategy, progress.optimizer
     probe, precision, model = context.probe, context.precision, strategy.model
     losses: list[torch.Tensor] = []
-    stepped: list[bool] = []  # stays empty if the GradScaler skips the step
+    stepped: list[bool] = []  # empty after a step that the GradScaler skips
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
 
     for batch, accumulation_steps in load_batches(context, progress.done):
@@ -108,7 +108,7 @@ def _run_steps(
             if trace:
                 trace.first_gradients(strategy.gradients(), precision.scaler.get_scale())
 
-        if trace and context.plan.world_size == 1:  # as every reference has
+        if trace and context.plan.world_size == 1:  # references always run with one rank
             trace.note_gradients(strategy.gradients())
 
         stepped.clear()
@@ -141,7 +141,7 @@ def _write_results(
 ) -> None:
     """Write what was requested: the reference, the comparison with a reference, or the weights."""
     if trace and extras.save_reference:
-        if context.plan.precision != "fp16":  # where gradients may underflow
+        if context.plan.precision != "fp16":  # in fp16, gradients may underflow
             trace.require_gradients()
         trace.save(extras.save_reference)
     if trace and extras.compare_with:

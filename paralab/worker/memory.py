@@ -19,7 +19,7 @@ from paralab.workload.recompute import Watched, watch_nothing
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves on each device. This is slow: do it in one step."""
+    """Counts the bytes that autograd saves on each device. This is slow, so use it in one step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
@@ -28,7 +28,7 @@ class ActivationMeter:
         # Address -> (bytes, piece, storage)
         self._live: dict[str, dict[int, tuple[int, Any, StorageWeakRef]]] = {}
         self._lock = threading.Lock()
-        self._thread = threading.local()  # .place: the device and piece that a thread counts for
+        self._thread = threading.local()  # `place` is the thread's device and piece
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
@@ -62,8 +62,8 @@ class ActivationMeter:
         self.peak[device] = max(self.peak.get(device, 0), sum(sizes))
 
     def watch(self, block: nn.Module) -> Watched:
-        """Count a recomputed block: what it keeps, and what exists while it is computed again.
-        Then one block's activations exist in addition to what the others keep."""
+        """Count the bytes of a recomputed block: those it keeps, and those that exist while it is
+        recomputed, when its activations come on top of the tensors that other blocks keep."""
         place = getattr(self._thread, "place", None)
         if not self.enabled or place is None:
             return watch_nothing(block)
@@ -79,9 +79,9 @@ class ActivationMeter:
     def _recomputing(self, block: nn.Module, device: str) -> Iterator[None]:
         with self._lock:
             live = self._live.get(device, {}).items()
-            # The backward pass has already freed some of it.
+            # Skip tensors that the backward pass has already freed.
             sizes = {key: size for key, (size, _, storage) in live if not storage.expired()}
-        # fsdp has gathered the block's parameters again.
+        # Ignore the block's parameters, which fsdp has gathered again.
         ignored = self.ignored | addresses(map(local, block.parameters()))
 
         def note(tensor: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ class ActivationMeter:
             yield
 
     def backward_done(self, piece: Any = None) -> None:
-        """Subtract everything that this piece's graph had saved: the graph is now freed."""
+        """Subtract all tensors that this piece's graph saved, because the graph is now freed."""
         with self._lock:
             if piece is None:
                 self._live.clear()
@@ -106,7 +106,7 @@ class ActivationMeter:
 
 @contextmanager
 def save_also(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Count what autograd saves, and pass it on to torch's checkpoint, which keeps it."""
+    """Count the tensors that autograd saves, and pass them on to torch's checkpoint."""
     private: Any = torch._C._autograd
     pack, unpack = private._top_saved_tensors_default_hooks(True)
 

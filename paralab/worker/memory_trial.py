@@ -77,7 +77,7 @@ def run_trial(plan: Plan, workload: Workload, sizes: list[int]) -> MemoryTrial:
     if plan.precision == "fp64":
         torch.set_default_dtype(torch.float64)
     try:
-        # A module may use a real tensor that is not its parameter or buffer.
+        # A module may use a real tensor that is neither a parameter nor a buffer.
         return _Trial(plan, workload, FakeTensorMode(allow_non_fake_inputs=True)).run(sizes)
     finally:
         torch.set_default_dtype(default)
@@ -121,7 +121,7 @@ class _Trial:
         )
 
     def _load_sample(self) -> Any:
-        """Return one sample as a fake tensor. Its other dims are those of a real batch."""
+        """Return one sample as fake tensors with the shapes of a real batch, except for dim 0."""
         size = dataset_samples(self.workload)
         loaded = min(self.plan.batch_size, MOST_LOADED)
         first = GlobalBatch(0, 0, 0, min(loaded, size or loaded))
@@ -159,7 +159,7 @@ class _Trial:
                         if tensor is None:
                             continue
                         if id(tensor) not in placed:
-                            # Keep the old tensor, so that no other one gets its id.
+                            # Keep the old tensor, so that no new tensor gets its id.
                             placed[id(tensor)] = place(tensor, dtype_in(name)), tensor
                         values[key] = placed[id(tensor)][0]
 
@@ -182,10 +182,10 @@ class _Trial:
         return torch.autocast(self.device.type, self.low, cache_enabled=cached)
 
     def _try_optimizer(self, samples: int) -> tuple[tuple[Weight, ...], int]:
-        """Step once, and return each parameter's state and the bytes of temporary tensors."""
+        """Run optimizer steps. Return each parameter's state and the bytes of temporary tensors."""
         optimizer = make_optimizer(self.workload, self.model)
         if self.device.type == "cuda":
-            # As on real CUDA tensors. torch does not recognize fake ones.
+            # torch defaults to foreach on CUDA, but does not recognize fake CUDA tensors.
             for group in optimizer.param_groups:
                 if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                     group["foreach"] = True
@@ -222,7 +222,7 @@ class _Trial:
             with self._autocast():
                 output, loss = self._forward(batch)
             loss.backward()
-            del output  # a rank also has it until here
+            del output  # a rank also keeps the output until here
 
         with self.fake:
             batch = filled(self.sample, samples)
@@ -235,7 +235,7 @@ class _Trial:
         return Pass(samples, num_bytes(batch), saved, loss, loss_alone, first, again, recomputed)
 
     def _count_saved(self, batch: Any) -> tuple[SavedTensors, int, int]:
-        """Count what autograd saves in each part of the model, and in the loss."""
+        """Count the bytes that autograd saves in each part of the model, and in the loss."""
         saved = SavedTensors(self.model)
         starts = [part.start for part in self.plan.stage_parts[1:]]
         with ExitStack() as around:
@@ -256,8 +256,8 @@ class _Trial:
         return saved, new, alone
 
     def _peak_of(self, run: Callable[[], Any], *existing: Any) -> int:
-        """Return the largest number of bytes on top of what exists before `run`: parameters,
-        buffers, gradients, and these tensors or optimizers."""
+        """Return the peak bytes during `run`, in addition to the parameters, buffers, gradients,
+        and `existing` tensors or optimizers."""
         tracker = _make_tracker()
         tracker.track_external(self.model, *existing)
 
@@ -272,8 +272,8 @@ class _Trial:
 
 
 class _KnownSizes(TorchDispatchMode):
-    """Refuse operators whose fake results are smaller than the real ones: a recurrent layer also
-    saves a workspace, and only the library that runs it (oneDNN, cuDNN) knows how large that is."""
+    """Refuse operators whose fake results are too small. A recurrent layer also saves a workspace,
+    whose size only the library that runs it (oneDNN, cuDNN) knows."""
 
     UNKNOWN = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 
@@ -289,8 +289,8 @@ def _make_tracker() -> Any:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     class Tracker(MemTracker):
-        """MemTracker without the hooks that tell gradients from temporary tensors. They refuse
-        frozen parameters, and only the total matters here."""
+        """MemTracker without the hooks that tell gradients from temporary tensors. These hooks fail
+        on frozen parameters, and only the total matters here."""
 
         def _track_module_params_and_buffers(self, module: nn.Module, *_: Any, **__: Any) -> Any:
             return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
@@ -310,7 +310,7 @@ def _build(workload: Workload, fake: Any, seed: int) -> tuple[nn.Module, str | N
 
 
 def _explain(error: Exception) -> str:
-    """Return one line. torch's fake tensors have no values, and its exceptions name an operator."""
+    """Describe the error in one line. Errors about missing values name only an operator."""
     name, operator = type(error).__name__, f"{error}".strip().splitlines()[:1]
     if name in ("DataDependentOutputException", "DynamicOutputShapeException"):
         what = "the model, the loss, or the optimizer"
@@ -319,8 +319,8 @@ def _explain(error: Exception) -> str:
 
 
 def _workspace_bytes() -> int:
-    """Return what CUDA's libraries allocate for matrix products and keep. Measure it, because it
-    depends on the GPU, the libraries, and environment variables."""
+    """Return the bytes that CUDA's libraries allocate for matrix products and keep. Measure them,
+    because they depend on the GPU, the libraries, and environment variables."""
     layer = nn.Linear(WORKSPACE_DIM, WORKSPACE_DIM, device="cuda")
     values = torch.randn(WORKSPACE_DIM, WORKSPACE_DIM, device="cuda", requires_grad=True)
     for _ in range(2):

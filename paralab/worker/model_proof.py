@@ -41,7 +41,7 @@ def prove_together(
     shard: Shard,
     kinds: Sequence[str],
 ) -> str | None:
-    """Return what is wrong if `shard` shards the whole model, or None. `kinds` is what to control."""
+    """Return the problem if `shard` shards the whole model, or None. `kinds` lists what to control."""
     sharded = copy_of(model)
     try:
         training, draw = shard(sharded)
@@ -90,7 +90,7 @@ def _gradients(
 
 
 def _disagreement(values: Values) -> str | None:
-    """Return which of these values is not the same on all ranks."""
+    """Describe the value that differs most between ranks, if any."""
     first = {name: value.clone() for name, value in values.items()}
     for value in first.values():
         dist.broadcast(value, 0)
