@@ -2,8 +2,8 @@
 
     python bench/collectives.py [RANKS]
 
-Both backends take turns in the same processes, so noise affects both. Each time is the median over
-the rounds, and so is each ratio.
+Both backends take turns in the same processes, so noise affects both. All times and ratios are
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def all_reduce(group: dist.ProcessGroup, megabytes: float) -> Callable[[], objec
 
 
 def ddp_step(group: dist.ProcessGroup | None, batch: int) -> Callable[[], object]:
-    """A step of a 6-layer, 1024-wide MLP with 25 MB of gradients; without a group, it does not
-    communicate."""
+    """Return a step of a 6-layer, 1024-wide MLP with 25 MB of gradients. Without a group, the step
+    does not communicate."""
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)

@@ -65,8 +65,8 @@ def main(device: str, widths: tuple[int, ...]) -> None:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the median's confidence interval. It ends at the sorted values about sqrt(n) places
-    below and above the middle."""
+    """Return the median's confidence interval. Its limits are the sorted values about sqrt(n)
+    places below and above the middle."""
     ordered, middle, aside = sorted(values), len(values) / 2, 0.98 * len(values) ** 0.5
     return ordered[max(0, int(middle - aside))], ordered[min(len(values) - 1, int(middle + aside))]
 

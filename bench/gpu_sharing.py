@@ -3,9 +3,9 @@
 
     python bench/gpu_sharing.py [--fast]
 
-All cases of a launch take turns, so noise affects them alike. A case with fewer ranks than the
-launch uses the first ranks; the others sleep. Each time is the median over the rounds, and each
-ratio is to one rank with the entire batch, in the same launch.
+All cases of a launch take turns, so noise affects them equally. A case with fewer ranks than the
+launch uses the first ranks; the others sleep. Each time is the median over the rounds. Each ratio
+compares with one rank that processes the entire batch in the same launch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUCKETS_MB = (25, WHOLE_MB)
 
 
 def make_step(group: dist.ProcessGroup | None, ranks: int, bucket: int) -> Callable[[], None]:
-    """Return a training step. Without a group, it does not communicate."""
+    """Return a training step. Without a group, the step does not communicate."""
     torch.manual_seed(0)
     workload = load_workload("gpt:124m")
     plain = workload.model().cuda()

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API on first use: ranks also import this file and never need the API."""
+    """Import the API on first use, because ranks also import this file but do not need the API."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paralab import api

@@ -149,8 +149,8 @@ def verify(
 ) -> VerifyResult:
     """Check that a strategy trains the workload like a single device.
 
-    The options you give apply to every configuration; the others vary. All workloads in a list share one
-    launch.
+    The given options apply to every configuration; all other options vary. All workloads in a list
+    share one launch.
     """
     _require_known(options, CONFIGURATION)
     forget_inspections()

@@ -110,7 +110,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if GPUS:
-            torch.cuda.synchronize(device)  # device 0 ends last: it waits for the other gradients
+            torch.cuda.synchronize(device)  # device 0 finishes last: it sums the gradients
         step_seconds.append(time.perf_counter() - start)
 
     Net.show_input = False

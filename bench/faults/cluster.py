@@ -2,8 +2,8 @@
 
     python3 -m bench.faults.cluster [slurm]
 
-Needs root, iproute2, slurm-wlm, and munge, and reports which of them are missing. The rows have the
-same columns as in `matrix.py`, with the same training and the same final comparison.
+This needs root, iproute2, slurm-wlm, and munge, and reports which of them are missing. The columns,
+the training, and the final comparison are the same as in `matrix.py`.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _try_slurm(undisturbed: Workspace) -> None:
 
 
 def _like(undisturbed: Workspace, number: int, workspace: Workspace) -> Workspace:
-    """Compare with the weights of the same undisturbed run, and number trials from `number`."""
+    """Compare with the weights of the same undisturbed run. Number trials from `number`."""
     workspace.weights, workspace.seconds = undisturbed.weights, undisturbed.seconds
     workspace.number = number
     return workspace

@@ -135,7 +135,7 @@ class Workspace:
 
 
 def _restore_ctrl_c() -> None:
-    """Restore SIGINT in the new process, which would inherit an ignored one under `nohup … &`."""
+    """Restore SIGINT, which the new process would otherwise ignore under `nohup … &`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -245,13 +245,13 @@ def _attempts(folder: Path) -> Iterator[list[Event]]:
 
 
 def processes_of(launcher: int) -> list[psutil.Process]:
-    """Return the processes with this launcher's pid in their environment. This finds them even
-    after the launcher has died and they have another parent."""
+    """Return the processes with this launcher's pid in their environment. This works even if the
+    launcher has died, so that they have another parent."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(LAUNCHER) == str(launcher):
                 found.append(process)
-        except psutil.Error:  # another user's process, or one that has just ended
+        except psutil.Error:  # another user's process, or one that has just exited
             continue
     return found

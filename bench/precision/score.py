@@ -8,9 +8,9 @@ CHECKOUTS holds the Python files of the repositories in healthy.csv and bugs.csv
     CHECKOUTS/bugs/CASE/before/…, after/…     the repository at `parent_commit` and `fix_commit`
 
 The path `.` stands for the whole repository: the doctor chooses the files, as in `paralab doctor .`
-Bugs count as found with every id selected, so also H17, which is off by default.
+To search for bugs, the script selects every id, including H17, which is off by default.
 
-Someone has read each file with an error or a warning and written the verdict into verdicts.csv. A
+A person has read each file with an error or a warning and written a verdict into verdicts.csv. A
 finding without a verdict counts as unjudged, never as true. `--write` puts the tables into
 docs/doctor-precision.md.
 """
@@ -37,7 +37,7 @@ from paralab.errors import ParalabError  # noqa: E402
 
 PAGE = HERE.parent.parent / "docs" / "doctor-precision.md"
 NEAR = 15  # lines between a finding and the line that the fix changed
-# Reported where the group, the seed, or the loop begins, not where the missing line belongs.
+# The doctor reports these where the group, seed, or loop begins, not where a line is missing.
 ELSEWHERE = frozenset(["H09", "H17", "S10", "T01", "T02"])
 HALVES = (
     "tune",
@@ -73,7 +73,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def find(job: tuple[str, Path, Path], settings: Settings | None = None) -> list[Found] | None:
-    """The doctor's findings in one file or repository; None if it cannot be analyzed."""
+    """Return the doctor's findings in a file or repository, or None if it cannot be analyzed."""
     repo, root, path = job
     try:
         findings = check_paths([root / path], settings).findings
@@ -96,7 +96,7 @@ def is_whole(job: tuple[str, Path, Path]) -> bool:
 
 
 def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
-    """The share of true findings among errors and warnings."""
+    """Yield tables of the share of true findings among errors and warnings."""
     chosen = [row for row in rows("healthy.csv") if row["half"] in halves]
     folders = [checkouts / "healthy" / row["repo"].replace("/", "+") for row in chosen]
     jobs = [
@@ -106,7 +106,7 @@ def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
     ]
     with multiprocessing.Pool() as pool:
         results = pool.map(find, [job for job in jobs if not is_whole(job)], chunksize=2)
-    results += [find(job) for job in jobs if is_whole(job)]  # these start processes of their own
+    results += [find(job) for job in jobs if is_whole(job)]  # these start processes, too
     files = sum(len(find_files(job[1]).parallel) if is_whole(job) else 1 for job in jobs)
     verdicts = {
         (row["repo"], row["path"], row["id"], int(row["line"])): row["verdict"]
@@ -136,7 +136,7 @@ def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
 
 
 def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
-    """How many known bugs are found before their fix, and still reported after it."""
+    """Yield tables of how many known bugs are found before their fix, and reported after it."""
     chosen = [row for row in rows("bugs.csv") if row["half"] in halves]
     results = {}
     for side in ("before", "after"):
@@ -165,7 +165,7 @@ def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
 
 
 def _severity_of(row: dict[str, str], found: list[Found]) -> str | None:
-    """The severity of the finding with the right id near the right line, if there is one."""
+    """Return the severity of the finding with the right id near the right line, if any."""
     line = int(row["line_before"] or 0)
     same = [one for one in found if one.id == row["failure_id"]]
     near = [

@@ -47,7 +47,7 @@ class Answer(_Block, frozen=True):
     text: str
     evidence: Evidence
     verdict: bool | None = None
-    terms: tuple[str, ...] = ()  # a correct answer contains one word from each: "backward|gradient"
+    terms: tuple[str, ...] = ()  # a correct answer has a word from each entry: "backward|gradient"
     choice: str | None = None  # for a which-one question: the alternative that the answer chooses
     options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"
     undecided: bool = False  # True if the timings are too noisy for an answer
@@ -63,7 +63,7 @@ class Bar(Record, frozen=True):
 
 
 class Bars(_Block, frozen=True):
-    """Bars with error bars, and a line at `reference` (1.0 is as fast as one device)."""
+    """Bars with error bars, and a line at `reference` (1.0 means as fast as one device)."""
 
     title: str
     bars: tuple[Bar, ...]

@@ -11,8 +11,8 @@ call on rank 0 belongs to the third call on rank 1.
     rank 1     all_reduce(4)   all_reduce(7)                      number 2 has a different size
     rank 1     all_reduce(4)   all_reduce(1) on another line wrong sums, and no error
 
-All sources of calls (the launcher, watched and attached ranks, Flight Recorder dumps, watchdog
-lines, and run folders) convert them to lists of `CollectiveCall` and call `find_mismatches`.
+Each source of calls (the launcher, watched and attached ranks, Flight Recorder dumps, watchdog
+lines, and run folders) converts its calls to `CollectiveCall` and calls `find_mismatches`.
 """
 
 import re
@@ -45,15 +45,15 @@ Difference = Literal["operation", "size", "site"]
 class CollectiveCall:
     """One call on one rank. An unknown property is None."""
 
-    kind: str | None  # the kind, as returned by `kind_of`
+    kind: str | None  # a value that `kind_of` returns
     group: str | None = DEFAULT_GROUP
     number: int | None = None  # the sequence number in the group; None for send and recv
     shapes: tuple[tuple[int, ...], ...] | None = None  # one per tensor from this rank
     dtype: str | None = None
     site: Hashable = None  # an id for the calling line; None if lines may differ
     where: str | None = None  # the calling line, for messages
-    is_open: bool = False  # True if the rank has not left the call
-    record: Any = field(default=None, compare=False)  # where the source lists this call
+    is_open: bool = False  # True if the call has not returned
+    record: Any = field(default=None, compare=False)  # the source's own record of this call
 
     @property
     def values(self) -> int | None:
@@ -73,13 +73,13 @@ class Mismatch:
     kind    operation, size, site: calls with the same number differ in this way
             behind: at least one rank waits in `number`, which the ranks in `behind` never called
             groups: each of two ranks waits in a group where the other is missing
-            stuck: all ranks are in the same collective, which does not end
+            stuck: all ranks are in the same collective, which never finishes
     """
 
     kind: Difference | Literal["behind", "groups", "stuck"]
     group: str | None
     number: int | None
-    calls: Mapping[int, CollectiveCall | None]  # the call that each rank makes there, if known
+    calls: Mapping[int, CollectiveCall | None]  # rank -> its call with this number, if known
     odd: int | None = None  # the only rank that differs; None with two ranks (either may be wrong)
     behind: tuple[int, ...] = ()
     # the last call of the ranks that are behind
@@ -141,8 +141,8 @@ def find_mismatches(
 
     `ranks` maps each rank whose calls are known to its calls. `members` lists the ranks in each
     group; by default, these are the ranks with a call in the group. While the ranks run, a rank is
-    behind only if another rank waits for it. `over` is True if they have ended, so a rank that is
-    behind will never arrive."""
+    behind only if another rank waits for it. `over` is True if all ranks have exited, so a rank
+    that is behind will never arrive."""
     calls = {rank: list(own) for rank, own in ranks.items()}
     groups: dict[str, dict[int, dict[int, CollectiveCall]]] = defaultdict(dict)
     for rank, own in calls.items():
@@ -226,7 +226,7 @@ def _across_groups(mismatches: Sequence[Mismatch]) -> Iterator[Mismatch]:
 def _without_numbers(
     ranks: Mapping[int, Sequence[CollectiveCall]], differ: Differ
 ) -> Iterator[Mismatch]:
-    """Yield a mismatch between calls known only from stacks; it is certain only for two ranks."""
+    """Yield a mismatch between calls known only from stacks. It is certain only for two ranks."""
     waits = {rank: call for rank, own in sorted(ranks.items()) for call in own[-1:] if call.is_open}
     unknown = [rank for rank, call in waits.items() if call.number is None]
     if not unknown or len(ranks) < 2:

@@ -47,7 +47,7 @@ class Row(Numbers, frozen=True, kw_only=True):
     bytes_per_step: float
     not_finite_losses: int
     runs: list[str]
-    verify: Verification | None  # None if it was not checked
+    verify: Verification | None  # None if its training was not verified
     speed_up: SpeedUp | None = None  # None if it trains a different workload from the baseline
     efficiency: float | None = None  # speed-up per device
     loss_difference: float | None = None  # largest relative difference from the baseline
@@ -86,7 +86,7 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 class Measured(Planned, frozen=True, kw_only=True):
-    """A planned configuration and its outcome. `runs` lists its complete rounds."""
+    """A planned configuration that ran. `runs` lists the run folders of its completed rounds."""
 
     error: str | None
     verify: Verification | None = None
@@ -154,8 +154,8 @@ def _compare(folder: Path, manifest: ExperimentManifest, outcome: Outcome) -> Co
         for each in outcome.configurations
     ]
     measured = [runs for runs in results if any(run.step_seconds for run in runs)]
-    # A damaged run may have no steps. Drop its round from all configurations, because a ratio needs
-    # both sides.
+    # A damaged run may have no steps. Drop its round from all configurations, because a speed-up
+    # compares two runs in the same round.
     numbers = range(min(map(len, measured), default=0))
     rounds = [n for n in numbers if all(runs[n].step_seconds for runs in measured)]
     rows, failed = [], []
@@ -186,7 +186,7 @@ def _row(folder: Path, configuration: Measured, results: list[Result]) -> Row:
     recordings = [Recording.read(folder / run) for run in configuration.runs]
     first = results[0]
     seconds = [step for recording in recordings for step in recording.step_seconds]
-    # If a run's events are damaged, they lack steps that result.json still contains.
+    # Damaged events lack steps that result.json still contains.
     damaged = len(results) == 1 and first.steps > len(recordings[0].steps)
     times = first.step_seconds if damaged or not seconds else spread(seconds)
     assert times is not None, configuration.name

@@ -19,7 +19,7 @@ from typing import Self
 
 from paralab.record.types import Record
 
-# Student's t, two-sided 95 %, by degrees of freedom. Beyond the table, it is slightly above 1.96.
+# Student's t, two-sided 95 %, by degrees of freedom. Use the last value beyond the table.
 T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
        2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)  # fmt: skip
 FEWEST = 3  # the interval from two rounds is too wide to be useful
@@ -37,7 +37,7 @@ class SpeedUp(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, value: float, low: float | None = None, high: float | None = None) -> Self:
-        """Add the verdict. `no difference` is a definite result; `too noisy` is undecided."""
+        """Add the verdict. `no difference` is a definite result, but `too noisy` is not."""
         if low is None or high is None:
             verdict = "too few rounds"
         elif low > 1 and value > 1 + SMALLEST:
@@ -61,7 +61,7 @@ class SpeedUp(Record, frozen=True, kw_only=True):
 
 
 def speed_up(before: Sequence[float], after: Sequence[float]) -> SpeedUp:
-    """Return `before` / `after`, two lists of step times from the same rounds."""
+    """Return the speed-up `before` / `after` of two lists of step times from the same rounds."""
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     mean = statistics.mean(logs)
     if len(logs) < FEWEST:

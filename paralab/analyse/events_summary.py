@@ -29,7 +29,7 @@ class Passes(Record, frozen=True, kw_only=True):
 
 
 class BucketStart(Record, frozen=True, kw_only=True):
-    """When an all-reduce started, as a fraction of the backward pass around it."""
+    """When an all-reduce started, as a fraction of its backward pass."""
 
     bytes: int
     share_of_backward: float

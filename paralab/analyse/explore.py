@@ -1,4 +1,4 @@
-"""Choose the initial values of the figures with sliders: those that this comparison measured.
+"""Set the figures' sliders to the values that this comparison measured.
 
 A section omits a figure whose values were not measured, and says why.
 """
@@ -42,7 +42,7 @@ def section(comparison: Comparison) -> Section:
 
 
 def _first(rows: list[Row], strategy: str, why_not: str) -> Row:
-    """Return the first plain row with this strategy: fp32, without accumulation if there is one."""
+    """Return the first fp32 row with this strategy and the fewest accumulation steps."""
     found = [row for row in rows if row.strategy == strategy and row.precision == "fp32"]
     if not found:
         raise NotMeasured(why_not)
@@ -50,7 +50,7 @@ def _first(rows: list[Row], strategy: str, why_not: str) -> Row:
 
 
 def _schedule(rows: list[Row], folder: Path) -> Explorable:
-    """Start with the first pipeline that was measured."""
+    """Start with the first measured pipeline."""
     for row in rows:
         recording = Recording.read(folder / row.runs[-1])
         if chart := figures.schedule(recording):

@@ -31,9 +31,9 @@ def root_cause(
     """Return the first error that is not a consequence of another rank's exit. If there is none,
     return a rank that exited without an error, or else the rank that the others waited for.
 
-    An exit code of None means that the launcher ended the rank. `gone` lists ranks that disappeared
-    without an observed exit. `words` maps a rank to an error that it could not write to the run
-    folder."""
+    An exit code of None means that the launcher killed the rank. `gone` lists ranks that
+    disappeared without an observed exit. `words` maps a rank to an error that it could not write to
+    the run folder."""
     events = read_events(folder, attempt)
     last = [(event, rank) for rank, own in events.items() for event in own]
     errors = [(event, rank) for event, rank in last if isinstance(event, Error)]

@@ -85,7 +85,7 @@ def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Spa
 
 
 def _exposed(recording: Recording, rank: int, step: int, base: int) -> Iterator[Span]:
-    """Yield when the rank's first device only waits. DataParallel's copies count as work."""
+    """Yield the times when the rank's first device waits. DataParallel's copies count as work."""
     times = metrics.step_intervals(recording, rank, step)
     for start, end in times["exposed_waiting"]:
         yield Span(base, "wait", "waiting for a slower rank", start, end, False, {"step": step})
@@ -221,7 +221,7 @@ def _curves(
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:
-    """Draw all configurations' losses. Identical curves hide each other."""
+    """Draw the losses of all configurations. Identical curves overlap."""
     curves = {
         row.name: [(float(step), loss) for step, loss in enumerate(row.losses) if loss is not None]
         for row in rows

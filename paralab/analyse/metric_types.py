@@ -4,7 +4,7 @@ from paralab.record.types import Record
 
 
 class Parts(Record, frozen=True, kw_only=True):
-    """The parts of a step, in seconds. None if no step details were recorded."""
+    """The parts of a step, in seconds. Each is None if no step details were recorded."""
 
     forward_seconds: float | None
     backward_seconds: float | None

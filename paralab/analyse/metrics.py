@@ -93,7 +93,7 @@ def metrics_of(recording: Recording) -> Metrics:
 
 
 def step_intervals(recording: Recording, rank: int, step: int) -> dict[str, list[Interval]]:
-    """Return when a rank worked on each part of a step: `forward`, `exposed_communication`, …"""
+    """Return each part's intervals in a rank's step: `forward`, `exposed_communication`, …"""
     spans = clip_backward(recording.spans(rank, step))
     waits: list[Interval] = []
     if recording.plan.strategy == "dp":
@@ -127,8 +127,8 @@ def _lengths(intervals: dict[str, list[Interval]]) -> dict[str, float]:
 
 
 def _shares(parts: dict[str, float]) -> StepShares:
-    """Divide a step's parts by its length. Parts that run at the same time count once: a stage's
-    backward pass during another stage's forward pass counts as forward."""
+    """Divide a step's parts by its length. Overlapping parts count once: a stage's backward pass
+    during another stage's forward pass counts as forward."""
     names = ("forward", "optimizer", "exposed_communication", "other", "skew")
     seconds = {name: parts[f"{name}_seconds"] for name in names}
     seconds["backward"] = parts["compute_seconds"] - parts["forward_seconds"]
@@ -155,7 +155,7 @@ def _intervals(spans: Sequence[Span], *names: str) -> list[Interval]:
 
 
 def _find_blocked(spans: Sequence[Span]) -> list[Interval]:
-    """Return when a collective blocked the thread that computes: FSDP's over gloo, and ZeRO-1's."""
+    """Return when a collective (ZeRO-1's, or FSDP's over gloo) blocked the compute thread."""
     return union([span.interval for span in collectives(spans) if span.blocking])
 
 
@@ -300,7 +300,7 @@ def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
         return [recording.spans(rank, step) for rank in range(recording.world_size)]
     replicas: dict[int, list[Span]] = {}
     for rank in recording.plan.ranks:
-        # The shards of a stage work at the same time, so the first one stands for all.
+        # The shards of a stage work at the same time, so the first one represents all.
         spans = recording.spans(rank.rank, step) if not rank.shard else []
         passes = [span for span in spans if span.event in ("forward", "backward")]
         replicas.setdefault(rank.replica, []).extend(passes)

@@ -16,7 +16,7 @@ from paralab.record.events import Event, Resume, Span, Step
 from paralab.record.reader import read_events, read_status
 from paralab.record.types import read_manifest
 
-# Do not time this many steps at the start: they allocate memory and rebuild DDP's buckets.
+# Do not time the first steps, because they allocate memory and rebuild DDP's buckets.
 WARM_UP = 3
 
 E = TypeVar("E", bound=Event)
@@ -47,7 +47,7 @@ def median(values: Sequence[float]) -> float | None:
 
 def quantiles(values: list[float], n: int) -> list[float]:
     """Return the values that divide a list into n parts, interpolated: 2 3 4 for 1 2 3 4 5."""
-    # Before Python 3.13, `quantiles` needs two values.
+    # Before Python 3.13, `quantiles` needs at least two values.
     return statistics.quantiles(values if values[1:] else values * 2, n=n, method="inclusive")
 
 
@@ -86,7 +86,7 @@ class Recording:
 
     @property
     def losses(self) -> list[float]:
-        """The batch loss of each finished step: the ranks' losses add up."""
+        """The batch loss of each finished step, which is the sum of the ranks' losses."""
         return [sum(event.loss for event in step) for step in self.steps]
 
     def step(self, number: int) -> list[Step]:

@@ -108,7 +108,7 @@ def _remarks(rows: Sequence[Row]) -> str:
 
 
 def _backends(rows: Sequence[Row]) -> str:
-    """`, over local`, or with names if the configurations use several backends."""
+    """Return `, over local`, or list which configuration uses which backend if they differ."""
     users: dict[str, list[str]] = {}
     for row in rows:
         if row.backend:

@@ -67,7 +67,7 @@ class Saves(Record, frozen=True, kw_only=True):
 class PeakMemory(Record, frozen=True, kw_only=True):
     """A device's peak memory, measured by CUDA's allocator or by counting tensors (`how`).
 
-    estimated_bytes   what the plan estimated for the same definition; None if it did not
+    estimated_bytes   the plan's estimate of the same quantity, or None
     estimate_error    estimated ÷ measured − 1
     """
 
@@ -108,10 +108,10 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
 
 
 class Compilation(Record, frozen=True, kw_only=True):
-    """What --compile costs in the first step, and how many steps it takes to win that back.
+    """The time that --compile costs in the first step, and how many steps make up for it.
 
-    The cost includes what torch's compile cache already had. `break_even_steps` is None if it is
-    unknown, or if the compiled step is not faster; `unknown` says why."""
+    A warm compile cache reduces the cost. `break_even_steps` is None if it is unknown or if the
+    compiled step is not faster; `unknown` says why."""
 
     graphs: int
     calls: int
@@ -253,7 +253,7 @@ def _compute(recording: Recording) -> Result:
 
 
 def _compilation(recording: Recording) -> Compilation | None:
-    """Sum up the ranks' calls. They compile at the same time."""
+    """Add up the calls of all ranks, which compile at the same time."""
     events = recording.of(Compile)
     if not events or not recording.steps:
         return None

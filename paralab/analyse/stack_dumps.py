@@ -34,7 +34,7 @@ class Frame(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StackDump:
-    """A rank's answer. `stack` is its main thread's stack, outermost call first."""
+    """A rank's stack dump. `stack` is the main thread's stack, outermost call first."""
 
     rank: int
     asked: bool
@@ -94,7 +94,7 @@ class StackDump:
     def calls(self) -> list[CollectiveCall]:
         """The calls so far. If the rank waits in a call, that call is last, as the stack shows it."""
         waits_in = self.waits_in
-        # Sends and receives are known from the stack.
+        # Sends and receives have no number, so only the stack shows them.
         numbered = [call for call in self.collectives if call.number is not None]
         if waits_in is None:
             return [replace(call, is_open=False) for call in numbered]
@@ -118,7 +118,7 @@ def _find_fault(fault: str) -> str | None:
 
 
 def _read_object(path: Path) -> JsonObject:
-    """Read a JSON object, or `{}`: the rank may have died while writing it."""
+    """Read a JSON object, or return `{}` if the rank died before it was written."""
     return parse_object(path.read_bytes()) if path.exists() else {}
 
 

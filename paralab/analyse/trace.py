@@ -136,7 +136,7 @@ def _complete(slice_: Slice) -> TraceEvent:
 
 
 def _arguments(event: Event) -> TraceEvent:
-    """Return the other fields. NaN becomes text, because a viewer would reject the file."""
+    """Return an event's other fields. NaN becomes text, because viewers reject a file with NaN."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in event.known.items()

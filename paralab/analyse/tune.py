@@ -45,7 +45,7 @@ class Tuned(Record, frozen=True, kw_only=True):
 
 
 class CurvePoint(Record, frozen=True, kw_only=True):
-    """One bucket size (None is PyTorch's default), with all other options at their defaults."""
+    """A bucket size (None means PyTorch's default), with all other options at their defaults."""
 
     bucket_mb: float | None
     buckets: float

@@ -52,11 +52,11 @@ class Excuse(_Differences, frozen=True, kw_only=True):
 
 
 class Verification(_Differences, frozen=True, kw_only=True):
-    """Whether a configuration trains like one device. `control`: what both sides held fixed.
+    """Whether a configuration trains like one device. `control` lists what both sides held fixed.
 
-    `as_simulated` is whether a lossy configuration equals its simulation on one device. It is None
-    for the others, and `equal` is False for lossy ones. `excused` is how far those are from a
-    single device."""
+    For a lossy configuration, `equal` is False, and `as_simulated` says whether it equals its
+    simulation on one device; for all others, `as_simulated` is None. `excused` has the differences
+    from a single device that have a known reason."""
 
     as_simulated: bool | None = None
     steps: int
@@ -114,8 +114,8 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class VerifyResult(Record, frozen=True, kw_only=True):
-    """The result of `verify --json`. `passed`: all configurations that ran are equal, or, if they are
-    lossy, as simulated."""
+    """The result of `verify --json`. `passed` is True if every configuration that ran is equal (or
+    as simulated if it is lossy)."""
 
     strategy: str
     workloads: list[str]
@@ -231,7 +231,7 @@ def _inexcusable(proof: Verification, precision: str, asked: Verification) -> st
     gradients, limit = asked.gradient_difference, ROUNDING[precision]
     if "casts" in proof.control:
         limit = max(limit, ROUNDING["fp32"])
-    # rounding is the only reason
+    # True if rounding is the only known reason.
     rounds = set(proof.control) <= {"casts"} and proof.as_simulated is None
     if rounds and gradients is not None and gradients > limit:
         return (
@@ -307,7 +307,7 @@ def _guess(
 
 
 def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
-    """Say so if several ranks each report the loss of the entire batch."""
+    """Report it if several ranks each return the loss of the entire batch."""
     full = [
         rank
         for rank in ranks

@@ -47,7 +47,7 @@ class Command(click.Command):
                 heading = getattr(parameter, "heading", OTHER)
                 sections.setdefault(heading, []).append(record)
 
-        if len(sections) == 1:  # this heading would say nothing new
+        if len(sections) == 1:  # a single heading adds no information
             sections = {"Options": sections.popitem()[1]}
         if OTHER in sections:
             sections[OTHER] = sections.pop(OTHER)  # move this section to the end

@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Record)
 METAVARS = {int: "N", float: "NUMBER", Path: "DIR"}
 STRATEGY = click.argument("strategy", metavar="|".join(STRATEGIES))
 
-# The values of options that are not fields of a dataclass: a type, and its name in the help.
+# The types of options that are not dataclass fields, with the types' names in the help.
 Value = dict[str, Any]
 COUNT: Value = {"type": click.IntRange(1), "metavar": "N"}
 SECONDS: Value = {"type": click.FloatRange(0, min_open=True), "metavar": "SECONDS"}

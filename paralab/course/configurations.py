@@ -10,8 +10,8 @@ from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
-MOST = 3  # if a question is undecided, run up to three times as many rounds,
-LONGEST_SECONDS = 600  # unless this would take longer
+MOST = 3  # while a question has no clear answer, run up to three times as many rounds,
+LONGEST_SECONDS = 600  # but stop after this time
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
 
 LABELS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ LABELS: Mapping[str, str] = {
     "same": "hybrid, second device = first",
 }
 KEYS = {label: key for key, label in LABELS.items()}
-# A machine that cannot train these skips them.
+# Skip these on a machine that cannot train in low precision.
 LOW = frozenset({"bf16", "fp16", "both", "both_fp16", "faint_scaled", "faint_bare", "faint_bf16"})
 
 
@@ -65,7 +65,7 @@ class Practical:
 
     @property
     def limit(self) -> str:
-        """How long to keep measuring while a question is undecided."""
+        """How long to keep measuring while a question has no clear answer."""
         return f"{MOST * self.rounds} rounds or {LONGEST_SECONDS // 60} minutes"
 
 

@@ -59,7 +59,7 @@ UNDECIDED = r"nois[ey]|few rounds|(?:cannot|can['’]t|hard to) (?:tell|say|deci
 LABEL = re.compile(
     r"\b(?:rank|part|step|process)\s*$"
 )  # a number after one of these is a name: rank 0
-MOST_WORDS = 150  # a longer text mentions every term somewhere
+MOST_WORDS = 150  # a longer text may mention every term by chance
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
 # Common words that no sheet uses.
 COMMON = """
@@ -75,7 +75,7 @@ GLUE = (
     r"\b(?:a|an|and|are|as|at|be|because|become|by|do|does|for|from|gets?|has|have|if|in|is|its?"
     r"|of|on|or|per|so|than|that|the|they|to|uses?|was|when|with)\b"
 )
-STEM = 4  # compare this many letters of a word; the rest is its ending
+STEM = 4  # compare only this many letters of a word, and ignore its ending
 FOREIGN = {*"ist nicht der und sind weil est pas plus les une sont que los más più niet".split()}
 
 

@@ -18,7 +18,7 @@ PIECES = re.compile(r"\s*(?:,?\s+and\s+|;|\s/\s|,\s)\s*")
 
 
 def judge_cell(given: str, cell: Cell, tolerance: float, place: str = "") -> Judgment:
-    """Judge a cell. `place` names its row and column, whose words may be repeated in the cell."""
+    """Judge a cell. `place` names its row and column, whose words the cell may repeat."""
     written = plain(given)
     if written == plain(cell.text):
         return "right", ""

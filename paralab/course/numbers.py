@@ -44,7 +44,7 @@ class Stated:
     kind: str = ""
 
     def equals(self, known: float, tolerance: float) -> bool:
-        """Return whether it equals a number from the run. Counts must match exactly."""
+        """Return whether this equals a number from the run. Counts must match exactly."""
         if is_count(known):
             return self.value == known
         return abs(self.value - known) <= (tolerance + ROUNDING) * abs(known)

@@ -27,7 +27,7 @@ from paralab.plan.request import Request
 from paralab.units import plural
 from paralab.workload.reference import check_reference
 
-VARIANT_BATCHES = (32, 56, 64, 88, 104, 112)  # equal over 2 devices, uneven over 3 and 5
+VARIANT_BATCHES = (32, 56, 64, 88, 104, 112)  # split evenly over 2 devices, but not 3 or 5
 Print = Callable[[str], None]
 
 
@@ -43,7 +43,7 @@ def run(
     say: Print = lambda line: None,
 ) -> tuple[Document, Path]:
     """Train the configurations that the practical (or one part) needs. Return the filled sheet and
-    its folder. Without `rounds`, measure longer while a question is undecided."""
+    its folder. Without `rounds`, measure longer while a question has no clear answer."""
     practical = find(name)
     parts = choose_parts(practical, part)
     say("inspecting the machine and the workload")

@@ -17,7 +17,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from paralab.errors import UsageError
 
-# "zero" parses no lists or quotes, so they stay text.
+# The preset "zero" does not parse lists or quotes, so they remain text.
 MARKDOWN = MarkdownIt("zero").enable(["heading", "table"])
 BOLD = re.compile(r"\*\*(.+?)\*\*(.*)", re.DOTALL)
 # `Part 3: Compare`, `part 3`, or `3. Compare`

@@ -40,7 +40,7 @@ DRAW: Mapping[str, Callable[[Measurements, str], Block | None]] = {
 
 
 class Blank(jinja2.ChainableUndefined):
-    """An unknown value: falsy, printed as nothing. An expression that uses it is unknown too."""
+    """An unknown value. It is falsy and prints nothing. An expression that uses it is unknown."""
 
     def _blank(self, *arguments: Any, **options: Any) -> Any:
         return self
@@ -104,7 +104,7 @@ class Sheet:
         caller: Callable[[], str],
     ) -> str:
         """Add a question. A verdict of None or an empty choice means that the timings cannot
-        decide. On a blank sheet, the answer is not evaluated at all."""
+        tell. On a blank sheet, the answer is not evaluated at all."""
         if self.lab is None:
             self.blocks.append(Answer(question, "", {}, prediction=" "))
             return ""

@@ -1,5 +1,5 @@
-"""Choose which of `tune`'s configurations to measure: those that this machine and model support, and
-that fit in a device's memory according to the estimate."""
+"""Choose which of `tune`'s configurations to measure: those that this machine and model support and
+whose estimated memory fits a device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +18,10 @@ from paralab.plan.search_space import SAVERS
 
 @dataclass
 class Candidates:
-    """limit    bytes that a configuration may need on one device; None if nobody said
-    pruned      what needs more
-    left_out    what cannot run
-    unknown     why some have no estimate: configuration -> reason
+    """limit    bytes that a configuration may need on one device; None for no limit
+    pruned      configurations that need more
+    left_out    configurations that cannot run
+    unknown     why configurations have no estimate: configuration -> reason
     """
 
     inspected: Inspected
@@ -34,7 +34,7 @@ class Candidates:
     trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)  # memory trials by kind
 
     def name(self, request: Request) -> str:
-        """Labels do not mention the batch size."""
+        """Return the label, with the batch size if it is not the default."""
         batch = request.batch_size or self.batch_size
         return label(request) + (f" · batch {batch}" if batch != self.batch_size else "")
 
@@ -42,8 +42,8 @@ class Candidates:
         return Configuration(request, name=self.name(request), optional=True)
 
     def admit(self, requests: Iterable[Request], save: bool = False) -> list[Request]:
-        """Return what can be measured. With `save`, replace a configuration that does not fit with
-        the first one that does because it recomputes blocks or accumulates."""
+        """Return the configurations that can be measured. With `save`, replace one that does not
+        fit with its first variant that fits by recomputing blocks or accumulating."""
         plans: dict[Request, Plan] = {}
         for request in dict.fromkeys(requests):
             self.considered.add(self.name(request))
@@ -74,7 +74,7 @@ class Candidates:
         return large
 
     def _save(self, large: Sequence[Request]) -> dict[Request, Request]:
-        """Return a configuration that fits for each that does not, if there is one."""
+        """Map each configuration that does not fit to a variant that does, if there is one."""
         smaller: dict[Request, Request] = {}
         for way in SAVERS:
             plans: dict[Request, Plan] = {}

@@ -58,8 +58,8 @@ class Resolved:
 def resolve_all(
     configurations: Sequence[Configuration], known: Inspected | None = None
 ) -> tuple[list[Resolved], list[LeftOut]]:
-    """Return the plans, and what cannot run. All CPU devices get the same number of cores. `known`
-    is the inspection of the only workload, if it was already inspected."""
+    """Return the plans, and the configurations that cannot run. All CPU devices get the same number
+    of cores. `known` is the inspection of the only workload, if it was already inspected."""
     refuse_inside()
     strategies: dict[str, list[str]] = {}
     for each in configurations:
@@ -129,8 +129,7 @@ def default_configurations(base: Request) -> list[Configuration]:
 def all_configurations(base: Request) -> list[Configuration]:
     """Return the default configurations, and every strategy with every way to divide its work.
 
-    An option that `single` also has, such as recomputation, does not depend on the strategy, so
-    `single` is enough to see its effect.
+    Only `single` varies options that do not depend on the strategy, such as recomputation.
     """
     asked: list[Options] = [{"strategy": name} for name in STRATEGIES]
     options = {each.name: each for each in options_of(Request)}
@@ -172,7 +171,8 @@ def with_common(base: Request, own: Options) -> Request:
 
 
 def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configuration]:
-    """Return one configuration per number of replicas. `weak`: the batch size grows with it."""
+    """Return a configuration for each number of replicas. If `weak` is true, the batch size grows
+    in proportion."""
     words = {word.strip() for word in counts.split(",")}
     numbers = sorted(int(word) for word in words if word.isdecimal() and int(word))
     if base.strategy not in APPLIES["replicas"]:
@@ -191,7 +191,7 @@ def scale_configurations(base: Request, counts: str, weak: bool) -> list[Configu
 
 
 def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Add the options that differ to labels that are equal, and reject duplicate configurations."""
+    """Make equal labels distinct by adding options that differ. Reject duplicate configurations."""
     requests = [each.request for each in configurations]
     twice = next((each for each in configurations if requests.count(each.request) > 1), None)
     if twice:

@@ -72,7 +72,7 @@ def estimate_all(
 
 
 def _kind(plan: Plan) -> Kind:
-    blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # autocast's cache
+    blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # affects autocast's cache
     return plan.precision, plan.shards_parameters, plan.stage_parts, plan.tensor_plan, blocks
 
 

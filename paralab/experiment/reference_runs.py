@@ -1,4 +1,4 @@
-"""Train the configurations to verify and their references on one device, and compare them."""
+"""Train the configurations to verify, train their references on one device, and compare them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class ReferencePair:
         return [self.exact] if self.as_asked is None else [self.exact, self.as_asked]
 
 
-# A summary without known reasons for differences
+# The fields of a summary of a workload that has no known reason for differences.
 UNCAUSED: dict[str, Any] = {"random": False, "state": (), "batch_norms": 0, "casts": False}
 
 
@@ -89,7 +89,7 @@ class ReferenceRuns:
         plan = replace(resolve_here(request, inspected), control=control)
         single = replace(on_one_device(request, plan.batch_size), loss_scale=plan.loss_scale)
         simulation = simulate(plan)
-        if simulation:  # with equally many threads, sums are rounded the same way
+        if simulation:  # with the same number of threads, sums round the same way
             single = replace(single, threads_per_device=plan.threads_per_device)
         key = single, control, simulation
         if key not in self.references:

@@ -5,7 +5,7 @@ because there are few options with few values each, and a measurement takes seco
 important to measure each value next to the default, at about the same time.
 
     layouts   every way to use the devices, one round             -> the best three
-    changes   these and every single change, one round            -> the curve by bucket size
+    changes   these, and these with one change, one round         -> the curve by bucket size
     combined  the promising changes combined, two rounds          -> the best of everything
     final     the best and the default, verified, five rounds     -> how much faster, how certain
 
@@ -60,7 +60,7 @@ def tune(
     """Run the search, and compute the choice from the run folders of the rungs.
 
     devices       search every way to use this many devices
-    device_bytes  what a device has; by default, a GPU's memory
+    device_bytes  the memory of a device; by default, the GPU's memory
     any_batch     also search the batch size
     """
     if base.strategy not in (ALL, *STRATEGIES):
@@ -81,7 +81,7 @@ def tune(
         device_bytes = int(FULL * min(gpu.memory_bytes for gpu in machine.gpus))
     candidates = Candidates(inspected, device_bytes, base.batch_size or summary.batch_size)
     asked = _roots(first, names, devices)
-    say(f"planning {plural(len(asked), 'layout')}")  # tp proves its layers, which takes a while
+    say(f"planning {plural(len(asked), 'layout')}")  # slow with tp, which proves its layers
     roots = candidates.admit(asked, save=True)
     if not roots:
         raise _nothing_fits(candidates)
@@ -98,7 +98,7 @@ def tune(
     search = _Search(folder, candidates, roots, _Budget(started, trials, budget_seconds), say)
     try:
         search.run(lambda root: changes(root, summary, on_gpu, any_batch), save=any_batch)
-    finally:  # even if it is interrupted
+    finally:  # even if the search is interrupted
         folder.write("search.json", search.notes())
     seconds = round(time.perf_counter() - started, 3)
     result = replace_fields(choice_of(folder.path), seconds=seconds)
@@ -131,7 +131,7 @@ def _roots(base: Request, names: list[str], devices: int | None) -> list[Request
 
 
 def _in_turns(columns: list[list[Request]]) -> list[Request]:
-    """Return the first of each column, then the second of each: --trials may end the list early."""
+    """Return the first of each column, then the second, because --trials may cut off the list."""
     return [each for row in zip_longest(*columns) for each in row if each]
 
 
@@ -150,13 +150,13 @@ def _nothing_fits(candidates: Candidates) -> UsageError:
 
 @dataclass
 class _Budget:
-    """What the user allows. Half of it is for the final rung."""
+    """The time and the trials that the user allows. Half of each is for the final rung."""
 
     started: float
     trials: int | None
     seconds: float | None
     spent: int = 0  # trials
-    untried: int = 0  # configurations, because there were not enough trials
+    untried: int = 0  # configurations that were not measured because trials ran out
 
     def is_left(self) -> bool:
         """Return whether another rung may start before the final one."""
@@ -164,7 +164,7 @@ class _Budget:
         return enough_time and (self.trials is None or self.spent < self.trials / 2)
 
     def limit(self, requests: list[Request], rounds: int = 1) -> list[Request]:
-        """Return as many as there are trials for."""
+        """Return as many configurations as the remaining trials allow."""
         if self.trials is None:
             return requests
         chosen = requests[: max(1, (self.trials // 2 - self.spent) // rounds)]
@@ -178,7 +178,7 @@ class _Budget:
 
 
 class _Search:
-    """What was measured. `times` are seconds per sample, relative to the default."""
+    """Measures rungs. `times` has each configuration's time per sample, relative to the default."""
 
     def __init__(
         self,
@@ -189,12 +189,12 @@ class _Search:
         say: Print,
     ) -> None:
         self.folder, self.candidates, self.roots, self.say = folder, candidates, roots, say
-        self.default: Request | None = roots[0] if len(roots) == 1 else None  # not yet known
+        self.default: Request | None = roots[0] if len(roots) == 1 else None  # None: unknown
         self.times: dict[Request, float] = {}
         self.budget, self.rungs = budget, 0
 
     def run(self, change: Callable[[Request], list[Request]], save: bool) -> None:
-        """Measure all rungs. `change` returns the single changes of a layout."""
+        """Measure all rungs. `change` returns the variants of a layout with one change."""
         budget, admit = self.budget, self.candidates.admit
         if len(self.roots) > 1:
             self.measure(plural(len(self.roots), "layout"), budget.limit(self.roots))
@@ -211,7 +211,7 @@ class _Search:
     def measure(
         self, what: str, requests: Sequence[Request], rounds: int = 1, verify: bool = False
     ) -> None:
-        """Measure a rung: the default next to these. The final rung verifies them."""
+        """Measure a rung: the default and these configurations. The final rung verifies them."""
         self.rungs += 1
         self.say(f"rung {self.rungs}: {what}, {plural(rounds, 'round')}")
         first = [self.default] if self.default else []
@@ -234,7 +234,7 @@ class _Search:
         self._choose_default()
 
     def _choose_default(self) -> None:
-        """Compare with the first layout that was measured and fits."""
+        """Set the default to the first measured layout that fits in memory."""
         if self.default:
             return
         self.default = next((root for root in self.roots if root in self.times), None)
@@ -244,7 +244,7 @@ class _Search:
         self.times = {request: time_ / one for request, time_ in self.times.items()}
 
     def _relative_times(self, rung: Comparison, asked: dict[str, Request]) -> dict[Request, float]:
-        """Return the times of what fits in memory."""
+        """Return the relative times of the configurations that fit in memory."""
         seconds = {row.name: statistics.median(row.round_seconds_per_sample) for row in rung.rows}
         times = {}
         for row in rung.rows:
@@ -305,7 +305,7 @@ class _Search:
 
 
 def _only_change(root: Request, request: Request) -> str | None:
-    """Return the name of the only option that differs."""
+    """Return the name of the only option that differs, or None if several differ."""
     differing = [name for name in vars(root) if getattr(root, name) != getattr(request, name)]
     return differing[0] if len(differing) == 1 else None
 

@@ -69,7 +69,7 @@ def verify(
     **options: Any,
 ) -> VerifyResult:
     """Check that a strategy, or `all`, trains like one device. The given options apply to every
-    configuration; the others vary."""
+    configuration; all other options vary."""
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):
         raise unknown("strategy", strategy, [*STRATEGIES, "all"])
@@ -97,7 +97,7 @@ def verify(
     )
 
     verified = _train(folder, cases, say, limits.deadlines)
-    # Some strategies fail only during training if they cannot run this model.
+    # Only training shows that some strategies cannot run this model.
     unable = [each for each in verified if _cannot_run(each, strategy)]
     if able := [each for each in verified if each not in unable]:
         verified = able
@@ -146,7 +146,7 @@ def _cannot_run(each: Verified, strategy: str) -> bool:
     parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, fsdp ranks
     take different branches, or torch cannot run the optimizer on shards."""
     cause = each.cause or ""
-    if strategy != "all":  # the user chose the strategy, and verify chose the parts
+    if strategy != "all":  # the user chose the strategy, and verify chose the split
         return ONE_SAMPLE in cause
     uncut = each.options.schedule is not None and WITHOUT in cause
     uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
@@ -173,7 +173,7 @@ def _vary(
         for split in splits:
             accumulations = _accumulations(name, base, summary, split)
             combinations = list(product(accumulations, _lengths(base, summary, batch)))
-            # The other combinations are covered without these options, so the hardest is enough.
+            # Test these options only with the hardest combination; plain splits cover the others.
             in_grid = name == "hybrid" and "shards" in split
             if in_grid or (not pinned and not split.keys().isdisjoint(WAYS)):
                 combinations = combinations[-1:]
@@ -196,7 +196,7 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Options) -
     if base.accumulate:
         return [base.accumulate]
     batch = base.batch_size or summary.batch_size
-    # BatchNorm cannot train on single samples, and its last batch is smaller (`_lengths`).
+    # BatchNorm needs two samples per pass, even in the last batch, which has 3/4 of the samples.
     batch = batch * 3 // 8 if summary.batch_norms else batch
     replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
     most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
@@ -245,7 +245,7 @@ def _grids(base: Request, split: Options) -> list[Options]:
 
 
 def _ways_to_shard(base: Request, split: Options) -> list[Options]:
-    """Return the options for what fsdp shards, except the default, if the user gave none."""
+    """Return fsdp's other ways to shard, unless the user chose one."""
     if base.zero or base.shard_groups:
         return []
     ways = [split | {"zero": zero} for zero in (1, 2)]
@@ -255,7 +255,7 @@ def _ways_to_shard(base: Request, split: Options) -> list[Options]:
 
 
 def _ways_to_average(base: Request, splits: list[Options]) -> list[Options]:
-    """Return plain averaging and DiLoCo, as options that were not given."""
+    """Return options for plain averaging and, unless the user set its options, DiLoCo."""
     every = base.sync_every or 2
     plain = [split | {"sync_every": every} for split in splits[:1]]
     if base.outer_lr or base.outer_momentum:
@@ -272,8 +272,8 @@ def _ways_to_compress(base: Request, splits: list[Options]) -> list[Options]:
 def _with_blocks(
     name: str, base: Request, summary: Summary, splits: list[Options]
 ) -> list[Options]:
-    """Return one configuration that recomputes blocks, if the model has blocks that can be, and for
-    ddp one that compiles them. Compiling is slow, so the other strategies do not."""
+    """Return one configuration that recomputes blocks, if the model supports it, and for ddp one
+    that compiles them. Compiling is slow, so no other strategy does it."""
     plain = [split for split in splits if split.keys().isdisjoint(WAYS)] or splits[:1]
     mode = "selective" if name in SELECTIVE else "full"
     can_recompute = any(mode in block.recomputes for block in summary.blocks)
@@ -304,8 +304,8 @@ def _train(
     """Run the references and all configurations, and compare them."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path, Path(private))
-        # Schedules and compiled blocks run last, because a model that cannot be cut into processes
-        # or compiled ends all ranks, and the remaining runs would have to start again.
+        # Run schedules and compiled blocks last. If a model cannot be cut into processes or
+        # compiled, all ranks fail, and the remaining runs need new ones.
         last = [case.plan.schedule is not None or case.plan.compile for case in cases]
         order = sorted(range(len(cases)), key=last.__getitem__)
         pairs = {

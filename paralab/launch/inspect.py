@@ -25,7 +25,7 @@ from paralab.workload.summary import Inspection, Summary
 DEADLINE_SECONDS = 600
 TRIAL_SECONDS = 300  # time limit of a memory trial
 MORE_SECONDS = 30  # additional time for each further trial in the same process
-KILLED_SECONDS = 60  # how long to wait for a killed process to end
+KILLED_SECONDS = 60  # how long to wait for a killed process to exit
 
 
 def inspect_machine() -> Machine:
@@ -51,8 +51,8 @@ def inspect_workload(inspection: Inspection) -> Inspected:
 
 
 def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial | str]:
-    """Run memory trials of these plans, each with micro-batches of these sizes. If one fails, return
-    the reason; a failed trial leaves only the estimate unknown."""
+    """Run memory trials of these plans, each with micro-batches of these sizes. If a trial fails,
+    return the reason, because only the estimate is lost."""
     question = [{"plan": plan.to_json(), "sizes": list(sizes)} for plan, sizes in asked]
     deadline = TRIAL_SECONDS + MORE_SECONDS * (len(asked) - 1)
     answer = _run("paralab.worker.memory_trial", question, deadline)
@@ -87,7 +87,7 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
 
 
 class _Answer(NamedTuple):
-    """What a child process wrote and how it ended. `value` is None if it wrote no answer."""
+    """A child process's answer and exit code. `value` is None if it wrote no answer."""
 
     value: Any
     code: int | None

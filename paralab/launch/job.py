@@ -65,7 +65,7 @@ class Outcome:
     folder: RunFolder
     status: RunStatus
     training: Training | None = None  # None for a Slurm job, which plans on its own nodes
-    exits: RankExits | None = None  # how the last attempt's ranks ended
+    exits: RankExits | None = None  # how the last attempt's ranks exited
     attempt: int = 0
     wall_seconds: float = 0.0
     signal: int | None = None  # the signal that interrupted the run
@@ -93,8 +93,8 @@ def wait_for_file(path: Path, seconds: float) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """A launcher's input. `prepare` creates a plan and a run folder for these places, or for this
-    machine if there are none. `explain` says in one sentence why an attempt failed."""
+    """A launcher's input. `prepare` creates a plan and a run folder for the given places, or for
+    this machine if there are none. `explain` says in one sentence why an attempt failed."""
 
     request: Request
     options: RunOptions

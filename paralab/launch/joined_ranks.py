@@ -2,7 +2,7 @@
 each rank.
 
 Each launched process starts its one rank as a child, exactly as on one machine, and watches it. So
-the rank writes to its own log, its exit code is known, and paralab can end a hung rank. Rank 0
+the rank writes to its own log, its exit code is known, and paralab can kill a hung rank. Rank 0
 plans, creates the run folder, informs the other ranks, and reports to the user. The other ranks do
 not print anything.
 """
@@ -44,7 +44,7 @@ from paralab.record.status_board import NEVER, Post, StatusBoard
 
 PLAN_SECONDS = 900  # how long rank 0 may plan; longer than its deadline for the inspection
 SEE_SECONDS = 15  # how long a file from rank 0 may take to appear on another node
-REPORT_SECONDS = 20  # how long others wait for rank 0's report: after one exit, torchrun ends all
+REPORT_SECONDS = 20  # others wait this long for rank 0's report: torchrun kills all after one exit
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
@@ -63,8 +63,8 @@ class Team:
         request: StopRequest,
         show_progress: Callable[[], None] = lambda: None,
     ) -> RankExits:
-        """Start this process's rank and watch it. Return how it ended. The exit code is None if we
-        ended the rank because another rank failed, and 128 + N if signal N stopped this process."""
+        """Start this process's rank and watch it. Return how it exited. The exit code is None if we
+        killed it because another rank failed, and 128 + N if signal N stopped this process."""
         rank, folder = self.place.rank, RunFolder(Path(work["folder"]))
         seat = Seat(rank, self.group, _interface(work["towards"][rank]))
         stop = StopTogether(self.place, self.store, request)
@@ -165,7 +165,7 @@ def collect_facts(place: LaunchedRank, gpus: list[str], address: str | None) -> 
 
 
 def lead(team: Team, job: Job) -> Outcome:
-    """Run rank 0, which leads the others. After an error, tell the waiting ranks to exit."""
+    """Run rank 0, which leads the job. After an error, tell the waiting ranks to exit."""
     place, store = team.place, team.store
 
     def report() -> None:
@@ -273,12 +273,12 @@ class JoinedAttempts(Attempts):
 
 
 def ended_with(code: int | None) -> RankExits:
-    """Return the exit of one rank whose last step is unknown."""
+    """Return the exit of a rank whose last step is unknown."""
     return RankExits([code], [Post("start", NEVER, 0.0, False)])
 
 
 def follow(team: Team) -> NoReturn:
-    """Run another rank: follow rank 0, report how the rank ended, and exit with its code."""
+    """Run a rank other than 0: follow rank 0, report the rank's exit code, and exit with it."""
     rank, store = team.place.rank, team.store
     exits = ended_with(1)
     try:

@@ -37,7 +37,7 @@ class LaunchedRank:
     node: int | None  # the node number, or None if unknown
     attempt: str  # distinguishes this rendezvous from those of other jobs and restarts
     restarts: int = 0  # how often the launcher has restarted the job
-    address: str | None = None  # where the ranks rendezvous; None if they must agree first
+    address: str | None = None  # where the ranks rendezvous; None if rank 0 must choose it
     port: int | None = None
     served: bool = False  # whether the launcher itself serves a store at that address
 

@@ -1,12 +1,12 @@
 """Child processes that import torch: ranks, and processes that inspect a workload.
 
 Importing torch takes a second or two, and a command needs several such processes. So within
-`import_torch_once`, one process imports torch and forks the others (`paralab.worker.template`). In
-these cases, each process imports torch itself:
+`import_torch_once`, one process imports torch and forks the others (`paralab.worker.template`). But
+each process imports torch itself in these cases:
 
 - on systems other than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
   safely
-- on a machine with an NVIDIA driver, which cannot be used after a fork if it was used before
+- on a machine with an NVIDIA driver, which does not work in a fork of a process that used it
 - with a prefix (numactl …), or with environment variables that libraries read at import
 """
 
@@ -40,7 +40,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self, seconds: float = 0.0) -> int | None:
-        """Return the exit code, or None if the process does not end within this time."""
+        """Return the exit code, or None if the process does not exit within this time."""
         if self.returncode is None:
             self.returncode = self.template.wait_for(self.pid, seconds)
         return self.returncode
@@ -92,7 +92,7 @@ class Template:
     def fork(
         self, module: str, arguments: list[str], environment: dict[str, str], log: IO[bytes]
     ) -> Forked | None:
-        """Fork a process. Return None if the template has ended or could not import torch: the
+        """Fork a process. Return None if the template has exited or could not import torch. The
         caller then starts the process directly, which reports the error."""
         removed = dict.fromkeys(self.environment.keys() - environment.keys())
         changed = dict(environment.items() - self.environment.items())
@@ -114,7 +114,7 @@ class Template:
         return None
 
     def wait_for(self, pid: int, seconds: float) -> int | None:
-        """Return a process's exit code, or None if the process does not end within this time."""
+        """Return a process's exit code, or None if the process does not exit within this time."""
         while pid not in self.codes and not self.gone and self._receive(seconds):
             seconds = 0.0
         return self.codes.pop(pid, UNKNOWN_CODE if self.gone else None)
@@ -135,7 +135,7 @@ class Template:
         return answer
 
     def end(self) -> None:
-        self.channel.close()  # this ends a template forked by the shared template
+        self.channel.close()  # stops a template that the shared template forked
         if self.process:
             self.process.kill()
             self.process.wait()
@@ -191,8 +191,8 @@ def start(
     prefix: Sequence[str] = (),
     own: bool = False,
 ) -> Child:
-    """Start a process that runs a module and ends when its standard input is closed. It starts with
-    stop signals blocked or ignored, because only the launcher handles them. If `own` is true, it
+    """Start a process that runs a module and exits when its standard input is closed. Stop signals
+    are blocked or ignored in it, because only the launcher handles them. If `own` is true, it
     imports torch itself."""
     environment = {**environment, **_launcher_variables()}
     if _templates and not prefix and not own and can_fork():

@@ -1,4 +1,4 @@
-"""Start the CPU ranks that find and prove how to split layers or sequences, and wait for their answer."""
+"""Start CPU ranks that prove how layers or sequences can be split, and wait for their answer."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def prove_plan(what: str, workload: str, shards: int) -> TensorPlan | SequencePl
 
 
 def _wait(ranks: list[Child], what: str, workload: str) -> int:
-    """Wait until all ranks have ended, or one has failed. Return its exit code."""
+    """Wait until all ranks exit or one fails. Return 0 or the failed rank's exit code."""
     until = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < until:
         codes = [rank.poll() for rank in ranks]

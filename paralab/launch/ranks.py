@@ -1,8 +1,8 @@
-"""Rank processes on this machine: start them together, watch them, and always end them together.
+"""Rank processes on this machine: start them together, watch them, and always stop them together.
 
 The ranks rendezvous through a file in a private folder. So there are no port conflicts, and a
 failed attempt leaves no files behind. Each rank has the read end of a pipe, and we have the write
-end. If this process dies, even from SIGKILL, the ranks end too.
+end. If this process dies, even from SIGKILL, the ranks exit too.
 """
 
 import json
@@ -33,16 +33,16 @@ from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # time between a stop request and SIGKILL, and for ranks to notice a failure
-HUNG_SECONDS = 0.3  # the same for hung ranks, which have already had time to react
+HUNG_SECONDS = 0.3  # the same if ranks hang, because they have already had time to react
 
 OnPoll = Callable[[StatusBoard], None]
 
 
 @dataclass(frozen=True)
 class RankExits:
-    """How a launch's ranks ended."""
+    """How a launch's ranks exited."""
 
-    codes: list[int | None]  # None if we ended the rank because another rank failed or hung
+    codes: list[int | None]  # None if we killed the rank because another rank failed or hung
     posts: list[Post]  # each rank's last phase and step
     late: list[LateRank] = field(default_factory=list)  # if any, all ranks have dumped their stacks
     noticed: float = 0.0  # when we noticed the first failure or the hang, as Unix time
@@ -75,7 +75,7 @@ def run_ranks(
     plan with the most ranks needs.
 
     Each spec comes from `Training.to_spec`. `on_poll` gets the status board, on which it can ask
-    the ranks to stop together. On KeyboardInterrupt, end all ranks and raise it again.
+    the ranks to stop together. On KeyboardInterrupt, stop all ranks and reraise it.
     """
     plans = [Plan.from_json(spec["plan"]) for spec in specs]
     variables = {name: value for plan in plans for name, value in plan.environment.items()}
@@ -136,7 +136,7 @@ def _start(
     if interface:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     if plan.device == "cuda":
-        # OpenMP threads that spin after each small CPU operation keep cores from the threads that
+        # OpenMP threads that spin after each small CPU operation take cores from the threads that
         # launch kernels. Two ranks on one H200 took 56 ms per step instead of 40.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     prefix = prefix_words(plan.prefix, rank.rank, rank.local_rank) if plan.prefix else ()
@@ -146,12 +146,13 @@ def _start(
 
 
 def _watch(ranks: list[Child], watchdog: Watchdog, on_poll: OnPoll) -> RankExits:
-    """Wait until all ranks have ended. End them if a rank fails or hangs."""
+    """Wait until all ranks have exited. Stop them if a rank fails or hangs."""
     failed_at: float | None = None
     noticed = 0.0
     while True:
         exited = [rank.poll() for rank in ranks]
-        posts = watchdog.posts  # read these after the codes: a rank posts its end before it exits
+        # Read the posts after the exit codes, because a rank posts its end before it exits.
+        posts = watchdog.posts
         codes = [failure_code(code, post) for code, post in zip(exited, posts, strict=True)]
         on_poll(watchdog.board)
         if failed_at is None and any(codes):
@@ -177,7 +178,7 @@ def failure_code(code: int | None, post: Post) -> int | None:
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
     """Ask the ranks to stop, wait, then kill them. This also runs after Ctrl-C, so other signals
-    must not interrupt it. If a signal arrives in the meantime, raise it at the end."""
+    must not interrupt it. If a signal arrives meanwhile, raise it afterwards."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     arrived: list[int] = []
     before = set_handlers(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))
@@ -197,7 +198,7 @@ def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
 
 
 def _remove_driver_files(ranks: list[Child]) -> None:
-    """Remove what the CUDA driver leaves behind if a process that shared its events was killed."""
+    """Remove the CUDA driver's files if a process that shared CUDA events was killed."""
     for rank in ranks:
         for path in Path("/dev/shm").glob(f"cuda.shm.*.{rank.pid:x}.*"):
             path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ LOCK = ".in-use"  # identifies the run that writes to the folder
 
 @contextmanager
 def lock_checkpoints(directory: Path | None) -> Iterator[None]:
-    """Lock the folder against other runs. The lock ends with this process, even if it is killed."""
+    """Lock the folder against other runs. The system releases the lock when this process dies."""
     if directory is None or fcntl is None:
         yield
         return
@@ -107,7 +107,7 @@ def choose_checkpoint(options: RunOptions, plan: Plan, say: Print) -> Checkpoint
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
-    """Make room for a new checkpoint: rename a damaged one, or delete a half-written one."""
+    """Free the name for a new checkpoint: rename a damaged one, or delete a half-written one."""
     if checkpoint.half_written:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
         return

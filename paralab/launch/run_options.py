@@ -97,8 +97,8 @@ class RunOptions:
 
     def saved_cuts(self, strategy: str) -> list[str]:
         """Return where the stages begin in the checkpoint to resume from. New measurements could
-        move the cuts, and the stages would then draw different random numbers from those of the
-        interrupted run.
+        move the cuts, so the stages would draw different random numbers than in the interrupted
+        run.
         """
         if not self.resume or self.checkpoint is None or not self.checkpoint.is_dir():
             return []

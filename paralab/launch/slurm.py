@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether it helps to wait."""
+        """Whether waiting helps."""
         return self.do.startswith("wait")
 
 

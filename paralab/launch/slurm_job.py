@@ -31,7 +31,7 @@ from paralab.workload.reference import check_reference
 POLL_SECONDS = 0.2  # time between two reads of the run's files
 QUERY_SECONDS = (1.0, 5.0)  # time between queries to Slurm: in the first SOON_SECONDS, and later
 SOON_SECONDS = 30.0
-STUCK_SECONDS = 10.0  # how long to wait if the pending reason will not go away on its own
+STUCK_SECONDS = 10.0  # how long to wait if waiting cannot resolve the pending reason
 SILENT_SECONDS = 300.0  # how long the controller may fail to answer
 ARRIVE_SECONDS = 15.0  # how long a file may take to appear from another machine
 # Copied into the script if set.
@@ -40,7 +40,7 @@ VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET
 
 @dataclass(frozen=True)
 class SlurmLauncher:
-    """Submits and follows a job. `sbatch` has its options: `partition=gpu,time=10:00`."""
+    """Submits and follows a job. `sbatch` has the --slurm options: `partition=gpu,time=10:00`."""
 
     sbatch: str
     nodes: int | None = None
@@ -123,7 +123,7 @@ def _stop_following(by: int, number: int | None, script: Path) -> Interrupted:
 
 
 class JobFollower:
-    """Follows a job to its end. Prints each change of state once, and shows progress."""
+    """Follows a job until it finishes, printing each change of state and showing progress."""
 
     def __init__(
         self, number: int, folder: RunFolder, wait_seconds: float | None, job: Job

@@ -223,7 +223,7 @@ class JobScript:
 
     def _step(self) -> list[str]:
         request = self.request
-        # In a step with one task, paralab starts its own ranks: by default two, so ask for one.
+        # In a step with one task, paralab would start two ranks by default, so ask for one.
         if self.allocation.tasks == 1 and request.strategy not in ONE_PROCESS:
             request = replace(request, replicas=1)
         train = [*self.paralab, "run", request.strategy, *to_words(request), *self.words]
@@ -232,7 +232,7 @@ class JobScript:
         step = f'srun --kill-on-bad-exit=1 {cpus} {shlex.join(train)} --out "$run"'
         if "--checkpoint" not in self.words:
             return [step]
-        # After a restart, the job resumes. A job that saved at its time limit is requeued.
+        # Resume if Slurm restarted the job. Requeue it if it saved at its time limit.
         resume = "" if "--resume" in self.words else " ${SLURM_RESTART_COUNT:+--resume}"
         return [
             f"{step}{resume} || code=$?",

@@ -1,5 +1,5 @@
-"""Stop all ranks after the same step, and save. The first signal asks for this, and the second one
-stops the ranks immediately. The launched processes of a torchrun or srun job agree on the step."""
+"""Stop all ranks after the same step and save, on the first signal. A second one stops the ranks
+immediately. In a torchrun or srun job, the launched processes agree on the step."""
 
 import signal
 import time
@@ -44,7 +44,7 @@ def stop_in_order(
 
     With --checkpoint, the run saves and stops on the first Ctrl-C, SIGTERM (from a cluster or
     `kill`), SIGHUP (a closed ssh session), SIGQUIT, or SIGUSR1 (Slurm's warning before the time
-    limit). After that, Ctrl-C or a second SIGTERM stops it immediately. Signals within
+    limit). After that, Ctrl-C or a second SIGTERM stops the run immediately. Signals within
     `together_seconds` count as one, because Ctrl-C reaches a launched rank twice: directly, and
     forwarded by the launcher.
     """
@@ -97,7 +97,7 @@ class StopTogether:
             if self.wanted:
                 self._agree(board)
             failed = self.store.has("failed")
-        except Lost:  # rank 0 has ended, and its store too
+        except Lost:  # rank 0 has exited, and its store with it
             failed = True
         self.failed_at = now if failed else None
         self.next = now if self.wanted else now + ASK_SECONDS

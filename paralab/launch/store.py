@@ -25,7 +25,7 @@ SLICE_SECONDS = 1.0  # the child waits at most this long before it reads the nex
 
 
 class Lost(Exception):
-    """A note did not arrive in time, or the process that serves the store has ended."""
+    """A note did not arrive in time, or the process that serves the store has exited."""
 
 
 class Store:
@@ -85,7 +85,7 @@ class Store:
         return list(self._ask("gpus"))
 
     def close(self) -> None:
-        """End the child and any store that it serves."""
+        """Stop the child and any store that it serves."""
         atexit.unregister(self.close)
         if self._child.stdin:
             self._child.stdin.close()

@@ -18,10 +18,10 @@ def become_torchrun(plan: Plan, max_restarts: int) -> NoReturn:
     agent = ["-P", "-m", "torch.distributed.run", "--standalone"]
     agent += [f"--nproc-per-node={plan.world_size}", f"--max-restarts={max_restarts}"]
     agent += ["--no-python"]  # otherwise torchrun runs `python -m` without -P
-    # Otherwise torchrun chooses 1 thread and prints a long warning.
+    # If this is not set, torchrun uses 1 thread and prints a long warning.
     os.environ.setdefault("OMP_NUM_THREADS", str(plan.threads_per_device))
     end_template()
-    # The ranks handle Slurm's warning signal themselves, but it would end the agent.
+    # The launched processes handle Slurm's warning signal, but it would kill torchrun's agent.
     if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, *agent, *command("paralab", *sys.argv[1:])])

@@ -52,7 +52,7 @@ class Watchdog:
         return late
 
     def dump_stacks(self, ranks: list[Child]) -> None:
-        """Ask each rank for its stacks, and record its state: a stopped process cannot answer."""
+        """Ask each rank for its stacks. Also record its state, as a stopped rank cannot answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.dumps.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Watchdog:
         while time.monotonic() < until and not all(answer.exists() for answer in answers):
             time.sleep(0.05)
 
-        # Send this signal last, because it ends a rank that does not handle it yet.
+        # Send this signal last, because it kills a rank that has no handler yet.
         for rank in ranks:
             if rank.poll() is None:
                 with suppress(OSError):

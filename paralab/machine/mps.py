@@ -33,8 +33,8 @@ QUIT_SECONDS = 5.0
 
 @contextmanager
 def mps_daemon() -> Iterator[dict[str, str]]:
-    """Run an MPS daemon during this block. Yield the environment variables that its clients need:
-    none if a daemon was running already. Raise OSError if it does not start."""
+    """Run an MPS daemon during this block, unless one is already running. Yield the environment
+    variables that its clients need. Raise OSError if the daemon does not start."""
     if running_daemon():
         yield {}
         return
@@ -111,7 +111,7 @@ def main() -> None:
 def _wait_until_ready(
     daemon: subprocess.Popen[bytes], folder: str, environment: dict[str, str]
 ) -> None:
-    """Wait until the daemon answers. Raise OSError if it ends or does not answer in time."""
+    """Wait until the daemon answers. Raise OSError if it exits or does not answer in time."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if daemon.poll() is not None:
@@ -138,7 +138,7 @@ def _tell(environment: dict[str, str], words: str) -> bool:
 
 
 def _stop(daemon: subprocess.Popen[bytes], environment: dict[str, str]) -> None:
-    """Ask the daemon to quit. Then kill whatever is left of it and its server."""
+    """Ask the daemon to quit. Then kill any of its processes that remain."""
     family = descendants_of(daemon.pid)
     _tell(environment, f"quit -t {QUIT_SECONDS:g}")
     with suppress(subprocess.TimeoutExpired):

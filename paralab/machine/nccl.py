@@ -1,4 +1,4 @@
-"""Check whether two NCCL ranks can share a GPU here. Child processes try it, because it may hang."""
+"""Check in child processes, because it may hang, whether two NCCL ranks can share a GPU here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check whether this CPU can train in low precision. A child process tries it, because it may
+"""Check whether this CPU can train in low precision. Test this in a child process, because it may
 crash.
 
 On some virtual machines, the CPU lists AMX but the hypervisor forbids it, and the first bf16 matrix

@@ -24,8 +24,8 @@ LETTERS = {
 
 
 def _read(pid: int, read: Callable[[psutil.Process], T], otherwise: T) -> T:
-    """Read a property of a process. Return `otherwise` if the process has ended, belongs to another
-    user, or the system does not report the property."""
+    """Read a property of a process. Return `otherwise` if the process has exited or belongs to
+    another user, or if the system does not report the property."""
     try:
         return read(psutil.Process(pid))
     except (psutil.Error, OSError, AttributeError):
@@ -55,7 +55,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return its children, grandchildren, and so on, with parents before their children."""
+    """Return a process's children, grandchildren, and so on, with parents before their children."""
     return _read(pid, lambda process: [each.pid for each in process.children(recursive=True)], [])
 
 

@@ -1,7 +1,7 @@
 """Signals that ask a command to stop: their names, who handles them, and how they reach ranks.
 
 Only the launcher handles them. `scancel` signals every process in a job, and `kill -PGID` signals
-every process in a group. If a rank obeyed, it would end before the launcher could let all ranks
+every process in a group. If a rank obeyed, it would exit before the launcher could let all ranks
 finish their step and save. So ranks, and the process that they are forked from, ignore these
 signals. The launcher sends them orders through the pipe to their standard input.
 """
@@ -21,14 +21,14 @@ def _existing(*names: str) -> tuple[signal.Signals, ...]:
 
 
 TYPED = _existing("SIGINT", "SIGQUIT")  # a key press in the terminal sends these
-ENDS = (*TYPED, *_existing("SIGTERM", "SIGHUP"))  # each of these ends a command gracefully
-# With --checkpoint, the run saves before it ends. Slurm sends SIGUSR1 before the time limit.
+ENDS = (*TYPED, *_existing("SIGTERM", "SIGHUP"))  # each of these stops a command gracefully
+# With --checkpoint, the run saves before it stops. Slurm sends SIGUSR1 before the time limit.
 STOPS = (*ENDS, *_existing("SIGUSR1"))
 QUESTION, STOP = b"?", b"!"  # from the launcher to a rank: "where are you?" and "stop now"
 
 
 class StopSignal(KeyboardInterrupt):
-    """Raised when a signal ends this command, like KeyboardInterrupt for Ctrl-C."""
+    """Raised when a signal stops this command, like KeyboardInterrupt for Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -55,15 +55,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What a run saves, and where it starts."""
+    """When a run saves checkpoints, and which one it starts from."""
 
     directory: str
-    every: int | None = None  # save every N steps; None: only when the run ends or is stopped
+    every: int | None = None  # save every N steps, or only at the end if None
     keep: int = DEFAULT_KEEP  # how many checkpoints to keep
-    resume: str | None = None  # the checked checkpoint to start from; None: from the beginning
+    resume: str | None = None  # the checked checkpoint to start from, if any
     done: int = 0  # the number of steps in that checkpoint
     samples: int = 0  # the number of samples in those steps
-    same_topology: bool = False  # as in this run, so random streams can be restored
+    same_topology: bool = False  # whether the topology matches, so random streams can be restored
 
 
 def step_folder(directory: Path, step: int) -> Path:
@@ -113,7 +113,7 @@ def write_manifest(folder: Path, **about: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.rename(folder / MANIFEST)
-    for each in (folder, folder.parent):  # a rename survives a power failure only after this
+    for each in (folder, folder.parent):  # make the rename survive a power failure
         handle = os.open(each, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
@@ -166,7 +166,7 @@ def _inspect(path: Path, check: bool) -> Checkpoint:
 
 
 def _find_malformed(manifest: Any, step: int) -> str | None:
-    """Return a problem with the fields, or None. A manifest is a file: it can contain anything."""
+    """Return a problem with the fields, or None. A manifest file can contain anything."""
     if not isinstance(manifest, dict):
         return "its manifest is not a JSON object"
     kinds = {"sha256": str, "files": dict, "step": int, "samples_seen": int, "topology": dict}

@@ -1,4 +1,4 @@
-"""Where the tensor and the group are in the arguments of torch's collectives."""
+"""The positions of the tensor and the group in the arguments of torch's collectives."""
 
 # name: the positions of (the tensor or object, the group)
 COLLECTIVE_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
@@ -29,7 +29,7 @@ COLLECTIVE_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
     "recv_object_list": (0, 2),
     "batch_isend_irecv": (None, None),
 }
-# Not numbered.
+# These have no sequence number.
 POINT_TO_POINT = {
     *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
     "batch_isend_irecv",

@@ -9,7 +9,7 @@ import msgspec
 
 from paralab.record.types import Record
 
-REDUCES = ("all_reduce", "reduce_scatter")  # they may still run at the end of a backward pass
+REDUCES = ("all_reduce", "reduce_scatter")  # a backward pass waits for these at its end
 COLLECTIVES = (*REDUCES, "all_gather", "all_to_all", "broadcast")
 
 
@@ -34,7 +34,7 @@ class Span(Event, frozen=True, kw_only=True):
     replica: int | None = None
     bucket: int | None = None
     bytes: int | None = None
-    # What is communicated: the submodule that fsdp gathers or reduces, or what shards send
+    # The submodule that fsdp gathers or reduces, or what shards send each other.
     unit: str | None = None
     blocking: bool | None = None  # whether the collective blocks the compute thread
     weights: bool | None = None  # whether this is the half of backward with only weight gradients
@@ -56,7 +56,7 @@ class Span(Event, frozen=True, kw_only=True):
 class Collective(Span, frozen=True, kw_only=True):
     bucket: int  # or the number of an fsdp unit, or of a collective between shards in this step
     bytes: int
-    ranks: tuple[int, ...] | None = None  # the ranks that run it together, if not all do
+    ranks: tuple[int, ...] | None = None  # the ranks that take part, or None for all
 
 
 class Step(Span, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""Read a checkpoint's `.metadata` file, which lists the checkpoint's tensors and where each piece
-is. Reading never runs code from the file.
+"""Read a checkpoint's `.metadata` file, which lists the tensors and where their pieces are stored.
+Reading never runs code from the file.
 
 torch.distributed.checkpoint (DCP) writes this file as a pickle, and a pickle can call any function
 by name. So this reader replaces each name with a placeholder that only stores its arguments. It

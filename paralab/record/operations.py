@@ -43,7 +43,7 @@ class OpenOperations:
 
 
 def read_open_operations(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of writes and the open operations, outermost first; 0 if unreadable."""
+    """Return the number of writes (0 if unreadable) and the open operations, outermost first."""
     try:
         raw = path.read_bytes()
         count, length = HEAD.unpack_from(raw)
@@ -77,7 +77,7 @@ class RingLog:
         return number
 
     def end(self, number: int, seconds: float) -> None:
-        if self._begun - number < ROWS:  # unless a newer row has overwritten it
+        if self._begun - number < ROWS:  # no newer row has overwritten this one
             END.pack_into(self._map, (number % ROWS + 1) * ROW.size - END.size, seconds)
 
 

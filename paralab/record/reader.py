@@ -124,7 +124,7 @@ def parse(line: bytes) -> Event | None:
 
 
 def parse_object(line: bytes) -> JsonObject:
-    """Parse with `json`, because msgspec rejects NaN, which our writer writes."""
+    """Parse with `json`, because our writer writes NaN and msgspec rejects it."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -133,7 +133,7 @@ def parse_object(line: bytes) -> JsonObject:
 
 
 def _is_of(event: Event, step: float) -> bool:
-    """Return whether an event belongs to this or a later step. A save belongs to the step before
-    it."""
+    """Return whether an event belongs to this or a later step. A save never does, because it
+    belongs to the step before it."""
     number = getattr(event, "step", None)
     return number is not None and number >= step and not isinstance(event, Save)

@@ -65,7 +65,7 @@ class StatusBoard:
 
     def agree(self) -> None:
         """Do the launcher's part of a common stop. Call this at each poll until all ranks have
-        ended."""
+        exited."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
             self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))

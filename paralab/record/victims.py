@@ -1,10 +1,10 @@
 """Messages that only victims print. A victim is a rank whose connection broke, or whose wait timed
-out, because another rank ended or did not arrive. The launcher, the doctor, and attach all use this
-list, so none of them blames a victim."""
+out, because another rank exited or did not arrive. The launcher, the doctor, and attach all use
+this list, so none of them blames a victim."""
 
 import re
 
-# Messages after another rank ended.
+# Messages after another rank exited.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
@@ -16,7 +16,7 @@ WAITED = re.compile(
     r"|ollective operation timeout|clients joined|client socket has timed out"
     r"|Rank \d+ waited for rank [\d, ]+ in |Application timeout|communicator was aborted|barrier.{0,40}timed out"
 )
-# Downloads and databases also lose connections. These words mean a connection between ranks.
+# Downloads and databases also lose connections. These words identify a connection between ranks.
 _BETWEEN_RANKS = re.compile(
     r"gloo|nccl|NCCL|c10d|TCPStore|Store|pair\.cc|pair closure|monitoredBarrier|Watchdog"
     r"|clients joined|client socket|torch[/\\.]distributed|torch/autograd|Dist\w+Error"

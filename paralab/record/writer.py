@@ -13,7 +13,7 @@ from typing import Any
 from paralab.errors import naming
 
 FLUSH_SECONDS = 0.05
-# Created once: `json.dumps` would create an encoder for each event.
+# `json.dumps` would create a new encoder for each event.
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 

@@ -53,7 +53,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                if in_url and not refusal:  # a page about a problem needs its styles, too
+                if in_url and not refusal:  # error pages also load styles
                     value = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("Set-Cookie", value)
             await send(message)

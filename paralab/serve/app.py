@@ -98,7 +98,7 @@ class Site:
         return pages.render("class", name=name, practical=practical, parts=pages.class_parts(table))
 
     def open(self, request: Request) -> Response:
-        """Link from a report to its run, or to the runs of its experiment."""
+        """Redirect from a report to its run, or to the runs of its experiment."""
         name = _name(request)
         kind = kind_of(open_folder(self.root, name))
         return RedirectResponse(pages.link("run" if kind == "run" else "list", name=name), 303)

@@ -92,6 +92,6 @@ class LiveRun:
 
 
 def _is_early(finding: Finding, status: Status) -> bool:
-    """Return whether the finding only says that a run has not ended."""
+    """Return whether the finding only says that a run has not finished."""
     suspected = finding.id == "H12" and finding.severity == "suspect"
     return suspected and status in ("starting", "not started", "running", "silent")

@@ -1,8 +1,8 @@
 """List the runs and experiments below a folder, newest first, without reading their events.
 
 A finished run's numbers come from its result.json, and a running one's from the last lines of its
-event files. A folder that cannot be read is a row with the reason. Finished rows are remembered, so
-that listing 200 runs again takes milliseconds.
+event files. A folder that cannot be read is a row with the reason. Rows of finished runs are
+cached, so listing 200 runs again takes milliseconds.
 """
 
 import os
@@ -29,7 +29,7 @@ from paralab.serve.status import IS_OVER, SILENT_SECONDS, Status, is_running, st
 from paralab.units import plural
 
 MOST_LEVELS = 4  # a class has runs at class/student/run
-MOST_FOLDERS = 5000  # visit at most this many folders, so that `paralab serve /` ends
+MOST_FOLDERS = 5000  # visit at most this many folders, even with `paralab serve /`
 # Read this much of an event file, for its start event and its last steps.
 FIRST_BYTES, LAST_BYTES = 4096, 65536
 Stamp = tuple[tuple[str, int], ...]
@@ -53,7 +53,7 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 class Listing:
-    """The rows of the served folder, or of one experiment. It remembers rows of finished runs."""
+    """The rows of the served folder, or of one experiment. Rows of finished runs are cached."""
 
     def __init__(self, root: Path, experiment: Path | None = None) -> None:
         self.root, self.experiment = root, experiment

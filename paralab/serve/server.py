@@ -17,7 +17,7 @@ SHUTDOWN_SECONDS = 2  # time for requests that are still being answered
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]  # if it is not installed
-    """Ends the streams on a signal, and leaves the exit code to the command."""
+    """Closes the streams on a signal, and leaves the exit code to the command."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)

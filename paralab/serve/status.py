@@ -14,12 +14,12 @@ import psutil
 from paralab.record.events import End, Start
 from paralab.record.reader import RunStatus, read_status
 
-# `starting` and `not started`: no rank has started, in the first minute and later. `silent`: the
-# ranks are on another machine, and have written nothing for a while.
+# `starting`: no rank has started yet. `not started`: none has started within a minute. `silent`:
+# the ranks are on another machine and have not written an event for a minute.
 Status = Literal["starting", "not started", "running", "silent", "damaged"] | RunStatus
 IS_OVER: tuple[Status, ...] = ("completed", "stopped", "failed", "interrupted")
 
-# After the ranks have ended, the launcher writes result.json or starts them again.
+# After the ranks exit, the launcher writes result.json or restarts them.
 GRACE_SECONDS = 8.0
 SILENT_SECONDS = 60.0
 CLOCK_SECONDS = 2.0  # a process may appear to start this long after its start event
@@ -47,15 +47,15 @@ def status_of(
     silent_seconds: float,
     has_result: bool,
 ) -> Status:
-    """Return a run's status. `running`: `is_running` of each rank that started; `silent_seconds`:
-    how long ago a rank wrote its last event; `has_result`: whether the launcher wrote result.json,
-    its last act."""
+    """Return a run's status. `running` has `is_running` of each rank that started. `silent_seconds`
+    is the time since the last event. `has_result` is True once the launcher has written
+    result.json, which it does last."""
     written = read_status({number: [end] for number, end in enumerate(ends)}, world_size)
     if has_result or (len(ends) == world_size and written in ("completed", "stopped")):
         return written
     if not running:
         return "starting" if silent_seconds < SILENT_SECONDS else "not started"
-    # Ranks that failed may be started again, and ranks elsewhere cannot be seen.
+    # Failed ranks may be restarted, and we cannot see ranks on other machines.
     if True in running or silent_seconds < (SILENT_SECONDS if None in running else GRACE_SECONDS):
         return "running"
     return "silent" if None in running and not ends else written

@@ -22,7 +22,7 @@ async def stream(
     is_stopping: Callable[[], bool],
     tick_seconds: float = TICK_SECONDS,
 ) -> AsyncIterator[str]:
-    """Send the parts that changed until `read` says that there is nothing more to come."""
+    """Send the parts that changed until `read` says that they are final."""
     sent: dict[str, object] = {}
     number, quiet_seconds = 0, 0.0
     yield f"retry: {RETRY_MILLISECONDS}\n\n"

@@ -1,4 +1,4 @@
-"""Draw a figure with sliders: lanes of boxes on one axis. explore.js draws the same.
+"""Draw a figure with sliders: lanes of boxes on one axis. explore.js draws the same figure.
 
 The picture has the same size for any number of lanes, so a slider never moves the page.
 """

@@ -73,7 +73,7 @@ def _full_axis(values: list[float], left: float, right: float) -> Axis:
 
 
 def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:
-    """Draw the band, the curve, and few points. An unknown value interrupts the curve."""
+    """Draw the band, the curve, and its points if they are few. Unknown values leave gaps."""
     places = [
         (x(px) if _drawable(px, x.log) else math.nan, y(py) if svg.finite([py]) else math.nan)
         for px, py in line.points

@@ -1,7 +1,7 @@
 """The figures with sliders: compute a figure's state from its sliders and its measured constants.
 
-page.js does the same in the browser (explore.js); a test moves the sliders and compares. The state
-that Python draws is the one that a reader without scripts sees.
+explore.js does the same in the browser; a test moves the sliders and compares the states. A reader
+without scripts sees the state that Python draws.
 """
 
 from collections import defaultdict

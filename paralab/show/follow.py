@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When the first rank started a step and the last one ended it, and its samples."""
+    """When the first rank started a step, when the last rank finished it, and its samples."""
 
     start: float
     end: float
@@ -167,7 +167,7 @@ class RankProgress:
         return None if peak is None else Held(peak, capacity, "peak memory")
 
     def _is_the_process(self, device: str) -> bool:
-        """Return whether the device is a CPU device that has the process to itself."""
+        """Return whether the device is a CPU device and the process's only device."""
         return not device.startswith("cuda") and len(self.devices) == 1
 
     def _gpu(self, device: str) -> DeviceLoad | None:
@@ -200,7 +200,7 @@ class Follower:
         self.times_of: dict[int, Times] = {}  # step -> times, for the same steps
         self.attempt = 0
         self.events_read = 0
-        self._unfinished: dict[int, Times] = {}  # of steps that only some ranks finished
+        self._unfinished: dict[int, Times] = {}  # times of steps that only some ranks finished
         self._events = folder.events
         self._tails = self._open()
 

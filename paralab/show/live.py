@@ -42,7 +42,7 @@ class LiveView:
             self.live.refresh()
 
     def stop(self) -> None:
-        """Leave the final frame with the ranks' last events, and restore the cursor."""
+        """Draw the final frame with the ranks' last events, and restore the cursor."""
         self.follower.poll()
         self.live.stop()
 

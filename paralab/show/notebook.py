@@ -22,7 +22,7 @@ from paralab.units import plural, seconds
 
 Shown = Result | Comparison | VerifyResult | TuneResult | Document
 MOST_ROWS, MOST_BYTES = 30, 60_000  # rows of a table, and bytes of a drawing
-# The chart that says most about a document, if it has several.
+# If a document has several charts, show the first of these that it has.
 FIRST = ("speed-up", "step-time-over-bucket-size", "shares")
 # Follow the notebook's theme (JupyterLab, VS Code, Colab), or else the browser's.
 STYLE = """<style>

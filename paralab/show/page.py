@@ -117,7 +117,7 @@ def draw(block: Block, name: str) -> Markup:
 
 
 def embedded(value: Any) -> str:
-    """Return JSON for a script element. It contains no `<`, so it cannot end the element."""
+    """Return JSON for a script element. It contains no `<`, so it cannot close the element."""
     text = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 

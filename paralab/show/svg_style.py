@@ -1,7 +1,7 @@
 """Turn the page's style sheet into SVG attributes, for a drawing that is used outside the page.
 
 Word, Inkscape, and LaTeX's converters read neither CSS variables nor light-dark(). So each element
-gets its final colors as plain attributes. The style sheet stays the only place that defines them.
+gets its final colors as plain attributes. The style sheet remains the only place that defines them.
 """
 
 import re
@@ -112,7 +112,7 @@ def _set(element: Element, name: str, value: str) -> None:
 
 
 def _split_halo(parent: Element, place: int, text: Element) -> None:
-    """Draw a text's outline as a second text below it: many programs ignore `paint-order`."""
+    """Draw a text's outline as a second text below it, as many programs ignore `paint-order`."""
     halo = deepcopy(text)
     halo.set("fill", text.get("stroke", "none"))
     for name in [name for name in text.attrib if name.startswith("stroke")]:

@@ -76,7 +76,7 @@ def points_of(recording: Recording) -> Iterator[Point]:
             yield Point("train/loss", number, end, loss)
         yield Point("train/step_seconds", number, end, end - start)
 
-        # From the end of the previous step, so that data loading is included.
+        # Measure from the end of the previous step to include data loading.
         elapsed = end - (start if previous_end is None else previous_end)
         if elapsed > 0:
             samples = sum(event.samples for event in step)
@@ -104,7 +104,7 @@ def _per_detailed_step(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
-    """Yield memory and load, each at the last step that the rank had written by then."""
+    """Yield memory and load. Each point is placed at the latest step that the rank had finished."""
     step = 0
     for event in events:
         if isinstance(event, Step):
@@ -125,7 +125,7 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """Create a new folder: TensorBoard draws two runs of the same name as one line."""
+    """Create a folder with a new name. TensorBoard draws runs of the same name as one line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1
