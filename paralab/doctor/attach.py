@@ -171,8 +171,8 @@ def _evidence(ranks: Ranks) -> list[str]:
 def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
     why = (
         f"Rank {missing} exited, but rank {first.rank} waits in {first.collective} at "
-        f"{first.place}. It exited without an error; otherwise its launcher would have ended the "
-        "other ranks."
+        f"{first.place}. It exited without an error; otherwise its launcher would have killed "
+        "the other ranks."
     )
     fix = "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did."
     return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)

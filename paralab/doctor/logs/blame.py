@@ -1,11 +1,11 @@
 """Find which rank failed first, and which ranks failed as a consequence. Every error in a job is a
-root (the rank's own), a victim's (another rank is gone), or unknown.
+root (the rank's own), a victim (another rank caused it), or unknown.
 
     12:00:07  rank 1  ValueError: image 13 has 0 bytes      root: nothing to do with other ranks
     12:00:07  rank 0  Connection closed by peer             victim: it waited for rank 1
-    12:00:08  rank 0  ended by SIGTERM                      victim: torchrun cleaned up
+    12:00:08  rank 0  killed by SIGTERM                     victim: torchrun cleaned up
 
-The first root is the cause. Without one, the culprit is among the ranks without an error."""
+The first root is the cause. Without a root, the culprit is among the ranks without an error."""
 
 import re
 import signal as signals
@@ -32,7 +32,8 @@ INTERRUPTED = ("KeyboardInterrupt", "SystemExit", "SignalException")
 
 @dataclass(frozen=True)
 class Event:
-    """`waited`: this victim waited until its timeout. Other victims lost a connection."""
+    """A failure. `waited` is True if a victim waited until its timeout, not if it lost a
+    connection."""
 
     role: Role
     rank: int | None
@@ -81,7 +82,7 @@ class Event:
 
     @property
     def signal(self) -> str | None:
-        """Return the signal that ended it, from its exit code or the fault handler's message."""
+        """Return the signal that killed the process, from its exit code or the fault handler."""
         if self.exit:
             return self.exit.signal
         if not (self.trace and self.trace.is_fatal_signal):
@@ -101,7 +102,8 @@ class Event:
         rank: int | None = None,
         evidence: Iterable[str] | None = None,
     ) -> Finding:
-        """Create a finding at its line. `fix` defaults to the entry's, `evidence` to its own."""
+        """Create a finding at this event's line. `fix` defaults to the entry's fix, and `evidence`
+        to the event's."""
         file, line = (self.at.file, self.at.line) if self.at else (None, None)
         seen = self.evidence() if evidence is None else tuple(evidence)
         return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, seen)
@@ -118,8 +120,8 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
 
 @dataclass(frozen=True)
 class Blame:
-    """All events in time order. `absent`: ranks without an error; `silent`: the ones among them
-    that the launcher did not end."""
+    """All failures, chronologically. `absent` lists the ranks without an error. `silent` lists
+    those of them that the launcher did not stop."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
@@ -129,7 +131,7 @@ class Blame:
 
     @property
     def crash(self) -> Event | None:
-        """Return the first root if a signal ended its rank."""
+        """Return the first root if a signal killed its rank."""
         return self.roots[0] if self.roots and self.roots[0].signal else None
 
 
@@ -158,7 +160,7 @@ def blame(logs: Logs) -> Blame:
 
 
 def fatal(logs: Logs) -> list[Traceback]:
-    """Return tracebacks that ended a process: torch's hook printed them, or nothing follows them.
+    """Return tracebacks that killed a process: torch's hook printed them, or nothing follows them.
     If a logger printed the traceback, or output continues after it, the exception was caught."""
     traces = [trace for trace in logs.tracebacks if trace.errors and not trace.of_launcher]
     plain = [trace for trace in traces if not trace.logged]
@@ -166,7 +168,7 @@ def fatal(logs: Logs) -> list[Traceback]:
     failed = any(exit_.code and not exit_.asked for exit_ in logs.exits)
     if failed and not any(_of_trace(trace).role == "root" for trace in sure):
         sure += [trace for trace in plain if trace not in sure]
-        last = {trace.rank: trace for trace in traces if trace.logged}  # logged, then gave up
+        last = {trace.rank: trace for trace in traces if trace.logged}  # logged, then it exited
         ended = {exit_.rank for exit_ in logs.exits if (exit_.code or 0) > 0}
         sure += [trace for rank, trace in last.items() if rank in ended]
     once: dict[object, Traceback] = {}  # a process prints it, and the launcher repeats it
@@ -183,7 +185,8 @@ def _of_trace(trace: Traceback) -> Event:
 
 
 def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
-    """Classify an exit. A signal is a root cause unless the launcher sent it or a rank was lost."""
+    """Classify an exit. A signal is a root cause, unless the launcher or Ctrl-C sent it or the rank
+    aborted because of another rank."""
     traced_ranks = {event.rank for event in traces}
     if exit_.asked or not exit_.code or exit_.rank in traced_ranks or exit_.code == -15:
         return None
@@ -196,7 +199,8 @@ def _of_exit(exit_: Exit, logs: Logs, traces: list[Event]) -> Event | None:
 
 
 def _role_of_abort(logs: Logs) -> Role:
-    """Classify an abort. C++ code prints the reason before it aborts; otherwise it is unknown."""
+    """Classify an abort. C++ code prints a reason before it aborts. Without a reason, the role is
+    unknown."""
     reasons = [x.text for x in logs.lines if "what():" in x.text or "Watchdog" in x.text]
     if any(MISMATCH.search(line.text) for line in logs.lines):
         return "victim"
@@ -206,8 +210,8 @@ def _role_of_abort(logs: Logs) -> Role:
 
 
 def _when(event: Event, logs: Logs) -> tuple[float, int, int]:
-    """Return a sort key, because tracebacks have no timestamp. Within a file, use the order of
-    lines; between files, use the time at which the launcher saw the rank exit."""
+    """Return a sort key. Tracebacks have no timestamp, so sort them by line number within a file.
+    Across files, sort them by the time at which the launcher saw the rank exit."""
     time, file, number = logs.when(event.line)
     if event.trace is not None and len(logs.sources) > 1:
         exits = (x.time for x in logs.exits if x.rank == event.rank and x.time is not None)

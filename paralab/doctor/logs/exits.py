@@ -30,8 +30,8 @@ def signal_in(text: str) -> int | None:
 
 @dataclass
 class Exit:
-    """The exit of one process. `code` is negative for a signal, as torchrun prints it. `asked`:
-    the launcher ended the process."""
+    """The exit of one process. `code` is negative for a signal, as torchrun prints it. `asked` is
+    True if the launcher stopped the process."""
 
     line: Line
     code: int | None = None

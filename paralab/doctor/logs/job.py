@@ -1,4 +1,4 @@
-"""The contents of one job's logs, in time order."""
+"""The contents of one job's logs, sorted chronologically."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +25,8 @@ class Logs:
     dump_names: dict[int, str] = field(default_factory=dict)
 
     def merge(self) -> None:
-        """Sort by timestamp, or else in the order of the files. Launchers do not print the year: in
-        a job that runs past New Year, January comes after December."""
+        """Sort by timestamp, or else in the order of the files. Launchers do not print the year, so
+        sort January after December if a job runs past New Year."""
         kept = [*self.lines, *(trace.first for trace in self.tracebacks)]
         late = max((line.time for line in kept if line.time is not None), default=0.0)
         # Lines before a file's first timestamp are sorted just before it.
@@ -65,7 +65,7 @@ class Logs:
 
     @cached_property
     def heard(self) -> set[int]:
-        """Return the ranks in these logs. Only they can be ranks "without an error"."""
+        """Return the ranks in these logs. Only these can count as ranks without an error."""
         known = {*self.sources.values(), *self.last, *self.dumps}
         known |= {exit_.rank for exit_ in self.exits} | {line.rank for line in self.lines}
         known |= {trace.rank for trace in self.tracebacks}

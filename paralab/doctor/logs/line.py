@@ -24,8 +24,9 @@ BEFORE_RANK = re.compile(r"[\d\s:.,TZ\[\]/-]*$|.*\d%\|")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`time`: seconds since the start of an arbitrary year (launchers do not print the year), or
-    None. `stamped`: it begins with a timestamp, so a logger wrote it, not a dying interpreter."""
+    """`time` is in seconds since the start of an arbitrary year (launchers do not print the year),
+    or None. A `stamped` line begins with a timestamp, so a logger wrote it, not a crashing
+    interpreter."""
 
     source: str
     number: int
@@ -63,7 +64,8 @@ def seconds(month: str, day: str, hour: str, minute: str, second: str) -> float 
 
 
 def parse(source: str, number: int, text: str, rank: int | None, labeled: bool) -> Line:
-    """Parse a clean line. `rank`: from the file's name. `labeled`: each line begins with a rank."""
+    """Parse a clean line. `rank` comes from the file's name. In a `labeled` file, each line begins
+    with a rank."""
     hooked = stamped = compiled = False
     time = None
     at = 0

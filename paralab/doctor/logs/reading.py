@@ -1,7 +1,8 @@
-"""Read the logs of a job, each file once and in blocks, so that a log of any length fits into memory.
+"""Read the logs of a job, each file once and in blocks, so that a log of any length fits into
+memory.
 
 This keeps lines with a keyword, and assembles tracebacks and exits. In a block without keywords,
-only the last lines are read, to find out where each rank was."""
+only the last lines are parsed, to find out where each rank was."""
 
 import gzip
 import io
@@ -21,8 +22,7 @@ from paralab.doctor.logs.line import LABEL, Line, clean, parse
 from paralab.doctor.logs.traceback import Assembler
 from paralab.errors import UsageError
 
-# In lower case. There are few keywords, and they are general, because messages change from version
-# to version.
+# These keywords are in lower case, and general, because messages change from version to version.
 WORDS = (
     *(b"error", b"exception", b"warn", b"nccl", b"watchdog", b"signal", b"exitcode", b"failed"),
     *(b"failures:", b"root cause", b"  rank  ", b"  host  ", b"  time  ", b"  traceback :"),
@@ -33,13 +33,13 @@ WORDS = (
     *(b"imbalance", b"autograd kernel", b"process group", b"cancelled", b"dataloader", b"detected"),
     b"expected",
 )
-PASTED = 300  # keep every line of a text with fewer lines
+PASTED = 300  # keep this many lines at the start of each file, even without a keyword
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 16
 SAME = 200  # the maximum number of lines to keep that differ only in their numbers
-TAIL = 40  # lines at the end of a block that are always read
-BEFORE = 3  # lines before one with a keyword: they show the time, and whether a logger printed it
-FULLY = 20_000  # read files with fewer lines line by line
+TAIL = 40  # always parse this many lines at the end of a block
+BEFORE = 3  # also parse this many lines before a keyword: they may show the time or a logger
+FULLY = 20_000  # parse every line up to this one
 CONTROL = bytes({*range(32)} - {*b"\t\n\r\x1b\b\f"})
 EVERY = re.compile(  # every rank prints its own message
     rb"atchdog|enqueued|exitcode|closing signal|Unable to shutdown|srun: |^  (?:time|host|rank) "
@@ -66,7 +66,7 @@ def read_logs(paths: Iterable[str | Path]) -> Logs:
 
 
 def read_texts(texts: Mapping[int, str]) -> Logs:
-    """Read the output of each rank, in time order."""
+    """Read the output of each rank, which the caller sorted chronologically."""
     logs = Logs()
     for rank, text in texts.items():
         _File(f"rank {rank}", logs, rank).read(io.BytesIO(text.encode()))
@@ -148,8 +148,8 @@ class _File:
         self.labeled = False
         self.streams: dict[int | None, Assembler] = {}
         self.reports: dict[int | None, Exits] = {}
-        self.clock: float | None = None  # the last timestamp, also for lines without one
-        self.same: Counter[bytes] = Counter()  # lines with their numbers removed
+        self.clock: float | None = None  # the last timestamp; lines without one inherit it
+        self.same: Counter[bytes] = Counter()  # counts lines, ignoring numbers in them
 
     def read(self, file: IO[bytes]) -> None:
         rest = b""
@@ -203,7 +203,7 @@ class _File:
                 done = index + 1
 
     def _is_new(self, raw: bytes) -> bool:
-        """Return whether a line differs, in more than numbers, from lines kept often enough."""
+        """Return False for a line if many lines before it differ from it only in numbers."""
         shape = raw.translate(None, b"0123456789.")
         self.same[shape] += 1
         return self.same[shape] <= SAME or bool(EVERY.search(raw))

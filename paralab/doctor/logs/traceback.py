@@ -1,4 +1,4 @@
-"""Python's tracebacks, assembled from lines that may be interleaved with those of other ranks.
+"""Python's tracebacks, assembled from lines that may be interleaved with other ranks' lines.
 Users may also paste only the last lines of a traceback, or only the exception."""
 
 import re
@@ -56,11 +56,11 @@ class Frame:
 class Traceback:
     lines: list[Line] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
-    errors: list[Line] = field(default_factory=list)  # in a chain, the last one ended the process
+    errors: list[Line] = field(default_factory=list)  # in a chain, the last one killed the process
     reported: bool = False  # quoted in torchrun's report, after the process printed it
     logged: bool = False  # a logger wrote it, so the program caught the exception
-    followed: int = 0  # lines that its stream printed after it
-    caused: int = 0  # frames of the exception that caused the next one
+    followed: int = 0  # number of lines that its stream printed after it
+    caused: int = 0  # number of frames of the exception that caused the next one
     rank: int | None = None
     header: Literal["", "plain", "boxed"] = ""  # "Traceback …", or a notebook's or rich's header
 
@@ -83,7 +83,7 @@ class Traceback:
 
     @property
     def headline(self) -> str:
-        """Return the exception in one line, with the next line if the first only announces it."""
+        """Return the first line of the exception, and also the second if the first ends in ":"."""
         lines = self.message[: 2 if self.error.endswith(":") else 1]
         return " ".join(line.text.strip() for line in lines)
 
@@ -99,11 +99,12 @@ class Traceback:
 
     @property
     def where(self) -> Frame | None:
-        """Return the innermost frame of user code; with `raise … from …`, that of the original. If
-        there is none, return the innermost frame outside torch: a library can be the program."""
+        """Return the innermost frame of user code; for `raise … from …`, prefer the original
+        exception's. Without user code, return the innermost frame outside torch, because a library
+        can be the program."""
         frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
         if self.header or not any(frame.function == "<module>" for frame in frames[1:]):
-            frames.reverse()  # only editors print the innermost frame first
+            frames.reverse()  # put the innermost frame first, where editors already print it
         outside = (frame for frame in frames if not TORCH_OR_PYTHON.search(frame.file))
         return next((frame for frame in frames if frame.own), next(outside, None))
 

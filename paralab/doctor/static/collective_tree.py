@@ -1,7 +1,7 @@
-"""The collectives that one rank calls, as a tree: loops, undecided tests, and inlined functions.
+"""The collectives that one rank calls, as a tree of loops, unknown conditions, and functions.
 
-A walk over the script decides every test that depends on the rank and keeps other tests as forks.
-It follows calls into project functions:
+A walk over the script evaluates its conditions and keeps those with an unknown result as forks. It
+follows calls into project functions:
 
     rank 0:  [DDP, Repeat[backward, Fork(step % 10 == 0)[all_reduce]], barrier]
     rank 1:  [DDP, Repeat[backward, Fork(step % 10 == 0)[]]]
@@ -35,7 +35,7 @@ _PLAIN_METHODS = frozenset(
 
 @dataclass(eq=False)
 class Guard:
-    """A test that only some ranks pass. `sure` is false if another part of it is undecided."""
+    """A condition that is true on only some ranks. `sure` is false if a part of it is unknown."""
 
     node: ast.AST
     test: ast.expr
@@ -45,7 +45,7 @@ class Guard:
 
 @dataclass(eq=False)
 class Meet:
-    """A call in which ranks wait for each other. `sure` is true if it is certainly such a call."""
+    """A call in which ranks wait for each other. `sure` is false if it may not be such a call."""
 
     call: Call
     op: str
@@ -63,7 +63,7 @@ class Leave:
 
 @dataclass(eq=False)
 class Fork:
-    """A test whose result does not depend on the rank. `nature`: see Script.nature."""
+    """A condition whose result is unknown. `nature` is what Script.nature returns for it."""
 
     node: ast.AST
     test: ast.expr
@@ -104,13 +104,13 @@ def all_meets(nodes: Nodes) -> Iterator[Meet]:
 
 
 class Walk:
-    """One rank's walk through the script. `relevant`: functions that may call a collective."""
+    """One rank's walk through the script. `relevant` names functions that may call a collective."""
 
     def __init__(self, script: Script, relevant: set[str], rank: int) -> None:
         self.script, self.relevant, self.rank = script, relevant, rank
         self.guards: list[Guard] = []
         self.stack: list[Scope] = []
-        self.envs: tuple[Env, Env] = ({}, {})  # parameter -> its value on each rank
+        self.envs: tuple[Env, Env] = ({}, {})  # parameter values on each rank
         self.budget = MOST_NODES
 
     @property
@@ -207,7 +207,7 @@ class Walk:
         return [Fork(node, node.test, self.scope, nature, then, other)], ended, done
 
     def _compares_rank(self, test: ast.expr) -> bool:
-        """Return whether a test compares the rank with an unknown value: `rank == args.chief`."""
+        """Return whether it compares the rank with an unknown value: `rank == args.chief`."""
         sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
         return any(
             [self.script.evaluate(side, self.scope, rank) for rank in (0, 1)] == [0, 1]
@@ -347,7 +347,7 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
 
 
 def passes_ddp(script: Script, node: ast.expr | None, scope: Scope) -> bool:
-    """Return whether the forward pass of a DDP model computed a value."""
+    """Return whether a value comes from the forward pass of a DDP model."""
     calls = script.contributors(node, scope) if node is not None else []
     return any(script.is_kind(call.node.func, call.scope, "ddp") for call in calls)
 
@@ -368,7 +368,7 @@ def _may_wait(script: Script, block: list[ast.stmt], scope: Scope) -> bool:
 
 
 def _fails(node: ast.stmt) -> bool:
-    """Return whether a call is `sys.exit(1)`, after which the launcher ends the job."""
+    """Return whether a statement fails, like `sys.exit(1)`, so that the launcher kills the job."""
     call = node.value if isinstance(node, ast.Expr) else getattr(node, "exc", None)
     if isinstance(node, ast.Raise) and (
         call is None or dotted_key(getattr(call, "func", call)) != "SystemExit"

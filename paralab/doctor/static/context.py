@@ -1,4 +1,4 @@
-"""The tests, loops, and with-blocks around a node in its function.
+"""The conditions, loops, and with-blocks that enclose a node in its function.
 
 for x, y in loader:                 Loop
     with model.no_sync():           With
@@ -20,7 +20,7 @@ EXITS = ("sys.exit", "exit", "quit", "os._exit")
 
 @dataclass(frozen=True)
 class If:
-    """A test on the path to a node. `exits`: the other branch ends in return, raise, break, …"""
+    """A condition for reaching a node. `exits` is how the other branch leaves: return, raise, …"""
 
     node: ast.AST
     test: ast.expr
@@ -49,7 +49,7 @@ Contexts = tuple[Context, ...]
 
 
 def context_of(node: ast.AST, module: Module) -> Contexts:
-    """Return the tests, loops, and with-blocks around a node in its function, outer first."""
+    """Return the conditions, loops, and with-blocks that enclose a node, outermost first."""
     if node not in module.contexts:
         parent = module.parents.get(node)
         starts = isinstance(node, SCOPES) and not isinstance(node, ast.Lambda)
@@ -60,7 +60,7 @@ def context_of(node: ast.AST, module: Module) -> Contexts:
 
 
 def _step(node: ast.AST, parent: ast.AST | None) -> Iterator[Context]:
-    """Yield the tests, loops, and with-blocks that one level of nesting adds."""
+    """Yield the conditions, loops, and with-blocks that one level of nesting adds."""
     match parent:
         case ast.If() | ast.IfExp() if node is not parent.test:
             body = parent.body if isinstance(parent.body, list) else [parent.body]
@@ -89,7 +89,7 @@ def _step(node: ast.AST, parent: ast.AST | None) -> Iterator[Context]:
 
 
 def _left_before(node: ast.stmt, parent: ast.AST) -> Iterator[If]:
-    """Yield the tests of earlier `if` statements in the block that leave it in one branch."""
+    """Yield the conditions of earlier `if` statements that leave the same block in one branch."""
     for block in blocks(parent):
         before = block[: next((i for i, one in enumerate(block) if one is node), 0)]
         for earlier in before:
@@ -146,7 +146,7 @@ def share_loop(one: Contexts, other: Contexts) -> bool:
 
 
 def are_exclusive(one: Contexts, other: Contexts) -> bool:
-    """Return whether two nodes are in different branches of the same test."""
+    """Return whether two nodes are in opposite branches of the same condition."""
     taken = {(part.node, part.test): part.taken for part in other if isinstance(part, If)}
     return any(
         isinstance(part, If) and taken.get((part.node, part.test), part.taken) != part.taken

@@ -29,7 +29,7 @@ from paralab.doctor.static.project import (
 if TYPE_CHECKING:
     from paralab.doctor.static.script import Script
 
-DEEPEST = 40  # most nested lookups; the result of a longer chain is unknown
+DEEPEST = 40  # maximum depth of nested lookups; deeper results are unknown
 # Methods that return the object they are called on.
 SAME_VALUE = frozenset(
     (
@@ -43,7 +43,7 @@ Find = Callable[[Any, Any, Scope], T]
 
 
 def once_per_node(in_cycle: T, too_deep: T | None = None) -> Callable[[Find[T]], Find[T]]:
-    """Cache the results of a method by node. In a cycle, and for None, it returns `in_cycle`."""
+    """Cache a method's results by node. In a cycle, or without a node, return `in_cycle`."""
 
     def decorate(find: Find[T]) -> Find[T]:
         @wraps(find)
@@ -69,8 +69,8 @@ def once_per_node(in_cycle: T, too_deep: T | None = None) -> Callable[[Find[T]],
 
 @dataclass(eq=False, repr=False)
 class Call:
-    """One call in the source. `target`: the canonical name in a library. `function`: the project
-    function."""
+    """One call in the source. It runs either the library function `target` (a canonical name) or
+    the project function `function`."""
 
     node: ast.Call
     scope: Scope
@@ -159,7 +159,7 @@ class Call:
 
 
 class Facts:
-    """All facts about one script. `memory`: cached results that several checks need."""
+    """All facts about one script. `memory` caches results that several checks need."""
 
     def __init__(self, path: Path, project: Project | None = None) -> None:
         self.path = path
@@ -280,7 +280,7 @@ class Facts:
 
     @cached_property
     def attributes(self) -> dict[str, list[Definition]]:
-        """Assignments to an attribute of anything but self, by the attribute's name."""
+        """Assignments to attributes of objects other than self, by attribute name."""
         found: dict[str, list[Definition]] = defaultdict(list)
         for scope in self.scopes:
             for key, definitions in scope.definitions.items():

@@ -1,5 +1,5 @@
-"""Guesses from names and nesting where values are unknown: enough for a suspect, never for an error
-or a warning."""
+"""Guesses from names and nesting where values are unknown. A guess is enough for a suspect, but
+never for an error or a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paralab.doctor.static.names import meaning
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script, once_per_script
 
-# Words that show what a project does in any of its files.
+# Words that show what a project does, no matter which file contains them.
 _WORDS = (
     "set_epoch", "set_device", "set_default_device", "init_process_group", "DistributedDataParallel",
     "DistributedSampler", "FullyShardedDataParallel", "Accelerator", "CUDA_VISIBLE_DEVICES",
@@ -91,7 +91,8 @@ def is_in_training(script: Script, scope: Scope) -> bool:
 
 
 def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
-    """Return whether names suggest one rank: `is_main_process()`, `args.local_rank in (-1, 0)`."""
+    """Return whether a condition's names suggest that only one rank passes it: `is_main_process()`,
+    `args.local_rank in (-1, 0)`."""
     match test:
         case ast.BoolOp(ast.And(), values) if taken:
             return any(is_for_one_rank(value) for value in values)
@@ -107,7 +108,8 @@ def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
 
 
 def is_for_others(test: ast.expr, taken: bool = True) -> bool:
-    """Return whether names suggest every rank but one: `initialized and not is_master()`."""
+    """Return whether a condition's names suggest that all ranks but one pass it: `initialized and
+    not is_master()`."""
     match test:
         case ast.BoolOp(ast.And(), values) if taken:
             return any(is_for_others(value) for value in values)
@@ -128,7 +130,7 @@ def _means(node: ast.expr, kind: str) -> bool:
 
 
 def guards(script: Script, call: Call, depth: int = 3) -> Iterator[ast.expr]:
-    """Yield the tests on the paths to a call, through its known callers."""
+    """Yield the conditions for reaching a call, including those of its known callers."""
     yield from (one.test for one in call.inside(If))
     scope: Scope | None = call.scope
     while scope is not None:
@@ -170,7 +172,7 @@ def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
 
 
 def _counts_accumulation(test: ast.AST) -> bool:
-    """Return whether a test is `(i + 1) % args.accumulation_steps == 0`."""
+    """Return whether a condition is like `(i + 1) % args.accumulation_steps == 0`."""
     return any(
         isinstance(part, ast.BinOp)
         and isinstance(part.op, ast.Mod)

@@ -54,8 +54,8 @@ def _entries(folder: Path) -> set[str]:
 def imported_modules(
     node: ast.Import | ast.ImportFrom, file: Path, folders: tuple[Path, ...]
 ) -> Iterator[str]:
-    """Yield the dotted names that may be modules: `from a import b` may mean a or a.b. Leave out
-    libraries that the checks know by name, even if their source is here."""
+    """Yield the dotted names that may be modules: `from a import b` may mean a or a.b. Skip
+    libraries that the checks know by name, even if the project contains their source."""
     if isinstance(node, ast.Import):
         yield from (one.name for one in node.names if one.name.partition(".")[0] not in LIBRARIES)
     elif node.level or (node.module or "").partition(".")[0] not in LIBRARIES:
@@ -65,7 +65,7 @@ def imported_modules(
 
 
 def absolute(node: ast.ImportFrom, file: Path, folders: tuple[Path, ...]) -> str:
-    """Return the dotted module of a from-import; relative ones start at the module's folder."""
+    """Return a from-import's dotted module name. Relative imports start at the file's folder."""
     if not node.level:
         return node.module or ""
     here = file.parents[min(node.level, len(file.parents)) - 1]

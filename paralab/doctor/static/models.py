@@ -33,7 +33,7 @@ def wrapped_by(script: Script, model: ast.expr, scope: Scope) -> Call | None:
 
 
 def option(script: Script, call: Call, name: str) -> bool | None:
-    """Return whether a call turns an option on, or None if the script does not show it."""
+    """Return whether a call turns an option on, or None if that is unknown."""
     value, scope = call.argument(99, name), call.scope
     for keyword in call.node.keywords:
         if keyword.arg is None and value is None:  # `**options`
@@ -56,8 +56,8 @@ def is_without_grad(script: Script, call: Call) -> bool:
 
 
 def is_decided(script: Script, call: Call) -> bool:
-    """Return whether every test around a call is decided. Tests that leave early, such as
-    `if args.help: return`, are ignored: the rest of the function assumes that they are false."""
+    """Return whether every enclosing condition of a call is known. Ignore early exits such as
+    `if args.help: return`, because the rest of the function assumes that they are false."""
     return all(
         None not in [script.truth(one.test, call.scope, rank) for rank in (0, 1)]
         for one in call.inside(If)
@@ -81,7 +81,7 @@ def classes(script: Script, model: ast.expr | None, scope: Scope) -> set[Scope]:
 def layers(
     script: Script, model: ast.expr | None, scope: Scope, depth: int = 0
 ) -> Iterator[Call | None]:
-    """Yield the calls that create a model's layers; None for a part that is not in the script."""
+    """Yield the calls that create a model's layers, and None for each unknown part."""
     if model is None or depth > 8:
         yield None
         return
@@ -155,11 +155,11 @@ def _foreign_parts(script: Script, owner: Scope) -> Iterator[object]:
 
 
 def buffers_of(script: Script, model: ast.expr | None, scope: Scope) -> str | None:
-    """Describe which parts of a model have buffers; return "" if certainly none, None if
-    unknown."""
+    """Describe a part of a model that has buffers. Return "" if no part has any, and None if that
+    is unknown."""
     known = True
     if len({id(call.made or call.target) for call in script.makers(model, scope)}) > 1:
-        return None  # a factory makes the model, so it is unknown
+        return None  # any of several calls may make the model
     for call in layers(script, model, scope):
         if call is None:
             known = False

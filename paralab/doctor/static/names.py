@@ -53,7 +53,7 @@ GROUP_POSITION = {
 COLLECTIVES = frozenset(GROUP_POSITION) | {
     *("all_reduce_coalesced", "all_gather_coalesced", "new_group")
 }
-# Accelerate and Lightning Fabric: every process must make these calls.
+# Methods of Accelerate and Lightning Fabric that every process must call.
 FRAMEWORK_COLLECTIVES = frozenset(
     {"wait_for_everyone", "gather_for_metrics", "pad_across_processes"}
 )

@@ -13,8 +13,8 @@ MOST_WAYS = 12
 
 
 def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator[Way]:
-    """Yield the path to a node, innermost first: the node, the call to its function, the call to
-    that call's function, and so on."""
+    """Yield each chain of calls to a node, innermost first: the node, the call of the function that
+    contains it, the call of the function that contains that call, and so on."""
     here = (scope, node)
     callers = script.callers(scope) if scope.is_function and depth else []
     for call in callers[:MOST_WAYS]:
@@ -26,7 +26,8 @@ def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator
 def runs_after(
     script: Facts, later: tuple[ast.AST, Scope], earlier: tuple[ast.AST, Scope]
 ) -> set[str]:
-    """Return `after`, `before`, or `loop` (they alternate), for paths that share a function."""
+    """Return which orders are possible: `after`, `before`, or `loop` if the nodes alternate. Only
+    chains of calls that share a function count."""
     found = set()
     for one in ways(script, *later):
         for other in ways(script, *earlier):

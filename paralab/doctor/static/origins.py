@@ -203,7 +203,7 @@ class Origins(Facts):
         if found is not None:
             where, definitions = found
             reached = self._reach(definitions, node if where is scope else None, where, rank)
-            if isinstance(scope.node, ast.Lambda) and where is scope.parent:  # runs now, or later
+            if isinstance(scope.node, ast.Lambda) and where is scope.parent:  # may run later
                 here = self._reach(definitions, scope.node, where, rank)
                 reached += [one for one in here if one not in reached]
             return reached
@@ -228,7 +228,7 @@ class Origins(Facts):
     def _reach(
         self, definitions: list[Definition], node: ast.AST | None, scope: Scope, rank: int | None
     ) -> list[Definition]:
-        """Search backward from a use (None: from the end of the scope) to its definition."""
+        """Search backward for definitions, from a use or else from the end of the scope."""
         use = self.context(node, scope.module) if node is not None else ()
         found: list[Definition] = []
         for definition in reversed(definitions):
@@ -323,7 +323,7 @@ class Origins(Facts):
 
     def unpacked(self, definition: Definition) -> list[Value]:
         """Return what a loop item or an unpacked name may refer to, if it comes from literal lists:
-        `nets = [g, d]`, `g, d = nets`. Return nothing if one of them is unknown."""
+        `nets = [g, d]`, `g, d = nets`. Return an empty list if one of those lists is unknown."""
         index, value = definition.index, definition.value
         rows = list(self._rows(value, definition.scope, set())) if value is not None else []
         known = [(one.elts, where) for one, where in rows if isinstance(one, (ast.List, ast.Tuple))]
@@ -380,7 +380,7 @@ class Origins(Facts):
 
     @once_per_node(list[Call]())
     def contributors(self, node: ast.expr, scope: Scope) -> list[Call]:
-        """Return every call that took part in computing a value."""
+        """Return every call that contributed to a value."""
         parts = self.ingredients(node, scope)
         return [self.call_at[part] for part, _ in parts if part in self.call_at]
 
@@ -418,7 +418,7 @@ def has_decorator(function: Scope, *names: str) -> bool:
 
 
 def _begins(definition: Definition) -> tuple[int, int]:
-    """Return where a definition takes effect: after its statement, or in its block."""
+    """Return where a definition takes effect: after its statement, or at the start of its block."""
     node = definition.node
     if isinstance(node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
         return position(node.body[0])

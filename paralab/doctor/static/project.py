@@ -34,7 +34,7 @@ VERSION = "{}.{}".format(*sys.version_info)
 class Definition:
     """A place that gives a name its value.
 
-    `how`: assign, item (an element of `value`), augmented, parameter, import, function, class.
+    `how` is assign, item (an element of `value`), augmented, parameter, import, function, or class.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Scope:
 
     @cached_property
     def class_around(self) -> Scope | None:
-        """The class itself, or the class that a method or a function in it belongs to."""
+        """This class, or the class that contains this function."""
         return self if self.is_class else self.parent and self.parent.class_around
 
     @cached_property

@@ -45,8 +45,9 @@ def found(
     also: tuple[At, ...] = (),
     edits: tuple[Edit, ...] = (),
 ) -> Finding:
-    """Return a finding at a call or node. `fix` replaces the entry's fix. `doubt`: what would make
-    the finding certain ("if …"); it is then a suspect. `also` adds other lines to the evidence."""
+    """Return a finding at a call or node. `fix` replaces the entry's fix. `doubt` ("if …") is what
+    would make the finding certain, and turns it into a suspect. `also` adds other lines to the
+    evidence."""
     if doubt:
         severity, why = "suspect", f"{why} This is certain {doubt}."
     evidence = tuple(
@@ -63,7 +64,8 @@ def found(
 
 
 def _is_certain(script: Script, id: str, where: At) -> bool:
-    """Return whether a job (of several ranks, if the failure needs them) reaches this place."""
+    """Return whether a job definitely reaches this place (with several ranks, if the failure needs
+    them)."""
     scope = where.module.scope_of(where.node)
     reached = has_decided_tests(script, where.node, scope) and is_run(script, scope)
     return reached and (id[0] in ALONE or has_ranks(script))
@@ -122,7 +124,7 @@ def add_keyword(script: Script, call: Call, text: str) -> tuple[Edit, ...]:
 def insert(
     script: Script, module: Module, at: ast.stmt, text: str, after: bool = False
 ) -> tuple[Edit, ...]:
-    """Return an edit that adds a line before or after a statement, if it is alone on its line."""
+    """Return an edit that adds a line before or after a statement that is alone on its line."""
     indent = module.lines[at.lineno - 1][: at.col_offset]
     line = (at.end_lineno or at.lineno) + 1 if after else at.lineno
     return (
@@ -143,7 +145,8 @@ def insert_line(script: Script, where: Call, text: str, after: bool = False) -> 
 
 
 def out_of_branch(script: Script, call: Call, branch: ast.AST) -> tuple[Edit, ...]:
-    """Return an edit that moves the call above its `if …:`, if it is the first line there."""
+    """Return an edit that moves the call above its `if …:`, if the call is the branch's first
+    line."""
     if not isinstance(branch, ast.If) or branch.orelse:
         return ()
     body, lines = branch.body[0], call.module.lines

@@ -53,8 +53,8 @@ class Script(Kinds):
 
     @once_per_node("same", too_deep="unknown")
     def nature(self, node: ast.AST, scope: Scope) -> str:
-        """Return `same` (on all ranks), `rank` (decided by the rank), `local` (from this rank's
-        data), or `unknown`."""
+        """Return `same` (on all ranks), `rank` (depends on the rank), `local` (depends on this
+        rank's data), or `unknown`."""
         match node:
             case ast.Constant() | ast.JoinedStr() | ast.Name("__name__"):
                 return "same"
@@ -143,18 +143,19 @@ class Script(Kinds):
             for one in call.node.args
         )
 
-    # --- tests that are true at some time
+    # --- conditions that become true at some point
 
     def counts(self, test: ast.AST, scope: Scope) -> bool:
-        """Return whether a test uses a counter (`step % 10 == 0`), so that it is true at some
-        time."""
+        """Return whether a condition uses a counter (`step % 10 == 0`) and therefore becomes true
+        at some point."""
         return any(
             isinstance(one, (ast.Name, ast.Attribute)) and self.is_kind(one, scope, "counter")
             for one in ast.walk(test)
         ) and self.comes_true(test, scope)
 
     def comes_true(self, test: ast.AST, scope: Scope, depth: int = 0) -> bool:
-        """Return whether a test that ranks agree on is true at some time (a counter, an option)."""
+        """Return whether a condition that ranks agree on becomes true at some point: it uses only
+        counters, options, and the like."""
         return all(
             self._comes_true(one, scope, depth)
             for one in ast.walk(test)

@@ -28,7 +28,7 @@ Pair = tuple[Nodes, Nodes]  # of rank 0 and rank 1
 
 @dataclass(frozen=True)
 class Difference:
-    """The place where two ranks diverge. `more`: what only one of the ranks does."""
+    """The place where two ranks diverge. Only one of them does `more`."""
 
     rank: int  # the rank that does `more`
     more: Meet | Leave
@@ -44,7 +44,7 @@ def differences_of(script: Script) -> list[Difference]:
         for difference in compare(zero, one):
             more, other = difference.more, difference.other
             if root.is_function and isinstance(more, Leave) and other is not None:
-                # The code after this function is unknown; the collective itself is extra.
+                # The code after this function is unknown, so report the collective as extra.
                 other.guard = other.guard or more.guard
                 sure = difference.sure and other.sure
                 difference = Difference(1 - difference.rank, other, None, sure)
@@ -94,7 +94,7 @@ def _relevant_names(script: Script) -> set[str]:
             inside[call.last_name].add(scope.name)
             if scope.owner is not None and scope.name in ("__init__", "__call__"):
                 inside[call.last_name].add(scope.owner.name)
-        if sounds_like(call.method) == "module" or call.method == "module":  # it runs forward
+        if sounds_like(call.method) == "module" or call.method == "module":  # runs a forward
             waiting.append(call.scope.name)
     waiting += [one for name in names for one in inside[name]]
     while waiting:
@@ -112,7 +112,8 @@ def compare(
     after: Pair = ([], []),
     outer: tuple[set[str], set[str]] = (set(), set()),
 ) -> Iterator[Difference]:
-    """Yield where rank 0 and rank 1 diverge, in program order. `after`: what follows outside."""
+    """Yield where rank 0 and rank 1 diverge, in program order. `after` holds the nodes that follow
+    `zero` and `one`."""
     lists = [list(zero), list(one)]
     own = [{meet.op for meet in all_meets(part) if meet.guard} for part in lists]
     answers = (own[0] | outer[0], own[1] | outer[1])
@@ -126,7 +127,7 @@ def compare(
             del lists[0][0], lists[1][0]
             continue
         rank = _next_extra(lists)
-        if rank is None:  # both calls come later on the other rank: the order differs
+        if rank is None:  # each call comes later on the other rank
             if isinstance(x, Meet) and isinstance(y, Meet):
                 yield Difference(0, x, y, _is_sure(x, sure) and y.sure)
             return
@@ -144,14 +145,14 @@ def compare(
             other = peer if isinstance(peer, Meet) else None
             for meet in all_meets([node]):
                 if meet.op in answers[1 - rank]:
-                    continue  # a leader and its followers, each in its own branch
+                    continue  # the other rank calls it in another branch
                 certain = _is_sure(meet, sure) and not _under_fork(node, meet)
                 yield Difference(rank, meet, other, certain)
                 other = None
 
 
 def _next_extra(lists: list[Nodes]) -> int | None:
-    """Return the rank whose next node is missing on the other; a rank that leaves has priority."""
+    """Return the rank whose next node the other rank lacks. A rank that leaves has priority."""
     there = [rank for rank in (0, 1) if lists[rank]]
     missing = [
         rank
@@ -230,7 +231,7 @@ def _is_sure(meet: Meet, sure: bool) -> bool:
 
 
 def _under_fork(node: Node, meet: Meet) -> bool:
-    """Return whether a collective is under a test that nothing here decides."""
+    """Return whether a collective is under a condition that the ranks may not agree on."""
     match node:
         case Fork():
             return node.nature != "same" and any(one is meet for one in all_meets([node]))

@@ -26,9 +26,9 @@ Chain = tuple[Call, ...]
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A call and the path to it. `chain`: the calls that lead from the root into its function.
-
-    `path`: the tests, loops, and with-blocks before the call, each with the chain to its function.
+    """A call and how it is reached. `chain` lists the calls from the root to its function.
+    `path` lists the enclosing conditions, loops, and with-blocks, each with the chain to its
+    function.
     """
 
     call: Call
@@ -41,7 +41,7 @@ class Event:
         return [(chain, item) for chain, item in self.path if isinstance(item, Loop)]
 
     def tests(self) -> dict[tuple[Chain, str], bool]:
-        """Return the conditions on the path, and the branch taken at each."""
+        """Return the enclosing conditions, and which branch of each contains the call."""
         found = {}
         for chain, item in self.path:
             if isinstance(item, If):
@@ -50,7 +50,7 @@ class Event:
         return found
 
     def blocks(self) -> Iterator[tuple[ast.expr, Scope]]:
-        """Yield the context managers around the call, each with its scope."""
+        """Yield the context managers that enclose the call, each with its scope."""
         for chain, item in self.path:
             if isinstance(item, With):
                 yield item.item, self.scope_at(chain)
@@ -61,7 +61,8 @@ class Event:
 
 
 def condition(test: If) -> tuple[str, bool]:
-    """Return a test without negations: `x is not None` and `x is None` are one condition."""
+    """Return a condition without negations, so that `x is not None` and `x is None` match, and the
+    branch that is taken."""
     node, taken = test.test, test.taken
     while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         node, taken = node.operand, not taken
@@ -72,13 +73,13 @@ def condition(test: If) -> tuple[str, bool]:
 
 
 def excludes(one: Event, other: Event) -> bool:
-    """Return whether two calls are in different branches of one condition."""
+    """Return whether two calls are in opposite branches of the same condition."""
     tests = other.tests()
     return any(tests.get(key, taken) != taken for key, taken in one.tests().items())
 
 
 def extra_tests(one: Event, other: Event) -> list[tuple[Chain, If]]:
-    """Return the tests on the path to one call that are not on the path to the other."""
+    """Return the conditions that enclose one call but not the other."""
     known = other.tests()
     return [
         (chain, item)

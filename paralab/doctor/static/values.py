@@ -75,7 +75,7 @@ class Values(Origins):
 
     def reaching(self, node: ast.AST, scope: Scope, rank: int | None = None) -> list[Definition]:
         if self._evaluating:
-            return super().reaching(node, scope, rank)  # a cycle may have ended this early
+            return super().reaching(node, scope, rank)  # a cycle may have cut this short
         key = node, rank
         if key not in self._reaching:
             self._reaching[key] = super().reaching(node, scope, rank)
@@ -104,7 +104,7 @@ class Values(Origins):
         return True if value is OBJECT else bool(value)
 
     def differs(self, test: ast.expr, scope: Scope, env: tuple[Env, Env] | None = None) -> bool:
-        """Return whether a test is certainly true on one rank and false on another."""
+        """Return whether a condition is definitely true on one rank and false on the other."""
         pair = env or ({}, {})
         return {self.truth(test, scope, rank, pair[rank]) for rank in (0, 1)} == {True, False}
 
@@ -131,7 +131,7 @@ class Values(Origins):
         finally:
             self.depth -= 1
             self._evaluating.discard(busy)
-        complete = cuts == self._cuts or not self._evaluating  # otherwise, a cycle ended this early
+        complete = cuts == self._cuts or not self._evaluating  # otherwise, a cycle cut this short
         if not env and (complete or value is not UNKNOWN):
             self._values[key] = value
         return value
@@ -322,8 +322,7 @@ def _environment(key: ast.expr, rank: int) -> Any:
 
 
 def _only(values: Iterable[Any]) -> Any:
-    """Return the value that all agree on, or UNKNOWN. Evaluate no further than the first that
-    differs."""
+    """Return the value if all values are equal, or else UNKNOWN. Stop at the first that differs."""
     first: list[Any] = []
     for value in values:
         if value is UNKNOWN or (first and (type(value) is not type(first[0]) or value != first[0])):

@@ -1,4 +1,4 @@
-"""Find which ranks reach a call: every chain of calls that leads there, and its tests."""
+"""Find which ranks reach a call: follow every chain of calls to it, and evaluate the conditions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STARTS = re.compile(r"(spawn|launch|start|run|process|elastic|distribut|main|fi
 
 @dataclass(frozen=True)
 class Way:
-    """One chain of calls to a node. `known`: it begins where the script or a rank starts."""
+    """One chain of calls to a node, `known` if it begins where the script or a rank starts."""
 
     calls: tuple[Call, ...]  # in order, from the entry point to the node
     known: bool
@@ -36,7 +36,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Whether a rank takes a path: True, False, or None. `doubt`: the first undecided test."""
+    """Whether a rank takes a path, or None if unknown. `doubt` is the first unknown condition."""
 
     taken: bool | None
     doubt: If | None = None
@@ -90,7 +90,7 @@ def is_started(script: Script, function: Scope) -> bool:
 
 
 def is_run(script: Script, scope: Scope) -> bool:
-    """Return whether a chain of calls with decided tests leads from the script to a function."""
+    """Return whether a chain of calls with known conditions leads from the script to a function."""
     known: dict[Scope, bool] = script.memory.setdefault(is_run, {})
     if scope not in known:
         known[scope] = False  # a cycle adds nothing
@@ -115,7 +115,7 @@ def _is_run(script: Script, scope: Scope) -> bool:
 
 
 def has_decided_tests(script: Script, node: ast.AST, scope: Scope) -> bool:
-    """Return whether each test around a node is decided, or uses the rank, a counter, or data."""
+    """Return whether each enclosing condition is true, or uses the rank, a counter, or data."""
     return all(
         script.decide(way, scope, None) is True
         or script.differs(way.test, scope)
@@ -127,7 +127,7 @@ def has_decided_tests(script: Script, node: ast.AST, scope: Scope) -> bool:
 
 
 def arrives(script: Script, way: Way, rank: int) -> Arrival:
-    """Return whether this rank passes all tests on the path."""
+    """Return whether this rank passes all conditions along a chain of calls."""
     env: Env = {}
     doubt: If | None = None
     for call, following in zip(way.calls, (*way.calls[1:], None), strict=True):
@@ -156,7 +156,7 @@ def _is_for_one_rank(scope: Scope) -> bool:
 
 
 def starts_of_job(script: Script) -> list[Way]:
-    """Return the paths to the calls that make this a multi-rank job."""
+    """Return the chains of calls that make this a multi-rank job."""
     return [
         way
         for call in script.calls_of(INIT, DDP, ACCELERATOR)
@@ -167,8 +167,8 @@ def starts_of_job(script: Script) -> list[Way]:
 
 @once_per_script
 def has_ranks(script: Script) -> bool:
-    """Return whether a machine certainly runs several ranks. With `world_size=args.world_size` and
-    no mention of ranks, each machine has one process; with `world_size=1`, there is only one."""
+    """Return whether a machine definitely runs several ranks. With `world_size=args.world_size` and
+    no mention of ranks, each machine has one process. With `world_size=1`, there is only one."""
     starts = script.calls_of(INIT)
     given = [call.argument(99, "world_size") for call in starts]
     sizes = [(size, call.scope) for size, call in zip(given, starts, strict=True) if size]
@@ -179,7 +179,7 @@ def has_ranks(script: Script) -> bool:
 
 
 def excludes(one: Way, other: Way) -> bool:
-    """Return whether two paths need different outcomes of the same test."""
+    """Return whether two chains of calls need different outcomes of the same condition."""
     taken = {ast.unparse(test.test): test.taken for test, _ in other.tests()}
     return any(
         taken.get(ast.unparse(test.test), test.taken) != test.taken for test, _ in one.tests()
