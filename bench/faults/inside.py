@@ -34,7 +34,7 @@ def inject(fault: dict[str, Any], phase: str, rank: int, step: int, model: nn.Mo
     if (fault["rank"], fault["phase"]) != (rank, phase) or step < fault["step"]:
         return
     mark = Path(fault["mark"])
-    if fault["kind"] == "slow":  # sleep in each step from here on
+    if fault["kind"] == "slow":  # sleep in this and every later step
         time.sleep(SLOW_SECONDS)
     if mark.exists():
         return

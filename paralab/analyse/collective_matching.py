@@ -1,6 +1,6 @@
 """Match the collectives of all ranks to find where they first differ and which rank is behind.
 
-We match collectives by their sequence number in a process group, never by name or line: the third
+We match collectives by their sequence number in a process group, never by name or line. The third
 call on rank 0 belongs to the third call on rank 1.
 
     group 0    number 1        number 2        number 3
@@ -11,8 +11,8 @@ call on rank 0 belongs to the third call on rank 1.
     rank 1     all_reduce(4)   all_reduce(7)                      number 2 has a different size
     rank 1     all_reduce(4)   all_reduce(1) on another line wrong sums, and no error
 
-Each source of calls (the launcher, watched and attached ranks, Flight Recorder dumps, watchdog
-lines, and run folders) converts its calls to `CollectiveCall` and calls `find_mismatches`.
+Calls come from the launcher, watched and attached ranks, Flight Recorder dumps, watchdog lines, and
+run folders. Each source converts its calls to `CollectiveCall` and calls `find_mismatches`.
 """
 
 import re

@@ -48,7 +48,7 @@ class Row(Numbers, frozen=True, kw_only=True):
     not_finite_losses: int
     runs: list[str]
     verify: Verification | None  # None if its training was not verified
-    speed_up: SpeedUp | None = None  # None if it trains a different workload from the baseline
+    speed_up: SpeedUp | None = None  # None if its workload is not the baseline's
     efficiency: float | None = None  # speed-up per device
     loss_difference: float | None = None  # largest relative difference from the baseline
 

@@ -17,9 +17,9 @@ from paralab.units import plural
 
 MOST_DEVICES = 16
 MOST_LATENCY = 95  # percent of a measured transfer that is latency
-BUCKET_PARTS = 64  # the slider's step: this fraction of all gradients
+BUCKET_PARTS = 64  # a slider step is the size of all gradients divided by this
 PREDICTED_DEVICES = 8  # devices in the first prediction
-# The formula for memory holds only for these values of some options.
+# The memory formula holds only for these option values.
 PLAIN = {"zero": (None, 3), "shard_groups": (None, 1), "schedule": (None,), "recompute": (None,)}
 
 
@@ -89,7 +89,7 @@ def _overlap(rows: list[Row], folder: Path) -> Explorable:
     link = fit_link([b.bytes for b in buckets], [b.transfer_seconds for b in buckets])
     total = sum(bucket.bytes for bucket in buckets)
     start = round(BUCKET_PARTS * max(bucket.bytes for bucket in buckets) / total)
-    # The mean transfer stays as measured; the slider divides it into latency and bandwidth.
+    # The mean transfer time stays as measured; the slider divides it into latency and bandwidth.
     size, time = total / len(buckets), sum(b.transfer_seconds for b in buckets) / len(buckets)
     latency = min(MOST_LATENCY, round(100 * link.latency_seconds / time))
     fitted = f"assumed: {link.assumed}" if link.assumed else f"fitted to {len(buckets)} buckets"

@@ -54,7 +54,7 @@ class ExperimentManifest(Manifest, frozen=True, kw_only=True):
     configurations: list[Planned]
     about: About = About()
     left_out: tuple[LeftOut, ...] = ()
-    baseline: str | None = None  # if it is not `single` or the first one
+    baseline: str | None = None  # None for `single` or, without it, the first one
 
 
 class Pruned(Record, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ class Bucket(Record, frozen=True, kw_only=True):
     bucket: int
     bytes: int
     ready_seconds: float  # seconds since the start of the step
-    ready_share: float | None = None  # the same as a share of this step
+    ready_share: float | None = None  # `ready_seconds` as a share of this step
     transfer_seconds: float
     bytes_per_second: float | None
 

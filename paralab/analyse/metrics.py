@@ -39,8 +39,8 @@ from paralab.record.events import COLLECTIVES, REDUCES, Collective, Span, Step
 
 IN_PROCESS = ("scatter", "replicate", "gather", "reduce")  # DataParallel copies
 RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the step
-LATE_SHARE = 0.10  # a rank is a straggler if the others wait this share of a step for it,
-LATE_STEPS = 0.70  # in at least this share of the steps
+LATE_SHARE = 0.10  # a rank is late if the other ranks wait for it for this share of a step
+LATE_STEPS = 0.70  # a rank is a straggler if it is late in this share of the steps
 
 # The collective, its ranks, stage, bucket (or FSDP unit), and how often it already occurred in the
 # step.

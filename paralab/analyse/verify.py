@@ -323,7 +323,7 @@ def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
 
 
 def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | None:
-    """Return a mistake that is certain regardless of what else is wrong."""
+    """Return a problem that is always a mistake, or None."""
     unknown = any(not math.isfinite(v) for name, v in differences.items() if name != "buffers")
     if unknown and not _reference_fails(ranks):
         return "a loss, gradient, or parameter is not finite"
@@ -345,8 +345,8 @@ def _reference_fails(ranks: Sequence[Verify]) -> bool:
 
 
 def _has_diverged(ranks: Sequence[Verify]) -> bool:
-    """Return whether replicas end with different values. Shards compute the same gradients for what
-    is replicated, but do not exchange them, so rounding may differ."""
+    """Return whether replicas finish with different values. Shards compute the gradients of
+    replicated parameters separately, so they may differ by rounding."""
     places = {(rank.stage, rank.shard) for rank in ranks}
     return len({(rank.stage, rank.shard, rank.digest) for rank in ranks}) > len(places)
 

@@ -58,7 +58,7 @@ NEITHER = r"\b(?:neither|same|equal\w*|tie|both|similar\w*|identical\w*)\b|\bno 
 UNDECIDED = r"nois[ey]|few rounds|(?:cannot|can['’]t|hard to) (?:tell|say|decide)|undecided|unclear"
 LABEL = re.compile(
     r"\b(?:rank|part|step|process)\s*$"
-)  # a number after one of these is a name: rank 0
+)  # a number after one of these is part of a name: rank 0
 MOST_WORDS = 150  # a longer text may mention every term by chance
 LOOSE = ("", "per", "of", "in", "for", "each", "on", "with", "and", "or", "to", "at", "is", "are")
 # Common words that no sheet uses.

@@ -1,9 +1,9 @@
 """`paralab verify`: check on the user's model that a strategy trains like a single device.
 
 Each configuration trains for a few steps and is compared with a reference: the same samples and
-initial weights on a single device. If the two may differ for a known reason (BatchNorm, random
-numbers, low precision, a stateful forward), the check removes the cause on both sides and reports
-its effect separately. All configurations share one launch.
+initial weights on a single device. Known reasons for a difference are BatchNorm, random numbers,
+low precision, and a stateful forward. The check removes them on both sides and reports their
+effect separately. All configurations share one launch.
 """
 
 import tempfile
@@ -305,7 +305,7 @@ def _train(
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path, Path(private))
         # Run schedules and compiled blocks last. If a model cannot be cut into processes or
-        # compiled, all ranks fail, and the remaining runs need new ones.
+        # compiled, all ranks stop and must be restarted for the remaining runs.
         last = [case.plan.schedule is not None or case.plan.compile for case in cases]
         order = sorted(range(len(cases)), key=last.__getitem__)
         pairs = {

@@ -44,7 +44,8 @@ from paralab.record.status_board import NEVER, Post, StatusBoard
 
 PLAN_SECONDS = 900  # how long rank 0 may plan; longer than its deadline for the inspection
 SEE_SECONDS = 15  # how long a file from rank 0 may take to appear on another node
-REPORT_SECONDS = 20  # others wait this long for rank 0's report: torchrun kills all after one exit
+# Other ranks wait this long for rank 0's report, because torchrun kills all ranks after one exits.
+REPORT_SECONDS = 20
 STOPPED_BY = {exit_code_of(number): number for number in ENDS}
 
 
@@ -123,7 +124,7 @@ def adapt_to_restart(place: LaunchedRank, options: RunOptions) -> RunOptions:
 
 
 def join(place: LaunchedRank, store: Store) -> Team:
-    """Open the job's store. srun does not provide an address for it, so rank 0 chooses a port and
+    """Open the job's store. srun does not provide an address for it. So rank 0 chooses a port and
     writes its address and port to a file that all nodes can see."""
     path = rendezvous_file(place)
     serve = place.rank == 0 and not place.served

@@ -3,9 +3,9 @@
 torchrun and compatible launchers  RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT …
 srun with several tasks            SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
 
-torchrun provides an address for the rendezvous, and often serves a store there. srun does not, so
-rank 0 takes a free port and writes its address to a file in the job's working directory, which all
-nodes can see.
+torchrun provides an address for the rendezvous, and often serves a store there. srun provides
+neither. So rank 0 takes a free port and writes its address to a file in the job's working
+directory, which all nodes can see.
 """
 
 import os

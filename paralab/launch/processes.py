@@ -4,8 +4,8 @@ Importing torch takes a second or two, and a command needs several such processe
 `import_torch_once`, one process imports torch and forks the others (`paralab.worker.template`). But
 each process imports torch itself in these cases:
 
-- on systems other than Linux 5.3 or newer: a macOS process that has loaded frameworks cannot fork
-  safely
+- on systems other than Linux 5.3 or newer, such as macOS, where a process that has loaded
+  frameworks cannot fork safely
 - on a machine with an NVIDIA driver, which does not work in a fork of a process that used it
 - with a prefix (numactl …), or with environment variables that libraries read at import
 """
@@ -25,7 +25,7 @@ from paralab.machine import signals
 from paralab.machine.child import command
 from paralab.record.status_board import UNKNOWN_CODE
 
-INSIDE = "PARALAB_INSIDE"  # set in each process that paralab starts, so it does not start others
+INSIDE = "PARALAB_INSIDE"  # set in child processes, so they do not start ranks
 LAUNCHER = "PARALAB_LAUNCHER"  # the launcher's process ID
 SHARED = "PARALAB_TEMPLATE"  # the socket of a template for many commands; only the tests use it
 IMPORT_SECONDS = 600
@@ -72,7 +72,7 @@ class Template:
         self.codes: dict[int, int] = {}  # process ID -> exit code
         self.gone = False
         self.environment = {**os.environ, INSIDE: "template", **_launcher_variables()}
-        self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forks it
+        self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forked it
         with theirs:
             if not self._forked_by_shared(theirs):
                 words = command("paralab.worker.template", str(theirs.fileno()))

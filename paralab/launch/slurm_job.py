@@ -168,7 +168,7 @@ class JobFollower:
             return
 
         self.answered = time.monotonic()
-        if job is None:  # Slurm forgets a job minutes after it ends (MinJobAge), but files remain
+        if job is None:  # Slurm forgets a finished job after MinJobAge, but its files remain
             done = (self.run / "result.json").exists()
             job = replace(before, state="COMPLETED" if done else "FAILED", reason="None")
         self.job = job

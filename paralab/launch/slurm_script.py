@@ -84,7 +84,7 @@ class Allocation:
 
 def allocate(request: Request, nodes: int | None, options: Options) -> Allocation:
     """Choose the number of ranks: one per replica if --replicas is given, otherwise one per task or
-    GPU, otherwise one per node (two if there is only one node).
+    GPU. Without any of these, use one rank per node (two if there is only one node).
 
     2 nodes, gres=gpu:4           8 ranks, 4 per node
     2 nodes, gres=gpu:4, hybrid   4 ranks, each with a GPU for each of its 2 stages

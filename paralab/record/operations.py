@@ -18,7 +18,7 @@ ROWS = 512
 ROW = struct.Struct("<qqdqqd")  # the fields of `Row`
 END = struct.Struct("<d")  # the last field, which changes at the end of the operation
 # Values of `seconds` for operations without a duration. OPEN_ASIDE: unfinished, in another thread.
-# FAILED: the error is reported elsewhere.
+# FAILED: the event log has the error.
 OPEN, OPEN_ASIDE, FAILED = -1.0, -2.0, -3.0
 
 

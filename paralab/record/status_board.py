@@ -1,5 +1,5 @@
-"""The status board between the launcher and its ranks: a small file mapped into all their
-processes, so that posting does not need a system call.
+"""The status board between the launcher and its ranks. It is a small file mapped into all their
+processes, so posting does not need a system call.
 
 Each rank posts its phase, its step, and when they began. So the launcher detects a hang even if the
 rank is stopped or never releases the GIL. In the other direction, the launcher posts the step
@@ -49,7 +49,7 @@ class StatusBoard:
         return cls(path, ranks)
 
     def post(self, rank: int, phase: str, step: int, waiting: bool = False) -> None:
-        # Not `pack_into`, which fills the slot with zeros first: the launcher could read those.
+        # Do not use `pack_into`. It first fills the slot with zeros, which the launcher could read.
         at = self._at(rank)
         self._map[at : at + SLOT.size] = SLOT.pack(
             PHASES.index(phase), step, time.perf_counter(), waiting

@@ -22,7 +22,7 @@ from paralab.units import plural, seconds
 
 Shown = Result | Comparison | VerifyResult | TuneResult | Document
 MOST_ROWS, MOST_BYTES = 30, 60_000  # rows of a table, and bytes of a drawing
-# If a document has several charts, show the first of these that it has.
+# If a document has several charts, show the first one from this list.
 FIRST = ("speed-up", "step-time-over-bucket-size", "shares")
 # Follow the notebook's theme (JupyterLab, VS Code, Colab), or else the browser's.
 STYLE = """<style>
@@ -76,7 +76,7 @@ def as_html(result: Shown) -> str:
     parts += [f"<p>{prose(each.text)}</p>" for each in document.findings[:2]]
     tables = [each for section in document.sections for each in section.of(Table) if each.rows]
     if tables:
-        # The first table of a run or a comparison sums it up. A sheet has no such table.
+        # The first table of a run or a comparison is its summary. A sheet has no summary table.
         largest = max(tables, key=lambda table: len(table.rows) * len(table.columns))
         parts.append(_table(largest if isinstance(result, Document) else tables[0]))
     order = sorted(charts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))

@@ -1,7 +1,7 @@
 """Colors and textures for each kind of work, the same in all charts.
 
-Textures distinguish the kinds where color cannot: compute is plain or faintly striped,
-communication is striped, waiting is dotted, and exposed communication is hatched in the warning
+Textures distinguish the kinds where color cannot. Compute is plain or faintly striped,
+communication is striped, and waiting is dotted. Exposed communication is hatched in the warning
 color.
 """
 
