@@ -40,7 +40,7 @@ ENTRY = describe(
         ),
     ),
 )
-# A condition of unknown value may check the rank if it contains such a name.
+# A condition of unknown value may check the rank if it contains one of these words.
 _ABOUT_RANKS = re.compile(
     r"rank|main|master|primary|chief|leader|gpu|local|zero|node|dist|world|multi|device", re.I
 )

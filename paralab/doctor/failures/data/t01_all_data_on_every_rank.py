@@ -1,4 +1,4 @@
-"""T01: Every rank sees all the data. Its check of watched ranks also reports T04."""
+"""T01: Every rank sees all the data. The check of watched ranks also reports T04."""
 
 import ast
 

@@ -64,7 +64,7 @@ def _text(call: Collective) -> tuple[str, ...]:
 
 def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
     numbers = sorted(set(mine) & set(its))
-    # All calls after the first difference are shifted.
+    # After the first difference, calls with equal numbers no longer correspond.
     differ = list(itertools.dropwhile(lambda n: _text(mine[n]) == _text(its[n]), numbers))
     together = list(
         itertools.takewhile(lambda n: mine[n].step == its[n].step == mine[differ[0]].step, differ)

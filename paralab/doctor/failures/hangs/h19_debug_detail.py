@@ -21,7 +21,7 @@ ENTRY = describe(
     example="""\
 - os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 + os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
-  import torch  # reads it
+  import torch  # reads the variable
 
   dist.init_process_group("gloo")
   model = DistributedDataParallel(model)
@@ -56,7 +56,7 @@ def _died_wrapping(rank: WatchedRank) -> Wrap | None:
 
 @check("H19", source="script")
 def debug_level_detail(script: Script) -> Findings:
-    """Report DETAIL with DDP on gloo. torch reads the variable when the script imports it."""
+    """Report DETAIL with DDP on gloo. torch reads the variable on import."""
     wraps = script.calls_of(DDP)
     if not wraps or not backends(script) & {"gloo", "default", "unknown"}:
         return

@@ -1,5 +1,5 @@
-"""Explain logs in which ranks waited for another rank or lost it, but no rank has an error of its
-own. The position of each rank in the user's code shows what went wrong."""
+"""Explain logs in which ranks waited for another rank or lost it, but no rank printed the cause.
+The position of each rank in the user's code shows what went wrong."""
 
 import re
 from collections.abc import Iterable

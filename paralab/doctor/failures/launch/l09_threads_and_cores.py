@@ -65,7 +65,7 @@ def threads(facts: Facts) -> Findings:
     asked = facts.environment.get("OMP_NUM_THREADS", "")
     share, evidence = facts.cores // ranks, facts.evidence("threads", "cores")
     if launch.by == "torchrun" and not asked:
-        return  # torchrun sets 1
+        return  # torchrun sets one thread per rank
     crowded = judge_threads(facts.torch.threads, ranks, facts.cores, "rank")
     if crowded and facts.torch.threads > 1:
         yield replace(crowded, evidence=evidence)
@@ -79,7 +79,7 @@ def threads(facts: Facts) -> Findings:
 def judge_threads(
     threads: int, processes: int, cores: int, each_is: str = "process"
 ) -> Finding | None:
-    """Compare the compute threads of all processes with the cores."""
+    """Report more compute threads than cores, over all processes."""
     if threads * processes <= cores:
         return None
     each = max(1, cores // processes)

@@ -17,14 +17,14 @@ ENTRY = describe(
   dist.init_process_group("gloo")
 """,
 )
-AGAINST_COPY = 40  # slower than a copy in memory; gloo on one machine takes 5 to 15 times as long
+AGAINST_COPY = 40  # ratio to a copy in memory; gloo on one machine takes 5 to 15 times as long
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second; even PCIe through host memory is faster
 
 
 @check("M03", source="machine")
 def slow_link(facts: Facts) -> Findings:
-    """Judge the network, and an all-reduce between two ranks on this machine and between GPUs."""
+    """Report a slow network, or a slow all-reduce between two ranks or two GPUs of this machine."""
     yield from _between_ranks(facts)
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:

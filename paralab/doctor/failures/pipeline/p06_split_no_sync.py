@@ -60,7 +60,7 @@ def _forward_in_earlier_loop(script: Script, events: list[Event], place: int) ->
         apart = event.loops[:-1] == backward.loops[:-1] and event.loops != backward.loops
         always = any(quiet(script, *one) is True for one in event.blocks())
         if not apart or not event.loops or always:
-            return None  # not in an earlier loop, or always under no_sync
+            return None  # forward is not in an earlier loop, or is always under no_sync
         blocks = [quiet(script, *one) for part in (event, backward) for one in part.blocks()]
         return event if None in blocks or True in blocks else None
     return None

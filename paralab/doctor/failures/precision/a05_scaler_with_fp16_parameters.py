@@ -35,7 +35,7 @@ def half_parameters(script: Script) -> Findings:
     for step in own_steps(script):
         models = {m for call in _parameters(script, step.call) for m in _makers(script, call)}
         if any(models & set(_makers(script, call)) for call in script.methods("float")):
-            continue  # converted back
+            continue  # `float()` converts the model back
         for call in script.methods("half", "to", "from_pretrained"):
             same = {call} if call.method == "from_pretrained" else set(_makers(script, call))
             tests = [script.decide(one, call.scope, None) for one in call.inside(If)]

@@ -55,7 +55,7 @@ def _is_bfloat16(script: Script, cast: Call) -> bool:
     given = cast.argument(1, "dtype")
     if given is None and not cast.unpacks:
         device = cast.argument(0, "device_type")
-        return getattr(device, "value", None) == "cpu"  # bf16 is the default there
+        return getattr(device, "value", None) == "cpu"  # on the CPU, bf16 is the default
     return dtypes(script, given, cast.scope) == {"torch.bfloat16"}
 
 

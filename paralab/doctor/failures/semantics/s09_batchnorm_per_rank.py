@@ -71,7 +71,7 @@ def _batch_size(script: Script, loader: Call) -> tuple[int | None, bool]:
         return None, False
     made = script.makers(sampler, loader.scope)
     if any(is_constant(maker.argument(3, "shuffle"), False) for maker in made):
-        return None, False  # evaluation
+        return None, False  # an unshuffled loader is for evaluation
     size = script.evaluate(given, loader.scope, 0)
     if isinstance(size, int):
         return size, True

@@ -90,7 +90,7 @@ def _same_seed(script: Script) -> Findings:
     ]
     seeds = [seed for seed in seeds if not _evaluates(script, seed.scope)]
     if not seeds:
-        return  # the seeds are for evaluation, or for a parent whose generator no rank inherits
+        return  # they seed an evaluation, or a parent process whose state ranks do not inherit
     seed = seeds[0]
     drawn = _drawn_in_training(script, seed)
     if drawn is None:

@@ -40,7 +40,7 @@ def moved_to_cpu(script: Script) -> Findings:
             continue
         place = (call.node, call.scope)
         if any(runs_after(script, (w.node, w.scope), place) - {"before"} for w in wraps(script)):
-            continue  # wrapped again
+            continue  # the script wraps the model again
         trains = [
             (backward, runs_after(script, (backward.node, backward.scope), place))
             for backward in script.methods("backward")

@@ -12,7 +12,7 @@ ENTRY = describe(
     __doc__,
     symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.",
     cause="With more ranks the global batch grows, so each epoch has fewer, more precise steps.",
-    fix="Keep the global batch, or scale the learning rate with it once (linearly or by the square root).",
+    fix="Keep the global batch size, or scale the learning rate with it, but only once (linearly or by the square root).",
     example="""\
   loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 - optimizer = SGD(model.parameters(), lr=0.1)

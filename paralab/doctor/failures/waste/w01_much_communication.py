@@ -65,7 +65,7 @@ def communication_in_run(run: Run) -> Finding | None:
 
 @check("W01", source="ranks")
 def communication_on_ranks(seen: Observation) -> Findings:
-    """Judge the user's own collectives, and those that DDP measured itself."""
+    """Report slow communication: the user's collectives, and those that DDP measured."""
     per_rank = measured(seen)
     if len(per_rank) < 2:
         return

@@ -71,7 +71,7 @@ def loss_in_run(run: Run) -> Finding | None:
 
 @check("W06", source="ranks")
 def loss_on_ranks(seen: Observation) -> Findings:
-    """Judge losses without a GradScaler; with a GradScaler, A08 reports them."""
+    """Report non-finite losses if no GradScaler is used. With a GradScaler, A08 reports them."""
     for rank in seen.ranks if seen.over else ():
         passes = [event for event in rank.of(Backward) if event.loss is not None]
         losses = [event.loss if isinstance(event.loss, float | int) else None for event in passes]

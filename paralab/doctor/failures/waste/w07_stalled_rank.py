@@ -6,7 +6,7 @@ ENTRY = describe(
     __doc__,
     symptom="No step finishes, and no rank reports why.",
     cause="A process is stopped (Ctrl-Z, SIGSTOP, a debugger), is waiting for a disk, or is stuck in a computation.",
-    fix="Check its state and its stack. Resume it, or stop the job.",
+    fix="Check the state and the stack of that process. Resume it, or stop the job.",
     example="""\
 - breakpoint()  # on one rank: all others wait in their next collective
   loss.backward()
