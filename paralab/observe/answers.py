@@ -1,6 +1,5 @@
-"""A thread that reports where this rank is and its last collectives when the file `ask` appears in
-the folder that the ranks write to.
-"""
+"""A thread that reports this rank's stack and last collectives when the file `ask` appears in the
+ranks' folder."""
 
 import os
 import threading

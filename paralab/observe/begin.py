@@ -1,5 +1,4 @@
-"""Start watching this process: the user's program has just imported torch, and has not used it
-yet."""
+"""Start watching this process, after the user's program imports torch but before it uses torch."""
 
 import multiprocessing
 import os
@@ -32,7 +31,7 @@ def begin(folder: str) -> Rank:
     exits.install(rank)
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
     seeded = lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)}  # noqa: E731
-    for owner in (torch, torch.random):  # unequal once the compiler has wrapped one of them
+    for owner in (torch, torch.random):  # they differ once the compiler has wrapped one
         wrap(rank, owner, "manual_seed", "seed", seeded)
     show_warnings_of_callers()
     rank.when_known = lambda: answer_when_asked(rank)

@@ -32,7 +32,7 @@ def affordable(plain: float, digests: float, step: float, least: int) -> int:
 
 
 class Budget:
-    """`until` is the next step to report when it ends; the light steps before it are not
+    """`until` is the next step whose end must be reported. The light steps before it are not
     reported."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -48,12 +48,14 @@ class Budget:
         self._is_new = False
 
     def something_new(self, over: int) -> None:
-        """Watch the next step, unless we just watched one. `over`: how many steps are finished."""
+        """Watch the next step, unless we just watched one. `over` is the number of finished
+        steps."""
         if over + 2 - self._last >= self.every // 2:
             self._is_new, self.until = True, min(self.until, over + 1)
 
     def step_is_over(self, step: int) -> bool:
-        """Return True if this ends a block of 64 steps, whose cost is known now."""
+        """Record the end of a step. Return True if a block of 64 steps ends, because its cost is
+        now known."""
         spent, self.spent = self.spent, 0
         if self.watched:
             self._last = step

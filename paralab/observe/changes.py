@@ -11,7 +11,7 @@ from paralab.observe.wrappers import is_inside, wrap
 
 
 class Changes:
-    """`numbers` and `names` are those of `Models`: the wrapped modules and their parameters."""
+    """`numbers` and `names` come from `Models` and identify wrapped modules and parameters."""
 
     def __init__(self, rank: Rank, numbers: dict[int, int], names: dict[int, str]) -> None:
         self.rank, self.numbers, self.names = rank, numbers, names

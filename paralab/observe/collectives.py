@@ -1,6 +1,5 @@
-"""Collectives and process groups. The group itself numbers its collectives, so the numbers include
-those that DDP runs in C++. These belong to the forward, backward, or wrap event whose `seq` spans
-them."""
+"""Collectives and process groups. Each group numbers its collectives, including those that DDP runs
+in C++. DDP's collectives belong to the forward, backward, or wrap event whose `seq` spans them."""
 
 import functools
 import math

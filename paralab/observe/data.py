@@ -106,8 +106,8 @@ class Loaders:
                 recent.begin(state["call"], start, self.rank.steps, state["batch"], seconds)
                 return
             fields = {**place, "batch": state["batch"], "size": size, "wait": round(seconds, 6)}
-            # Inspect the first batches of the first passes, then fewer: enough to compare the
-            # ranks' data and the order of epochs.
+            # Checksum the first batches of the first passes, then fewer. This is enough to compare
+            # the ranks' data and the order of epochs.
             if state["epoch"] <= FIRST:
                 samples_rows = is_sampled(state["batch"])
             else:

@@ -1,7 +1,7 @@
-"""Digests: the norm and the sum of a tensor, which ranks compare, and the steps that compute them.
+"""Digests: the norm and sum of a tensor, which the checks compare between ranks.
 
-All ranks must pick the same steps, so only the step's number decides: the first few, then fewer,
-then one in 64.
+All ranks must compute digests in the same steps, so the choice depends only on the step number: the
+first few steps, then fewer, then one in 64.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | Non
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    if hasattr(tensor, "to_local"):  # of a DTensor, use this rank's part
+    if hasattr(tensor, "to_local"):  # for a DTensor, use this rank's part
         tensor = tensor.to_local()
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
@@ -71,9 +71,9 @@ def size_of(value: Any) -> int | None:
 
 
 def _tensors_in(part: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Yield tensors. A nested function that calls itself would be a reference cycle. It would keep
-    the tensors until the garbage collector runs, perhaps in a forked DataLoader worker, where
-    freeing pinned memory fails because it needs CUDA."""
+    """Yield tensors. Do not nest this in `first_tensor`: a recursive closure is a reference cycle,
+    which keeps the tensors alive until the garbage collector runs. It may run in a forked
+    DataLoader worker, where freeing pinned memory fails because it needs CUDA."""
     if isinstance(part, torch.Tensor):
         yield part
     elif depth <= DEPTH and isinstance(part, (dict, list, tuple)):

@@ -1,4 +1,4 @@
-"""How this rank ends: an uncaught exception, sys.exit, os._exit, or the end of the program."""
+"""How this rank exits: an uncaught exception, sys.exit, os._exit, or the end of the program."""
 
 import atexit
 import multiprocessing.util
@@ -69,7 +69,7 @@ def _observe_exits(rank: Rank) -> None:
 
     def note(status: Any, call: str) -> None:
         """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of
-        torch.multiprocessing.spawn also end like this."""
+        torch.multiprocessing.spawn also exit like this."""
         error = sys.exc_info()[1]
         if status and error is not None and not isinstance(error, SystemExit):
             note_exception(rank, error, error.__traceback__)

@@ -15,7 +15,7 @@ MOST_KEYS = 20
 
 def install(rank: Rank, models: Models) -> None:
     def save(*args: Any, **kwargs: Any) -> Fields | None:
-        if is_inside(rank, "collective", "save"):  # a collective packs objects
+        if is_inside(rank, "collective", "save"):  # object collectives call torch.save
             return None
         keys = _keys(argument(args, kwargs, 0, "obj"))
         return {

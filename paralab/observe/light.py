@@ -1,8 +1,8 @@
-"""What light steps record (see `observe.budget`): only when an operation begins and ends.
+"""What light steps record (see `observe.budget`): only when operations begin and end.
 
-The description of a call (its event, a few values, and its line in the user's code) is written once,
-with a number. From then on, each such call adds one row of numbers (`record.operations`), so we can
-locate a hang as in a watched step.
+The first call writes a description (its event, a few values, and its line in the user's code) with
+a number. From then on, each such call adds one row of numbers (`record.operations`). This is enough
+to locate a hang as in a watched step.
 """
 
 import threading
@@ -27,10 +27,11 @@ def _nothing(args: tuple[Any, ...], kwargs: Fields) -> None:
 class Light:
     """Records the calls to one function.
 
-    values  the values for `names`, from the arguments; None to record nothing
-    count   the number of the last collective that this rank began in the call's group. Getting it
-            is slow, so only before the call; the next call shows how many collectives this one ran
-    waits   also record calls without such a number each time; otherwise only new values
+    values  returns the values for `names`, from the arguments, or None to record nothing
+    count   returns the number of the last collective that this rank began in the call's group. It
+            is slow, so it runs only before the call. The next call's number shows how many
+            collectives this call ran
+    waits   if False, record a call without such a number only if its values are new
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Light:
         if doing and doing[-1] is self.mark:
             doing.pop()
         elif self.mark in doing:
-            del doing[doing.index(self.mark) :]  # operations inside it did not end
+            del doing[doing.index(self.mark) :]  # nested operations never finished
 
     def call(self, values: Values, where: sites.Where = ()) -> int:
         """Return the number of a call. The first time, write what the number means."""

@@ -1,9 +1,9 @@
-"""Test the connection as one of two ranks: what torch can do, and how long an all-reduce takes.
+"""Run as one of two ranks: report what torch can do, and time an all-reduce between the ranks.
 
 python -m paralab.observe.link '{"rank": 0, "store": FILE, "backend": "gloo", "device": null,
 "bytes": 26214400, "seconds": 10}'
 
-Prints each JSON object as soon as it is known, because the next test may hang or crash.
+This prints each JSON object as soon as it is known, because the next test may hang or crash.
 """
 
 import json
@@ -24,7 +24,7 @@ TIMES = 5
 def main() -> None:
     question = json.loads(sys.argv[1])
     if hasattr(signal, "alarm"):
-        signal.alarm(int(question["seconds"]) + 1)  # it ends this process even inside a collective
+        signal.alarm(int(question["seconds"]) + 1)  # kills this process even inside a collective
     _say(torch=_describe_torch())
     _say(link=_all_reduce(**question))
 

@@ -1,4 +1,4 @@
-"""Loss functions that average: the number of targets, and the shapes, which may broadcast."""
+"""Loss functions that average: their results, their target shapes, and how many targets count."""
 
 import math
 from functools import partial

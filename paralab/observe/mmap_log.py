@@ -34,7 +34,7 @@ class MmapLog:
             self._at = end + 1
 
     def _grow(self, needed: int) -> None:
-        """Allocate disk blocks: with holes, writing on a full disk would kill the process."""
+        """Allocate disk blocks. In a file with holes, a write on a full disk kills the process."""
         size = needed + PIECE
         more = size - self._size
         if hasattr(os, "posix_fallocate"):

@@ -251,8 +251,8 @@ def describe_model(module: nn.Module) -> Fields:
 
 
 def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
-    """Return the [first, last] number of an operation's collectives. Until it ends, `last` is the
-    number before it, and the span is empty."""
+    """Return the [first, last] number of an operation's collectives. When the operation begins,
+    `last` is the number of the collective before it, and the span is empty."""
     if last is None:
         return None
     if not begun:

@@ -1,5 +1,5 @@
-"""Schedules of torch.distributed.pipelining: batch, micro-batches, and stages. We never import it
-ourselves."""
+"""Schedules of torch.distributed.pipelining: batch, micro-batches, and stages. We never import that
+module ourselves."""
 
 import sys
 import weakref

@@ -29,7 +29,7 @@ Fields = dict[str, Any]  # an event's fields, ready for JSON
 MAY_WAIT = set(
     "init destroy group wrap forward backward collective pipeline save load held".split()
 )
-# Omitted in light steps.
+# Events that light steps omit.
 MINOR = {"loss", "zero_grad", "amp", "autocast", "clip", "scheduler", "seed"}
 MOST_WAITING = 10_000  # events kept in memory until the rank is known
 
@@ -55,7 +55,7 @@ class Rank:
         self.calls: dict[tuple[Any, ...], int] = {}  # numbers of the calls in light steps
         sites.forget()
         self.steps = 0  # finished steps of the optimizer with the most steps
-        # Light backward passes since the last step, and before it: a scaler may skip steps.
+        # Numbers of light backward passes: since the last step, and between the two steps before.
         self.passes = self.usual = 0
         self.waiting: list[Fields] = []
         self.journal: MmapLog | None = None
@@ -96,7 +96,7 @@ class Rank:
     # --- steps
 
     def step_is_over(self, steps: int) -> None:
-        """Record that an optimizer finished a step. `steps`: how many it has finished."""
+        """Record that an optimizer finished a step. `steps` is the most steps of any optimizer."""
         if steps == self.steps:
             return  # another optimizer is ahead
         self.steps = steps
@@ -246,7 +246,7 @@ def _lives(pid: int) -> bool:
 
 
 class Guarded:
-    """A callback for torch that never raises. In light steps, see `in_light_steps`."""
+    """A callback for torch that never raises. It skips light steps unless `in_light_steps`."""
 
     def __init__(self, rank: Rank, note: Callable[..., Any], in_light_steps: bool) -> None:
         self.rank, self.note, self.in_light_steps = rank, note, in_light_steps

@@ -1,9 +1,9 @@
 """What DDP itself measures in its first ten passes: compute time, communication time, their
 overlap, and the buckets.
 
-The numbers come from a private method of DDP, called only here. If a version of torch lacks it or
-renames a number, there is no event. They describe the previous pass and become available when the
-next forward begins.
+A private method of DDP returns these numbers, and only this module calls it. If a version of torch
+lacks the method or renames a number, there is no event. The numbers describe the previous pass and
+become available when the next forward begins.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ SECONDS = 1e-9  # DDP counts nanoseconds
 
 
 def note_reduction(rank: Rank, model: Any, number: int | None, forwards: int) -> None:
-    """Call this after every forward of a wrapped model. Only the first few calls do anything."""
+    """Report DDP's measurements. Call this after every forward; only the first calls report."""
     if forwards > MEASURED_PASSES + 1 or not isinstance(model, DistributedDataParallel):
         return
     measured: dict[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()

@@ -1,8 +1,9 @@
 """Where in the user's code a call comes from: the frames that are neither in a library nor in
 paralab, innermost first.
 
-A place is written once, with a number that later events refer to. We remember which code objects are
-the user's and identify a place by its instructions, so finding it again takes a microsecond or two.
+Each place is written once, with a number that later events refer to. Finding it again takes only a
+microsecond or two: we remember which code objects are the user's, and identify a place by its
+instructions.
 """
 
 import os

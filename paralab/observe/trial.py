@@ -1,5 +1,5 @@
-"""A trial run stops after the given number of optimizer steps: every rank waits there for the
-others. It does not overwrite existing files."""
+"""A trial stops after the given number of optimizer steps, where every rank waits for the other
+ranks. A trial does not overwrite existing files."""
 
 import functools
 import os
@@ -15,8 +15,8 @@ WAIT_SECONDS = 0.1
 
 
 def hold(rank: Rank, made: int) -> None:
-    """Wait before the first step beyond the limit. When all ranks wait or have ended, the watcher
-    lets them exit with code 0."""
+    """Wait before the first step beyond the limit. When all ranks wait or have exited, the watcher
+    lets the waiting ranks exit with code 0."""
     if rank.trial_steps is None or made < rank.trial_steps:
         return
     rank.open("held", {})
@@ -29,7 +29,7 @@ def hold(rank: Rank, made: int) -> None:
 
 
 def spare_files(rank: Rank) -> None:
-    """Redirect saves over an existing checkpoint to our folder, and load them from there."""
+    """Redirect saves that would overwrite an existing file to our folder, and load them there."""
     moved: dict[str | None, str] = {}
     written: set[str] = set()
 
@@ -54,8 +54,8 @@ def _path(f: Any) -> str | None:
 
 
 def replace(owner: Any, name: str, by: Any, *also: Any) -> None:
-    """Replace a function with `by`, which gets the original as its first argument. `also`: other
-    modules with the same function."""
+    """Replace a function with `by`, which gets the original as its first argument. `also` lists
+    other modules with the same function."""
     original = getattr(owner, name, None)
     if original is None:
         return

@@ -1,5 +1,5 @@
-"""A trial on a machine without a GPU: where possible, the CPU replaces CUDA, and an event reports
-it.
+"""Run a trial on a machine without a GPU: replace CUDA with the CPU where possible, and report each
+replacement as an event.
 
 torch.cuda.is_available() stays False, so a script that calls it can choose its own device.
 """
@@ -100,7 +100,7 @@ class _Swapping(TorchFunctionMode):
 
 
 def _replace_devices(values: tuple[Any, ...], say: Any, numbers: bool) -> tuple[Any, ...]:
-    """Replace CUDA devices with the CPU. `numbers`: the first argument may be a device number."""
+    """Replace CUDA devices with the CPU. With `numbers`, the first argument may be a number."""
     return tuple(_swap(value, say, numbers and place == 0) for place, value in enumerate(values))
 
 

@@ -2,7 +2,7 @@
 
 `describe` gets the arguments before the call and returns the fields of the event, or None for no
 event. `conclude` gets the result and returns more fields. Neither may change anything. In light
-steps, `light` replaces them. Inside torch.compile, only the original runs.
+steps, `light` replaces both. Inside torch.compile, only the original runs.
 """
 
 import functools
@@ -90,7 +90,7 @@ def observed(
 
 
 class _Full:
-    """Records the calls to one function in watched steps (without `light`: in all steps)."""
+    """Records the calls to one function in watched steps, or without `light` in all steps."""
 
     def __init__(
         self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None
@@ -137,8 +137,8 @@ def show_warnings_of_callers() -> None:
 
 
 def forget_with(thing: Any, known: dict[int, Any], *ids: int) -> None:
-    """Forget these ids when `thing` is freed, because Python may reuse them. This does not keep
-    `thing` alive."""
+    """Remove these ids from `known` when `thing` is freed, because Python may reuse them. This does
+    not keep `thing` alive."""
 
     def forget() -> None:
         for one in ids:

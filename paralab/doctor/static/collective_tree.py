@@ -153,14 +153,14 @@ class Walk:
         return [self.script.truth(test, self.scope, rank, self.envs[rank]) for rank in (0, 1)]
 
     def _choose(self, node: ast.If, rest: list[ast.stmt]) -> tuple[Nodes, str, bool]:
-        """Return an `if` as a single branch if the rank decides it, else as a fork. The last value
-        says whether the nodes include the rest of the block."""
+        """Return one branch of an `if` whose condition is known on this rank, or else a fork. The
+        last value is True if the nodes include the rest of the block."""
         nodes = list(self._expression(node.test))
         truths = self._truths(node.test)
         own, peer = truths[self.rank], truths[1 - self.rank]
         apart = own != peer
         if own is None and peer is not None:
-            own = not peer  # `rank == 0 and step % 10 == 0`: only in some steps
+            own = not peer  # `rank == 0 and step % 10 == 0`: assume a step where the ranks differ
         if own is None:
             more, ended, done = self._fork(node, rest)
             return [*nodes, *more], ended, done
@@ -179,7 +179,7 @@ class Walk:
         return [*nodes, *more], ended, False
 
     def _is_plain(self, node: ast.If) -> bool:
-        """Return whether the rest of a rank test is true on all ranks at some time."""
+        """Return whether the other parts of a rank condition become true on all ranks."""
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
         return all(
             self.script.nature(part, self.scope) == "rank" or self.script.counts(part, self.scope)
@@ -190,7 +190,7 @@ class Walk:
         then, first = self._block(node.body)
         other, second = self._block(node.orelse)
         if "raise" in (first, second) and first != second:
-            # An exception ends the job, so the walk continues in the other branch.
+            # An exception kills the job, so the walk continues in the other branch.
             return (other, second, False) if first == "raise" else (then, first, False)
         done = bool(first) != bool(second)
         ended = first if first and second else ""

@@ -136,7 +136,7 @@ def compare(
             lists[rank][:0] = [one for one in node.body if not isinstance(one, Leave)]
         elif isinstance(node, Leave):
             if node.how == "raise":
-                return  # an exception on any rank ends the job
+                return  # an exception on any rank kills the job
             if node.guard is not None:
                 yield from _leaves(rank, node, lists, sure, after)
                 return

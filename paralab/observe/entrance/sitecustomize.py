@@ -1,5 +1,5 @@
 """Start watching in the processes of a command: Python imports a module with this name before it
-starts a program.
+runs a program.
 
 This folder comes first on the PYTHONPATH of the command that `paralab doctor` starts. This module
 waits until the program imports torch, and then starts watching. It removes itself from the path and
