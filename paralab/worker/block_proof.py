@@ -66,7 +66,7 @@ class AnotherRankFailedError(RuntimeError):
 def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullcontext) -> Values:
     """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs, all
     gradients, and changed buffers. If this changes the block's state, repeat it, because the state
-    may change the next outputs. Then restore the state."""
+    may affect the next outputs. Then restore the state."""
     with restored(block) as before:
         values = _run_calls(block, calls, training)
         if not changes(before, state_of(block)):

@@ -64,7 +64,7 @@ class BlockCompiler:
         return run
 
     def finish(self, probe: Probe) -> None:
-        """Write the counts. Raise if no call ran compiled code, because the run is then meaningless."""
+        """Write the counts. Raise if no call ran compiled code."""
         if self.calls == self.eager_calls:
             raise ParalabError(
                 f"--compile: none of {self.calls} calls of blocks ran compiled code.",

@@ -1,8 +1,8 @@
 """`ddp --compress`: the data that DDP's communication hook sends instead of a gradient bucket.
 
 fp16, bf16   the rounded gradients; the sum over the ranks is rounded again
-powersgd     two thin matrices whose product approximates a large gradient matrix (torch's PowerSGD);
-             each rank adds its approximation error to its next gradient
+powersgd     two thin matrices whose product approximates a large gradient matrix (see
+             power_sgd.py); each rank adds its approximation error to its next gradient
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Split a fake model as rank 0 of a tensor-parallel run does, in one process. Collectives of torch's
+"""Split a fake model like rank 0 of a tensor-parallel run, in one process. Collectives of torch's
 `fake` backend return immediately."""
 
 from __future__ import annotations

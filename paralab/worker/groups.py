@@ -1,4 +1,4 @@
-"""Process groups. The runs of a launch share its processes, and some runs use only the first ranks."""
+"""Process groups. All runs of a launch share its processes, and some use only the first ranks."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class _Trial:
             if self.plan.recomputed:
                 loss.backward()
                 self.model.zero_grad(set_to_none=True)
-            del output  # a rank also has it until here
+            del output  # a rank also keeps the output until here
         return saved, new, alone
 
     def _peak_of(self, run: Callable[[], Any], *existing: Any) -> int:

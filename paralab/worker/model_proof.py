@@ -41,7 +41,7 @@ def prove_together(
     shard: Shard,
     kinds: Sequence[str],
 ) -> str | None:
-    """Return the problem if `shard` shards the whole model, or None. `kinds` lists what to control."""
+    """Return the problem with the whole model sharded, or None. `kinds` lists what to control."""
     sharded = copy_of(model)
     try:
         training, draw = shard(sharded)

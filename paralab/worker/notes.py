@@ -1,4 +1,4 @@
-"""Write events about a rank's first gradients, and about its memory by kind."""
+"""Write events about a rank's first gradients and its memory by kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     GradScaler unscales them.
 
     The CPU waits for the device, but only once, in a warm-up step."""
-    # Shards have equal gradients for what is not split: count those once.
+    # All shards have the same gradients for parameters that are not split, so count those once.
     every = not context.rank.shard
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     gradients = [_values(local(grad)) for grad in grads if every or is_split(grad)]

@@ -1,4 +1,4 @@
-"""GPU load and memory from NVML, through ctypes, so there is nothing to install."""
+"""GPU load and memory from NVML, through ctypes, so no package is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Nvml:
             self._check("nvmlInit_v2")
             for device in devices:
                 handle = ctypes.c_void_p()
-                # Match by UUID: NVML numbers all GPUs, but torch only those in
+                # Match by UUID, because NVML numbers all GPUs, but torch numbers only those in
                 # CUDA_VISIBLE_DEVICES.
                 uuid = f"GPU-{torch.cuda.get_device_properties(torch.device(device).index).uuid}"
                 self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))

@@ -1,5 +1,5 @@
-"""Observe a model's repeated blocks in a forward pass: the shapes of their tensors, their attention,
-and which block processes the output of which."""
+"""Observe a model's repeated blocks in a forward pass: the shapes of their tensors, their
+attention, and the block whose output each one processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paralab.workload.recompute import python_random_state
 
 
 def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> list[ObservedBlock]:
-    """Return the blocks in the order of their first calls. Turn dropout off before this."""
+    """Return the blocks in the order of their first calls. Turn off dropout before calling this."""
     blocks: dict[str, ObservedBlock] = {}
     inside: list[str] = []
     states: list[Any] = []  # states of the random generators when these blocks began
     calls: dict[str, int] = {}
-    # The block that returned a tensor, and the tensor's number. Keep the tensor, because otherwise
-    # Python may give its id to another one.
+    # Tensor id -> (block that returned the tensor, number, tensor). Keep the tensor, because
+    # otherwise Python may reuse its id.
     returned: dict[int, tuple[str, int, torch.Tensor]] = {}
     attention = nn.functional.scaled_dot_product_attention
 
@@ -71,7 +71,7 @@ def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> lis
         patched(nn.functional, scaled_dot_product_attention=attend),
     ):
         call_model(model, inputs)
-    # A block that is called several times cannot say whose output it processes.
+    # For a block that is called several times, the source of its inputs is ambiguous.
     once = {name for name, number in calls.items() if number == 1}
     return [
         block if {block.name, block.after} <= once else replace(block, after="", linked=())

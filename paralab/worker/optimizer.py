@@ -1,4 +1,4 @@
-"""Create a workload's optimizer and scheduler, and find out what a plan must know about them."""
+"""Create a workload's optimizer and scheduler, and determine their properties for a plan."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that has this rank's state (`ShardedOptimizer` contains one)."""
+    """Return the optimizer that has this rank's state (`ShardedOptimizer` wraps it)."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own
 
@@ -77,8 +77,8 @@ def state_bytes_per_byte(workload: Workload) -> float | None:
 
 
 def mixes_rows(workload: Workload) -> bool:
-    """Return whether an element's update depends on the rest of its parameter (Adafactor, Muon). If
-    so, two halves of a matrix are updated differently from the full matrix."""
+    """Return whether an element's update depends on the rest of its parameter (Adafactor, Muon), so
+    that splitting a matrix changes its update."""
     return _trains_differently(
         workload, lambda p, grad: torch.cat(_train(workload, p.chunk(2), grad.chunk(2)))
     )
@@ -92,8 +92,8 @@ def mixes_parameters(workload: Workload) -> bool:
 
 
 def chooses_by_position(workload: Workload, model: nn.Module) -> bool:
-    """Return whether the optimizer treats parameters differently if it gets only half of them (a
-    lower learning rate for the first three)."""
+    """Return whether the optimizer treats parameters differently if it gets only half of them (such
+    as a lower learning rate for the first three)."""
     parameters = list(model.parameters())
     half = len(parameters) // 2
     whole = _settings(workload, parameters)
@@ -118,8 +118,8 @@ def _settings(workload: Workload, parameters: list[nn.Parameter]) -> dict[int, s
 def _trains_differently(
     workload: Workload, train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Return whether `train` gives a different result from training the full matrix, with small,
-    medium, or large gradients. Return False if the optimizer cannot step."""
+    """Return whether `train` gives a different result from training the full matrix, for small,
+    medium, or large gradients. Return False if the optimizer step fails."""
     torch.manual_seed(0)
     start, slope = torch.randn(8, 8), torch.randn(8, 8)
     try:
@@ -147,7 +147,7 @@ def _train(
 
 @torch.no_grad()
 def _step(optimizer: Any) -> None:
-    """Run a step with its hooks. The wrapper of `step`, which runs them, would import torch.compile."""
+    """Run a step and its hooks. Do not call torch's wrapper, which would import torch.compile."""
     for before in optimizer._optimizer_step_pre_hooks.values():
         before(optimizer, (), {})
     inspect.unwrap(type(optimizer).step)(optimizer)

@@ -1,4 +1,4 @@
-"""Follow orders from the parent process, which holds the other end of this process's stdin."""
+"""Follow orders from the parent process, which writes to this process's stdin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORPHANED = 130
 
 
 def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None) -> None:
-    """Exit when stdin closes. Until then, a thread carries out each byte from stdin as an order."""
+    """Exit when stdin closes. Until then, execute each byte from stdin as an order, in a thread."""
 
     def listen() -> None:
         while order := os.read(0, 1):
@@ -29,11 +29,11 @@ def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None
 
 
 def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
-    """Carry out the launcher's orders to this rank: write all thread stacks and the last
-    collectives to `dump`.json, or call `stop`.
+    """Execute the launcher's orders: write all thread stacks and the last collectives to
+    `dump`.json, or call `stop`.
 
     The background thread cannot run while another thread holds the GIL. Python's fault handler does
-    not need the GIL, so it writes the stacks to `dump`.txt on SIGUSR2.
+    not need the GIL, so let it write the stacks to `dump`.txt on SIGUSR2.
     """
     faulthandler.register(signal.SIGUSR2, dump.with_suffix(".txt").open("w"), all_threads=True)
     end_with_the_parent({QUESTION: lambda: dump_stacks(dump), STOP: stop})

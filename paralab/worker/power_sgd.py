@@ -1,10 +1,10 @@
 """PowerSGD's theory for one gradient matrix, without communication.
 
-A matrix M with n rows and m columns is replaced by P Qᵀ of rank r, which needs r · (n + m) numbers:
+P Qᵀ approximates an n × m matrix M with rank r, and needs only r · (n + m) numbers:
 
     P = orthonormal columns of M Q       Q = Mᵀ P
 
-Q comes from the previous step, so the product gets closer to M from step to step.
+Each step starts with the previous step's Q, so the approximation improves over time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORTH = 2  # compress a matrix only if it becomes smaller than 1 / WORTH, as in 
 
 
 def starting_vectors(matrix: torch.Tensor, rank: int, seed: int) -> torch.Tensor | None:
-    """Return a random Q for this matrix, or None if compressing it is not worth it."""
+    """Return a random Q for this matrix, or None if compression would save too little."""
     n, m = matrix.shape
     rank = min(n, m, rank)
     if (n + m) * rank * WORTH >= n * m:
@@ -26,7 +26,7 @@ def starting_vectors(matrix: torch.Tensor, rank: int, seed: int) -> torch.Tensor
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return orthonormal columns that span the same space, computed as in torch's hook."""
+    """Return orthonormal columns that span the same space, using the same algorithm as torch."""
     if matrix.shape[1] > 2:
         q: torch.Tensor = torch.linalg.qr(matrix).Q
         return q

@@ -24,8 +24,8 @@ class Precision:
     def __init__(self, plan: Plan) -> None:
         self.name, self.device_type = plan.precision, plan.device
         self.by_module = plan.shards_parameters
-        # autocast's cache of cast weights is shared by all threads. Micro-batches in different
-        # threads would share graph nodes.
+        # All threads share autocast's cache of cast weights, so micro-batches in different threads
+        # would share graph nodes.
         self.cache_casts = plan.device == "cuda" or plan.micro_batches == 1
         torch.set_default_dtype(torch.float32)
         # Do not use tf32 for fp32. By default, PyTorch lets cuDNN use tf32 in convolutions.
@@ -33,7 +33,7 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         scale = plan.loss_scale or 1.0
         self.scaler = torch.amp.GradScaler(plan.device, init_scale=scale, enabled=plan.scaler)
-        # The ranks that have different parameters but must skip the same steps.
+        # These ranks have different parameters but must skip the same steps.
         self.agreed_over: dist.ProcessGroup | None = None
 
     def cast_model(self, model: nn.Module) -> nn.Module:
@@ -67,13 +67,13 @@ class Precision:
             self._agree(optimizer, self.agreed_over)
         groups = optimizer.param_groups
         if not any(p.grad is not None for group in groups for p in group["params"]):
-            optimizer.step()  # the scaler raises if this rank had no samples
+            optimizer.step()  # the scaler raises an error if there are no gradients
             return
         self.scaler.step(optimizer)
         self.scaler.update()
 
     def _agree(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        """Skip the step on all ranks if a gradient is infinite on any of them."""
+        """Skip the step on all ranks if a gradient is infinite on any rank."""
         self.scaler.unscale_(optimizer)
         state = self.scaler._per_optimizer_states[id(optimizer)]
         flags: dict[torch.device, torch.Tensor] = state["found_inf_per_device"]

@@ -1,10 +1,10 @@
 """Measure a rank during training. A probe collects time spans and numbers for each step, and writes
-them when the device has finished the step.
+them once the device has finished the step.
 
 Each step writes a `step` event. The first `DETAILED_STEPS` steps also write details: forward,
 backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step writes details,
-to keep the run folder small. If details would cost more than 1 % of a step (many marks on a GPU,
-see `sampled`), only some steps write details from the start.
+to keep the run folder small. If details would cost more than 1 % of a step because of many marks on
+a GPU, only some of the first steps write details (see `sampled`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Note = tuple[str, Mark, Mark, dict[str, Any]]
 
 
 class Arriving(NamedTuple):
-    """A number that is being copied from a device. It has arrived once the device passes the
-    mark."""
+    """A number that is being copied from a device. The copy is complete once the device passes
+    the mark."""
 
     number: torch.Tensor
     mark: Mark
 
 
 def sampled(steps: int) -> int:
-    """Return n, so that every n-th step writes details.
+    """Return n such that every n-th step writes details.
 
     20 steps → every 4th (5 steps), 50 steps or more → every 10th
     """
@@ -106,9 +106,12 @@ class Probe:
     def begin_inside(
         self, kind: str, tensor: torch.Tensor, group: dist.ProcessGroup, unit: str, **where: Any
     ) -> Callable[[], None]:
-        """Count a collective inside a forward or backward pass, which uses the result at once.
+        """Count a collective inside a forward or backward pass, which uses the result immediately.
         `unit` is what the ranks send: activations or gradients."""
-        where |= {"bucket": self.collectives[kind], "unit": unit}  # its number in this step
+        where |= {
+            "bucket": self.collectives[kind],
+            "unit": unit,
+        }  # `bucket` is its number in this step
         blocking = not runs_on_stream(tensor, group)
         return self.begin_collective(kind, tensor, group, blocking=blocking, **where)
 
@@ -161,7 +164,7 @@ class Probe:
             raise ParalabError(f"The loss is {loss} in step {step}.", fix=fix)
 
     def _to_host(self, value: Any) -> Any:
-        """Start copying a number to the CPU. `item()` would wait for all queued work."""
+        """Start copying a number to the CPU, because `item()` would wait for all queued work."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         number = torch.empty((), dtype=value.dtype, pin_memory=True)
@@ -177,7 +180,7 @@ def runs_on_stream(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
 
 
 class SplitNotes:
-    """Records how a batch is split, in the first step and whenever there is a new shape."""
+    """Records how batches are split, in the first step and whenever the shape changes."""
 
     def __init__(self, devices: list[str], probe: Probe) -> None:
         self.probe = probe
@@ -202,5 +205,5 @@ class SplitNotes:
 
 
 def _round(seconds: float) -> float:
-    """Round to microseconds. More digits are noise, and a run may write a million such numbers."""
+    """Round to microseconds. More digits are noise, and a run may write a million times."""
     return round(seconds, 6)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-# Profile steps 4 to 7. The first steps are warm-up, and one more step warms up the profiler.
+# Profile steps 4 to 7. The earlier steps warm up training, and the last of them the profiler.
 FIRST, STEPS = 4, 4
 
 

@@ -1,4 +1,4 @@
-"""Track a run's progress: at which step it begins, when it saves, and when it stops."""
+"""Track a run's progress: its first step, when it saves, and when it stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paralab.workload.randomness import seed_everything
 
 
 class TrainingProgress:
-    """`done` is the number of finished steps. `stopped` says whether the launcher ended the run
+    """`done` is the number of finished steps. `stopped` says whether the launcher stopped the run
     early.
 
     A run without a checkpoint policy never saves.
@@ -77,7 +77,7 @@ class TrainingProgress:
 
     def _save(self, saver: Saver) -> None:
         self.board.post(self.rank, "save", self.done)
-        # Raise if a loss is not finite: such a state is not worth saving.
+        # This raises if a loss is not finite, because such a state is not worth saving.
         self.context.probe.finish()
         saver.begin(self.done, self.samples, self.epoch)
         self.board.post(self.rank, "step", self.done)
@@ -90,8 +90,8 @@ class TrainingProgress:
         uses_ddp = plan.strategy in BUCKETED or plan.zero == 1
         if uses_ddp and not plan.schedule and not plan.tensor_plan:
             # DDP rebuilds its buckets after the first backward pass. With three or more ranks, the
-            # buckets determine the order in which numbers are added. For bit-identical results, run
-            # one backward pass and discard its gradients, so that DDP uses the rebuilt buckets.
+            # buckets determine the order of additions. For bit-identical results, run one backward
+            # pass and discard its gradients, so that DDP uses the rebuilt buckets.
             self.strategy.forward_backward(accumulation_steps)
             self.optimizer.zero_grad(set_to_none=True)
             context.probe.discard()

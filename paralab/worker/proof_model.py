@@ -1,4 +1,4 @@
-"""The model and the samples on which a plan is proved: fp64, with noise in all parameters."""
+"""The model and samples for proving a plan, in fp64 and with noise in all parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 2
 
 
 class ProofModel(NamedTuple):
-    """`casts` is what to control (`verify_controls`) so that fp64 stays fp64."""
+    """`casts` lists the controls (`verify_controls`) that keep the model from leaving fp64."""
 
     model: nn.Module
     inputs: Any

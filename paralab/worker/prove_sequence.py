@@ -1,5 +1,5 @@
-"""Find and prove how a workload's blocks can process a part of the sequence each, as one of several
-CPU ranks over gloo."""
+"""Find and prove how to split a workload's sequences within blocks, as one of several CPU ranks
+over gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from paralab.workload.workload import Workload
 
 
 def find_sequence_plan(workload: Workload, shards: int) -> SequencePlan:
-    """Prove each block on its own, and then all of them together."""
+    """Prove each block separately, and then all proved blocks together."""
     model, inputs, batch, kinds = load_for_proof(workload)
     with controlled(model, kinds):
         seed_everything(0)
@@ -73,7 +73,7 @@ def _prove_each(
     suitable = [seen.name for seen in observed if not unsuitable(seen, shards)]
     with restored(model):
         calls = record_calls(model, inputs, suitable)
-    worked: dict[type, Any] = {}  # what worked in another block of this class
+    worked: dict[type, Any] = {}  # split dims that worked in a block of this class
     blocks = []
     for seen in observed:
         if reason := unsuitable(seen, shards):

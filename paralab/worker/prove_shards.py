@@ -74,10 +74,10 @@ def main() -> NoReturn:
 
 
 def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
-    """Propose groups, prove each of them, and prove all of them together."""
+    """Propose groups, prove each group separately, and then prove all proved groups together."""
     model, inputs, batch, casts = load_for_proof(workload)
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
-    for parameter in frozen:  # otherwise, the graph would not show who reads its output
+    for parameter in frozen:  # otherwise, the graph would lack frozen layers
         parameter.requires_grad_(True)
     mesh = DeviceMesh("cpu", list(range(shards)))
     kinds = ["batch_norm", *casts]
@@ -100,9 +100,7 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     for parameter in frozen:
         parameter.requires_grad_(False)
     problem = prove_together(workload, model, batch, _sharder(plan.kept, mesh), kinds)
-    if (
-        problem
-    ):  # the model may change the rows' results in place, which torch's styles do not allow
+    if problem:  # the model may change results in place, which torch's styles do not allow
         own = replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
         if not prove_together(workload, model, batch, _sharder(own.kept, mesh), kinds):
             return own
@@ -142,7 +140,7 @@ def _prove_each(
             tries = list(attempts(group, layers, around, mesh.size()))
             kind = type(plain), _inside(group).layers
             tries.sort(key=lambda each: _inside(each) != worked.get(kind))
-            if kind in failed:  # make one attempt, to get the reason
+            if kind in failed:  # make one attempt to get a reason
                 tries = tries[:1]
 
             best = _first_proved(plain, calls[block], reference, group, tries, mesh)
@@ -164,7 +162,7 @@ def _first_proved(
     tries: list[TensorGroup],
     mesh: DeviceMesh,
 ) -> TensorGroup:
-    """Return the first attempt that is proved, or else the first attempt with its reason."""
+    """Return the first attempt that passes the proof, or else the first attempt with its reason."""
     if idle := without_gradient(group, reference):
         return replace(group, reason=f"no gradient reaches {idle}, so a proof would show nothing")
     results: list[TensorGroup] = []
@@ -176,8 +174,8 @@ def _first_proved(
 
 
 def _inside(group: TensorGroup) -> TensorGroup:
-    """Return how a group is sharded, with names relative to its block, to compare it with other
-    blocks' groups."""
+    """Return the group with names relative to its block, for comparison with groups in other
+    blocks."""
     start = len(group.block)
     return TensorGroup(
         "",

@@ -1,12 +1,12 @@
 """One random stream per virtual device.
 
 torch has one generator per process and device. The `dp`, `pipeline`, and `hybrid` threads would
-draw from it in whatever order they run, so the same command would never train the same model twice.
+draw from it in an unpredictable order, so repeating a command would give different results.
 Instead, each virtual device has its own generator state. We swap it in for each operator that draws
 random numbers (torch tags these operators), so the thread order no longer matters.
 
 Activation checkpointing saves and restores the generator state around a block. In a thread that
-uses a stream, it saves and restores that stream's state.
+uses a stream, we make it save and restore that stream's state instead.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RandomStreams:
 
 
 class _Thread(threading.local):
-    """The streams that this thread draws from, and the number of its current stream."""
+    """This thread's streams, and a function that returns the number of its current stream."""
 
     streams: RandomStreams | None = None
     current: Callable[[], int] = int

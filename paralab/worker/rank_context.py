@@ -51,9 +51,9 @@ class RankContext:
     probe: Probe
     meter: ActivationMeter
     note_split: SplitNotes
-    streams: RandomStreams | None = None  # one per virtual device, if threads draw numbers
+    streams: RandomStreams | None = None  # one per virtual device, if threads draw random numbers
     shard_streams: ShardStreams | None = None  # set if shards draw random numbers
-    # Makes a context in which a block is computed again, in addition to its own
+    # Makes an additional context for recomputing a block
     recomputing: Callable[[nn.Module], MakeContext] = lambda block: nullcontext
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
@@ -61,7 +61,7 @@ class RankContext:
         return self.streams.drawing(current) if self.streams else nullcontext()
 
     def watch_recomputed(self, block: nn.Module) -> Watched:
-        """Count a recomputed block's activations, and compute it again as the strategy needs it."""
+        """Count a block's activations, and recompute the block in the strategy's context."""
         keep, count = self.meter.watch(block)
         around = self.recomputing(block)
 
@@ -76,8 +76,8 @@ class RankContext:
         """Return share · loss. Summed over all micro-batches, this is the global batch's loss.
 
         The share is the micro-batch's weight divided by the global batch's weight. A share of zero
-        means that the micro-batch has no real samples. A mean over no samples is NaN, so return
-        zero instead, connected to the model's graph.
+        means that the micro-batch has no real samples, whose mean would be NaN. Return a zero that
+        is connected to the model's graph instead.
         """
         if micro.share == 0.0:
             # An empty sum is zero even if the output contains -inf, as masked logits do.
@@ -103,8 +103,7 @@ def set_up_rank(
     if "random" in plan.control:
         workload = replace(workload, loss=seeded_loss(workload.loss))
 
-    # Each stage records marks for each micro-batch, and each mark delays the CPU thread that
-    # launches GPU kernels.
+    # Each stage records marks for each micro-batch, and each mark delays GPU kernel launches.
     many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
     clock = Clock(origin, devices if on_gpu else ())
     probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
@@ -147,7 +146,7 @@ class Strategy(ABC):
         accumulation_steps: list[AccumulationStep],
         unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> torch.Tensor:
-        """Add up the gradients of all steps. All but the last run in `unsynchronized()`."""
+        """Accumulate the gradients of all steps. All but the last step run in `unsynchronized()`."""
         context, device = self.context, self.context.rank.devices[0].name
         losses = []
         for number, [micro] in enumerate(accumulation_steps):
@@ -172,14 +171,14 @@ class Strategy(ABC):
         return {name: p.grad for name, p in self.model.named_parameters() if not p.is_meta}
 
     def finish_step(self, step: int) -> None:  # noqa: B027  most strategies do nothing
-        """Do what remains after the optimizer step."""
+        """Run any work that remains after the optimizer step."""
 
     def own_state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to know about this rank, besides its model and optimizer."""
+        """Return this rank's checkpoint state other than the model and optimizer."""
         return {}
 
     def restore_own(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore the result of `own_state`."""
+        """Restore the state from `own_state`."""
 
     def device_parameters(self, device: str) -> list[nn.Parameter]:
         """Return the parameters on this device."""
@@ -190,5 +189,5 @@ class Strategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the full model's state. All ranks must call this: each may have a shard."""
+        """Return the full model's state. All ranks must call this, because each may have a shard."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

@@ -9,11 +9,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-CONNECT_SECONDS = 300  # a job's slowest node may start minutes after its first
+CONNECT_SECONDS = 300  # a job's last node may start minutes after the first
 
 
 def open_store(address: str, port: int, name: str, serve: bool = False) -> tuple[PrefixStore, int]:
-    """Connect to the store, or serve it at this port (0: any). Return it and its port."""
+    """Connect to the store, or serve it at this port (0: any). Return the store and its port."""
     timeout = timedelta(seconds=CONNECT_SECONDS)
     store = TCPStore(address, port, None, is_master=serve, timeout=timeout, wait_for_workers=False)
     return PrefixStore(name, store), int(store.port)

@@ -12,7 +12,7 @@ from paralab.worker.sum_gradients import sum_gradients
 
 
 def sum_over_replicas(context: RankContext, own: list[nn.Parameter]) -> None:
-    """Sum the gradients of this rank's parameters, or of its shards of them."""
+    """Sum the gradients of this rank's parameters or shards."""
     plan, rank = context.plan, context.rank
     if plan.rank_replicas < 2:
         return

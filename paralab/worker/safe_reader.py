@@ -1,8 +1,8 @@
 """DCP's reader without unpickling. `paralab.record.metadata` reads `.metadata` and never runs code
 that the file refers to.
 
-DCP reads tensors with `torch.load(weights_only=True)`. It would unpickle only non-tensor entries,
-and this reader's metadata has no such entries.
+DCP reads tensors with `torch.load(weights_only=True)`. It unpickles only non-tensor entries, and
+this reader's metadata has none.
 """
 
 from __future__ import annotations

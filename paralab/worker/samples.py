@@ -58,8 +58,8 @@ def rank_batches(
     size of the data, unless it is endless.
 
     A rank's span is empty if a partial last batch has fewer samples than there are replicas. Such a
-    rank must still join the collectives, so it gets the batch's first two samples with weight zero:
-    BatchNorm rejects a single sample.
+    rank must still join the collectives, so it gets the batch's first two samples with weight zero
+    (two because BatchNorm rejects a single sample).
     """
 
     def wanted(batch: GlobalBatch) -> Span:
@@ -87,7 +87,7 @@ def rank_batches(
             [(_position(batch), i) for i in index.tolist()]
             for batch, index in zip(plan, indices, strict=True)
         ),
-        # Use a separate generator: loading must not draw from the model's random stream.
+        # Use a separate generator, because loading must not draw from the model's random stream.
         generator=torch.Generator().manual_seed(seed),
         num_workers=workload.loader_workers,
         collate_fn=_identity,
@@ -98,8 +98,8 @@ def rank_batches(
 
 
 def _in_memory(data: Any) -> bool:
-    """Return whether the data is one batch of all samples. A list such as [(x0, y0), (x1, y1), …] is
-    a map-style Dataset. A list of two items is a batch: [x, y]."""
+    """Return whether the data is one batch of all samples. A list like [(x0, y0), (x1, y1), …] is a
+    map-style Dataset, but a list of two items is a batch: [x, y]."""
     is_dataset = isinstance(data, list) and len(data) > 2 and isinstance(data[0], tuple | dict)
     return not is_dataset and next(tensors(data), None) is not None
 
@@ -136,8 +136,8 @@ class _SeededBatches(Dataset[Any]):
 
     A sample's random numbers (augmentation) depend on the seed, the batch, and the sample. The
     random numbers in collate depend on the seed and the batch. So a run draws the same numbers
-    after a resume, or if its batches are split differently. Only a dataset that reads entire
-    batches draws per batch."""
+    after a resume, or if its batches are split differently. The exception is a dataset that reads
+    entire batches, whose random numbers depend on the batch."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.data, self.collate, self.seed = data, collate, seed

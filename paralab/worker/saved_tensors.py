@@ -1,7 +1,7 @@
-"""Count what autograd saves in each part of a model that runs with fake tensors.
+"""Count the bytes that autograd saves in each part of a model that runs with fake tensors.
 
-`paralab.worker.memory.ActivationMeter` counts the same in a real rank. A part begins where a
-pipeline would cut the model, and one more begins with the loss.
+`paralab.worker.memory.ActivationMeter` does the same in a real rank. A part begins where a pipeline
+would cut the model, and the last part begins with the loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Saved = dict[int, tuple[int, StorageWeakRef]]  # storage -> bytes, and whether i
 
 
 class SavedTensors:
-    """recomputed   for each part, the most bytes that exist while one of its blocks is computed
-    again; 0 if none is"""
+    """`recomputed` has the peak bytes in each part while it recomputes a block, or 0 if no block
+    is recomputed."""
 
     def __init__(self, model: nn.Module) -> None:
         self.ignored = {_storage(parameter) for parameter in model.parameters()}
@@ -47,11 +47,11 @@ class SavedTensors:
         for tensor in tensors(kept):
             if (key := _storage(tensor)) not in self.ignored:
                 storage = local(tensor).untyped_storage()
-                # The reference also keeps another storage from getting this one's key.
+                # The reference also prevents another storage from reusing this key.
                 part[key] = storage.nbytes(), StorageWeakRef(storage)
 
     def watch(self, block: nn.Module) -> Watched:
-        """Count what a recomputed block keeps, and what exists while it is computed again."""
+        """Count the bytes that a block keeps, and those that exist while it is recomputed."""
         number = len(self.parts) - 1
         return partial(self._keep, number), partial(self._recomputing, number)
 

@@ -1,5 +1,5 @@
-"""Cut a sequence into one part per rank, put the parts together, and exchange parts of the sequence
-for heads. In backward, each function moves the gradients the other way.
+"""Split a sequence into one part per rank, join the parts, and exchange sequence parts for heads.
+In backward, each function moves the gradients in the opposite direction.
 
              rank 0                      rank 1
     parts    all heads, tokens 0 … 16    all heads, tokens 17 … 32
@@ -22,8 +22,8 @@ HEADS, TOKENS = -3, -2  # the dims of queries, keys, and values
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share a sequence. `begin` notes that a collective begins, and returns what to
-    call at its end."""
+    """The ranks that share a sequence. `begin` records the start of a collective, and returns a
+    function to call at its end."""
 
     group: dist.ProcessGroup | None
     begin: Begin
@@ -45,7 +45,7 @@ class Ranks:
         return whole
 
     def copy(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the tensor. In backward, sum its gradient over the ranks."""
+        """Return the tensor unchanged. In backward, sum its gradient over the ranks."""
         copied: torch.Tensor = _Copy.apply(whole, self)  # type: ignore[no-untyped-call]
         return copied
 
@@ -65,7 +65,7 @@ class Ranks:
         return part.clone(memory_format=torch.contiguous_format)
 
     def put_together(self, part: torch.Tensor, dim: int, length: int, unit: str) -> torch.Tensor:
-        """Gather all parts. An all-gather needs equal sizes, so fill up the shorter parts."""
+        """Gather all parts. An all-gather needs equal sizes, so pad the shorter parts."""
         sizes = part_sizes(length, self.size)
         rows = part.movedim(dim, 0)
         filled = rows.new_zeros((sizes[0], *rows.shape[1:]))
@@ -83,7 +83,7 @@ class Ranks:
         """Send each rank its heads or its part of the sequence, in one all-to-all."""
         sizes, ranks = part_sizes(length, self.size), range(self.size)
         kept = dict.fromkeys(ranks, sizes[self.rank])
-        tokens = dict(enumerate(sizes)) if to_heads else kept  # tokens that come from each rank
+        tokens = dict(enumerate(sizes)) if to_heads else kept  # tokens from each rank
         outgoing: list[list[torch.Tensor]] = [[] for _ in ranks]
         shapes: list[list[list[int]]] = [[] for _ in ranks]
         for tensor in tensors:

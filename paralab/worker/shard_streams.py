@@ -1,14 +1,14 @@
 """Random numbers under tensor parallelism.
 
 All shards compute the same activations, except between a group's columns and its row, where each
-shard has its own heads. So dropout must draw the same numbers on all shards, but different numbers
-in that region. On entry, all shards draw the same seed and each adds its own number. On exit, the
-stream outside continues.
+shard has its own heads. So dropout must draw different numbers in that region, but the same numbers
+everywhere else. On entry, all shards draw the same seed, and each adds its own number. On exit, the
+common stream continues.
 
-Activation checkpointing restores the generator's state and computes only a part of a forward pass
-again. That part may begin or end within a region. So the generator itself says in which region it
-is: each region has its own seed, which is a part of the state. Everything follows from the common
-stream, so a checkpoint of a run needs nothing more than its state.
+Activation checkpointing restores the generator's state and recomputes only a part of a forward
+pass, which may begin or end within a region. So the generator's state must identify the region:
+each region has its own seed, which is part of the state. All seeds derive from the common stream,
+so a checkpoint of a run only needs that stream's state.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SEEDS = 2**48  # seeds are below this number
 
 
 class Region(NamedTuple):
-    """Where one call of a group draws its numbers, and how the stream outside it continues."""
+    """The random numbers of one call of a group, and the stream that continues after it."""
 
-    group: str  # its row
+    group: str  # the name of the row layer
     outside: torch.Tensor
     seed_outside: int
 
@@ -40,8 +40,8 @@ class ShardStreams:
         self.left: set[int] = set()
 
     def begin_passes(self) -> None:
-        """Forget the regions of earlier passes. The last one may have entered a region without
-        leaving it, if its forward pass called a column layer and not the row."""
+        """Forget the regions of earlier passes. A forward pass that called a column layer but not
+        the row layer may still be in a region."""
         for seed in self._around():
             self.left.add(seed)
         self._go_out()
@@ -60,22 +60,22 @@ class ShardStreams:
         self.generator.manual_seed(seed)
 
     def leave(self, group: str) -> None:
-        """Leave the group's region. If another group's region began in it, draw there until that
-        one ends too."""
+        """Leave the group's region. If another group's region began inside it, keep drawing in the
+        inner region until that ends too."""
         for seed in self._around():
             if self.regions[seed].group == group:
                 self.left.add(seed)
         self._go_out()
 
     def _around(self) -> Iterator[int]:
-        """Yield the seeds of the regions that the generator is in, from the inside out."""
+        """Yield the seeds of the regions that the generator is in, innermost first."""
         seed = self.generator.initial_seed()
         while seed in self.regions:
             yield seed
             seed = self.regions[seed].seed_outside
 
     def _go_out(self) -> None:
-        """Continue the stream outside the regions that were left."""
+        """Continue the stream outside the finished regions."""
         for seed in [*self._around()]:
             if seed not in self.left:
                 return

@@ -16,7 +16,7 @@ from paralab.worker.split_tensors import copy_to_shards, split_parameter, sum_ov
 
 
 class MultiheadParallel(ParallelStyle):
-    """Give each shard some of the heads, and replace `forward` by one that sums over the shards."""
+    """Give each shard some of the heads, and make `forward` sum the results over the shards."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         attention: Any = module
@@ -81,8 +81,8 @@ def _add_masks(
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
 ) -> Tensor | None:
-    """Return the sum of both masks for this shard's heads. A boolean mask is true where attention
-    is not allowed."""
+    """Return the sum of both masks for this shard's heads. In a boolean mask, True means that
+    attention is not allowed."""
     masks = []
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None, :])

@@ -3,9 +3,9 @@
     shard 0   x ─► columns 0 … 5   ─► heads 0 … 5   ─► rows 0 … 5   ─┐
     shard 1   x ─► columns 6 … 11  ─► heads 6 … 11  ─► rows 6 … 11  ─┴─► sum
 
-Plain linear layers use torch's ColwiseParallel and RowwiseParallel. `MatrixParallel` does the same
-for layers that those two cannot split: Hugging Face's Conv1D (a transposed weight), and columns of
-several matrices side by side (q, k, and v), of which each shard needs a piece.
+Plain linear layers use torch's ColwiseParallel and RowwiseParallel. `MatrixParallel` splits layers
+that those two cannot split: Hugging Face's Conv1D (whose weight is transposed), and q, k, and v side
+by side in one matrix, where each shard needs a piece of each.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
 
 
 class MatrixParallel(ParallelStyle):
-    """Split a layer's outputs, or with `rows` its inputs. If its outputs are `parts` matrices side
-    by side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
+    """Split a layer's outputs or, with `rows`, its inputs. If the layer has `parts` matrices side by
+    side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
 
     def __init__(self, parts: int = 1, rows: bool = False) -> None:
         self.parts, self.rows = parts, rows
@@ -90,8 +90,8 @@ class MatrixParallel(ParallelStyle):
 @contextmanager
 def mixing_tensors() -> Iterator[None]:
     """Let an optimizer combine split and replicated parameters, for example in a global norm.
-    GradScaler scales all gradients in one call, which does not accept both kinds, so give it this
-    rank's shards."""
+    GradScaler unscales all gradients in one call, which does not accept both kinds, so pass it
+    this rank's shards."""
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
 
     def unscale_shards(gradients: list[torch.Tensor], *more: torch.Tensor) -> None:
@@ -108,12 +108,12 @@ def watch_regions(
     enter: Callable[[str], None],
     leave: Callable[[str], None],
 ) -> None:
-    """Call `enter` after a group's first column layer, and `leave` before its row: between these
-    two, each shard has different activations. Both functions get the name of the row layer."""
+    """Call `enter` after a group's first column layer, and `leave` before its row layer, because
+    activations between the two differ between shards. Both functions get the row layer's name."""
     for group in groups:
         first, last = partial(_notify, enter, group.row), partial(_notify, leave, group.row)
         row = model.get_submodule(group.row)
-        if group.is_attention:  # the region is its forward
+        if group.is_attention:  # the region is the attention's forward
             row.register_forward_pre_hook(first)
             row.register_forward_hook(last)
             continue

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Check an attribute, not the type: only fsdp and tp need DTensor, whose import takes half a second.
+# Check an attribute, not the type, because importing DTensor (for fsdp and tp) takes half a second.
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -14,8 +14,8 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Return whether each shard has only a part of it. A DTensor may also be replicated, or be
-    sharded over the replicas."""
+    """Return whether each shard has only a part of the tensor. A DTensor may also be replicated, or
+    be sharded over the replicas."""
     sharded: Any = tensor
     names = (is_sharded(tensor) and sharded.device_mesh.mesh_dim_names) or ()
     return "shards" in names and not sharded.placements[-1].is_replicate()
@@ -24,7 +24,7 @@ def is_split(tensor: torch.Tensor) -> bool:
 def in_pieces(tensor: torch.Tensor) -> bool:
     """Return whether this rank's shard consists of several pieces of the full tensor (q, k, and v
     of one matrix). DCP cannot store such a shard."""
-    # FSDP marks its own placement as strided too, if tensor parallelism splits the same dim first.
+    # FSDP's own placement is also strided if tensor parallelism splits the same dim first.
     placements = getattr(tensor, "placements", (None,))
     return getattr(placements[-1], "split_factor", 1) > 1
 
@@ -36,7 +36,7 @@ def shard_of(full: torch.Tensor, dim: int, parts: int, mesh: Any) -> torch.Tenso
 
 
 def shard_like(full: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor, sharded like a tensor whose shard is in several pieces."""
+    """Shard the full tensor like `tensor`, whose shard is in several pieces."""
     like: Any = tensor
     [placement], mesh = like.placements, like.device_mesh
     own = shard_of(full, placement.dim, placement.split_factor, mesh)

@@ -1,7 +1,7 @@
-"""Split this rank's layers over the shards, and time the sums over them.
+"""Split this rank's layers over the shards, and time the all-reduces over the shards.
 
 DTensor splits the proved groups of layers. The rest of the model is replicated: all shards process
-the same samples, compute the same loss, and get the same gradients for what is not split.
+the same samples, compute the same loss, and get the same gradients for replicated parameters.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 
 AGREEMENT = 1e-3  # how much rounding may change the loss
-# Replicated parameters get the same gradient on all shards, but a processor may round it differently
-# (kernels on a GPU add in any order). Before the difference grows, copy them from the first shard.
+# Replicated parameters get the same gradient on all shards, except for rounding (GPU kernels add in
+# any order). Copy these parameters from the first shard before the differences grow.
 ALIGN_EVERY = 100  # steps
 
 
@@ -36,7 +36,7 @@ def split_layers(
     groups: Sequence[TensorGroup],
     mesh: DeviceMesh,
 ) -> None:
-    """Split these groups in place. Between columns and row, each shard draws its own numbers."""
+    """Split these groups in place. Between columns and row, each shard draws different numbers."""
     for group in groups:
         shard_group(model, group, mesh)
     if context.plan.draws:
@@ -46,7 +46,7 @@ def split_layers(
 
 
 def running_shards(context: RankContext) -> AbstractContextManager[Any]:
-    """Run forward and backward passes in this block. Time the all-reduces that DTensor runs over the
+    """Return a context for forward and backward passes that times DTensor's all-reduces over the
     shards."""
     if context.shard_streams:
         context.shard_streams.begin_passes()
@@ -57,8 +57,8 @@ def running_shards(context: RankContext) -> AbstractContextManager[Any]:
     where: dict[str, Any] = {"stage": rank.stage, "ranks": ranks_with(plan, "shards", rank.rank)}
 
     def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """DTensor uses the result immediately, so waiting for it here changes nothing."""
-        # A backward pass records no graph, unless it repeats a part of the forward pass.
+        """Wait for the result here, because DTensor uses it immediately anyway."""
+        # A backward pass records no graph, except while it recomputes activations.
         unit = "activations" if torch.is_grad_enabled() else "gradients"
         note = probe.begin_inside("all_reduce", tensor, group, unit, **where)
         result: torch.Tensor = functional.wait_tensor(all_reduce(tensor, *args, **kwargs))
@@ -69,7 +69,7 @@ def running_shards(context: RankContext) -> AbstractContextManager[Any]:
 
 
 def align_shards(context: RankContext, model: nn.Module) -> None:
-    """Copy what is replicated from the first shard, in every `ALIGN_EVERY`-th step."""
+    """Copy replicated tensors from the first shard in every `ALIGN_EVERY`-th step."""
     step = context.probe.step
     if context.rank.shard is not None and step and step % ALIGN_EVERY == 0:
         broadcast_model(model, group_along(context.plan, "shards", context.rank.rank))

@@ -2,12 +2,12 @@
 
     whole sequence ─► cut ─► [ block ]─►[ block ]─►[ block ] ─► put together ─► whole sequence
 
-Inside the blocks, each rank has all heads for its part of the sequence. For attention, the ranks
-exchange these for some heads of the whole sequence, and exchange the results back. So torch's own
-attention sees all tokens, and a causal flag or a mask means the same as on one device.
+Inside the blocks, each rank has all heads for its part of the sequence. Before attention, the ranks
+exchange these for some heads of the whole sequence, and afterward they exchange the results back.
+So torch's attention sees all tokens, and causal flags and masks work as on one device.
 
-A parameter inside the blocks gets gradients only from this rank's tokens, so they are summed. All
-ranks compute everything outside the blocks, and get equal gradients there.
+Parameters inside the blocks get gradients only from this rank's tokens, so the ranks sum these
+gradients. All ranks compute everything outside the blocks, and get equal gradients there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paralab.workload.sequence_plan import SplitBlock, part_sizes
 
 
 class SplitSequence:
-    """Splits the sequence in these blocks of a model, from now on."""
+    """Splits the sequence in these blocks of a model."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SplitSequence:
         return inside
 
     def _leave(self, block: SplitBlock, output: Any) -> Any:
-        """Put this rank's part of the outputs together with the others."""
+        """Join the outputs of all ranks."""
         numbers, gathered, length = count(), dict(block.gathered), self.lengths[block.name]
 
         def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ class SplitSequence:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """In this block, run forward and backward passes. At its end, sum the gradients."""
+        """Run forward and backward passes in this context, which sums the gradients at its end."""
         functional = nn.functional
         attend = self._attend(functional.scaled_dot_product_attention)
         with patched(functional, scaled_dot_product_attention=attend):
@@ -134,8 +134,8 @@ class SplitSequence:
         sum_gradients(self.parameters, self.ranks.group, None, self.begin)
 
     def recomputing(self, block: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that creates a context in which a block is computed again as in this
-        call. Its hooks run only the first time."""
+        """Return a function that creates a context for recomputing a block with the length of this
+        call. Recomputation does not run the block's hooks."""
         length = self.length
         return lambda: patched(self, length=length)
 

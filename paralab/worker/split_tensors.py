@@ -16,8 +16,8 @@ from paralab.worker.shards import shard_of
 def split_parameter(
     parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None, parts: int = 1
 ) -> nn.Parameter:
-    """Split a parameter of rank 0 along a dim, or replicate it if that is None. Of `parts` matrices
-    side by side, each shard gets a piece of each."""
+    """Split rank 0's parameter along `dim`, or replicate it if `dim` is None. If it has `parts`
+    matrices side by side, each shard gets a piece of each."""
     full = distribute_tensor(parameter.detach(), mesh, [Replicate()]).to_local()
     placement: Placement = Replicate()
     if dim is not None:

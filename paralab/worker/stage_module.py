@@ -2,8 +2,8 @@
 
 The process calls the entire model. Modules before the stage run on meta tensors, which have only
 shapes (`paralab.worker.stage_shapes`). At the start of the stage, the tensors that the previous
-stage sent replace the meta tensors. At the start of the next stage, an exception ends the call; it
-carries the tensors to send.
+stage sent replace the meta tensors. At the start of the next stage, an exception that carries the
+tensors to send ends the call.
 
     the model     embed ─ block 0 ─ block 1 ─ block 2 ─ head
     this stage    (shapes only ·····)│ received → real │ cut: sent to the next stage
@@ -31,7 +31,7 @@ FIX = f"{UNCUT}: a replica's stages then share a process, and can use each other
 
 
 class _Cut(BaseException):
-    """Raised where the next stage begins. User code might catch an Exception."""
+    """Raised where the next stage begins. Not an Exception, because user code might catch that."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Run(ShapeMode):
             self.know(empty, value.to(stage.device))
 
     def begin(self, args: Any, kwargs: Any) -> Any:
-        """Begin the stage: replace the call's arguments with the received tensors."""
+        """Begin the stage by replacing the call's arguments with the received tensors."""
         stage, self.begun = self.stage, True
         empty = list(tensors((args, kwargs)))
         assert len(empty) == len(self.received), (
@@ -76,7 +76,7 @@ class _Run(ShapeMode):
         return map_tensors(lambda _: next(values), (args, kwargs))
 
     def cut(self, args: Any, kwargs: Any) -> _Cut:
-        """End the stage where the next one begins: collect the tensors to send."""
+        """Collect the tensors to send where the next stage begins."""
         sent = tensors(self.real((args, kwargs)))
         return _Cut(tuple(self._sendable(tensor).to(self.stage.wire) for tensor in sent))
 
@@ -99,7 +99,9 @@ class StageModule(nn.Module):
     determines shapes and must not change buffers.
     """
 
-    active: _Run | None = None  # one per process: its stages share the model's hooks
+    active: _Run | None = (
+        None  # one per process, because a process's stages share the model's hooks
+    )
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.number, self.starts = number, [stage.start for stage in stages]
         self.device, self.wire, self.finish = device, wire, finish
-        # In a list, so that the model does not become a submodule and add all its parameters.
+        # A list keeps the model from becoming a submodule, which would add all its parameters.
         self.model = [model]
         modules = dict(model.named_modules())
         own = [modules[name] for name in stages[number].modules]
@@ -127,13 +129,13 @@ class StageModule(nn.Module):
         self.inputs: list[Any] = []  # tensors per micro-batch
         self.runs: dict[int, _Run] = {}
         self.micro_number, self.live = 0, False
-        self.trial: _Run | None = None  # torch may run its backward pass at any time
+        self.trial: _Run | None = None  # torch may run the trial's backward pass at any time
         self.shapes: Any = None  # shapes of the current inputs
-        self.leaves_mode: dict[Any, bool] = {}  # for these shapes, no meta tensors are used
+        self.leaves_mode: dict[Any, bool] = {}  # shapes -> whether no meta tensors are used
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[Any], None] = lambda inputs: None
         # Some schedules split the backward pass in two. The second half begins where gradients
-        # reach the stage's inputs, so gradients must reach them even if all earlier layers are
+        # reach the stage's inputs, so the inputs need gradients even if all earlier layers are
         # frozen.
         self.splits_backward = False
         self._add_hooks(modules, stages)
@@ -155,7 +157,7 @@ class StageModule(nn.Module):
         return run is not None and run.stage is self and not run.begun
 
     def _at_start_of(self, start: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Begin the stage if `start` is this stage, and end it if `start` is the next one."""
+        """Begin this stage if `start` is its number. End it if `start` is the next number."""
         run = StageModule.active or self.trial
         if run is None or run.stage is not self:
             return None
@@ -250,7 +252,7 @@ class StageModule(nn.Module):
 
     @contextmanager
     def returning(self, micro_number: int, last: bool) -> Iterator[None]:
-        """Run a micro-batch's backward pass in this block: checkpointing may recompute."""
+        """Run a micro-batch's backward pass in this context, which allows recomputation."""
         StageModule.active = run = self.runs[micro_number]
         run.returning = True
         try:

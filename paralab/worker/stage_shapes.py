@@ -1,9 +1,9 @@
 """Run the part of the model before a stage on the meta device, and compute real values on demand.
 
-The user's forward() runs as a whole, so Python also runs everything before the stage. This needs no
-memory and no arithmetic, because all operators run on meta tensors. Some values depend only on the
-inputs, not on parameters: a padding mask, or a branch `if x.any()`. Each process has the inputs, so
-it computes these values when the model uses them.
+The user's entire forward() runs, including the part before the stage. That part needs no memory or
+arithmetic, because all its operators run on meta tensors. Some values, such as a padding mask or a
+condition of `if x.any()`, depend only on the inputs, not on parameters. Each process has the
+inputs, so it computes these values when the model uses them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _call(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
     if _changes_in_place(func):
         args = (args[0].clone(), *args[1:])
     if func in _device_constructors() or "device" in kwargs:
-        # The model may have read its inputs' device, which is meta here.
+        # The model may have read the device from its inputs, which are on meta here.
         wanted = kwargs.get("device")
         if wanted is None or torch.device(wanted).type == "meta":
             kwargs = kwargs | {"device": device}
@@ -70,15 +70,14 @@ class ShapeMode(TorchFunctionMode):
         self.device, self.refuse = device, refuse
         self.begun = False
         self.replaced = False  # whether a meta tensor had to be replaced
-        # A meta tensor's id -> the tensor and its source. Storing the tensor prevents reuse of the
-        # id.
+        # Meta tensor's id -> (tensor, source). Storing the tensor prevents reuse of its id.
         self._sources: dict[int, tuple[torch.Tensor, _Source]] = {}
 
     def know(self, empty: torch.Tensor, value: torch.Tensor) -> None:
         self._sources[id(empty)] = (empty, _Source(lambda: value))
 
     def leave(self) -> None:
-        """Leave the mode if it is still the innermost one."""
+        """Leave the mode if it is still innermost."""
         if _get_current_function_mode() is self:
             self.__exit__(None, None, None)
 
@@ -145,9 +144,9 @@ class ShapeMode(TorchFunctionMode):
 class ShapeCache:
     """Caches the output shapes of submodules that run before a stage.
 
-    Output shapes depend only on input shapes, and each set of input shapes has its own entries: if
-    batches have lengths A, B, and A, the third batch must not get the shapes for B. `is_before()`
-    returns whether the stage has not begun yet.
+    Output shapes depend only on input shapes, and each set of input shapes has its own entries, so
+    that batches with different lengths do not get each other's shapes. `is_before()` returns
+    whether the model is still before the stage.
     """
 
     def __init__(self, model: nn.Module, is_before: Callable[[], bool]) -> None:
@@ -156,7 +155,7 @@ class ShapeCache:
         self.outputs: dict[Any, dict[tuple[Any, ...], Any]] = {}  # input shapes -> outputs
         self.calls: Counter[int] = Counter()  # module -> its calls in this forward pass
         for name, module in model.named_modules():
-            # Do not cache a submodule without parameters: its output may have a source.
+            # Do not cache submodules without parameters, because their output may have a source.
             if name and next(module.parameters(), None) is not None:
                 module.forward = self._cached(module, module.forward)
 

@@ -1,4 +1,4 @@
-"""A process that imports torch and connects to the job's store. It acts for a launched process,
+"""A process that imports torch and connects to the job's store on behalf of a launched process,
 which never imports torch.
 
 python -m paralab.worker.store_client SOCKET        (started by paralab.launch.store)

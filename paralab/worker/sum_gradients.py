@@ -11,7 +11,7 @@ from torch import nn
 from paralab.worker.shards import local
 
 BUCKET_MB = 25.0  # DDP's default
-# Called with a collective's kind, tensor, and group when it begins. Returns what to call at its end.
+# Called with a collective's kind, tensor, and group. Returns a function to call at its end.
 Begin = Callable[..., Callable[[], None]]
 
 
@@ -22,11 +22,11 @@ def sum_gradients(
     bucket_mb: float | None,
     begin: Begin,
 ) -> None:
-    """Sum these gradients, or this rank's shards of them. All ranks need the same parameters."""
+    """Sum the gradients, or this rank's shards of them. All ranks must pass the same parameters."""
     for number, bucket in enumerate(_buckets(parameters, (bucket_mb or BUCKET_MB) * 2**20)):
         # A parameter may have a gradient on only some ranks, but all ranks must send the same
-        # number of bytes. So append one flag per parameter. A parameter that no rank uses gets no
-        # gradient, because weight decay would change it.
+        # number of bytes, so send zeros and one flag per parameter. A parameter that no rank uses
+        # must not get a gradient, because weight decay would then change the parameter.
         flags = [parameter.grad is not None for parameter in bucket]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         shards = [local(gradient) for gradient in gradients]

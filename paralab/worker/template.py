@@ -57,7 +57,7 @@ def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
         os._exit(0)
     request = json.loads(message)
     module = importlib.import_module(MODULES.get(request["module"], request["module"]))
-    gc.freeze()  # otherwise, collecting garbage writes to shared pages and copies them
+    gc.freeze()  # otherwise, garbage collection would copy shared pages by writing to them
     pid = os.fork()
     if not pid:
         for key in list(waiting.get_map().values()):
@@ -71,7 +71,7 @@ def _fork(channel: socket.socket, waiting: selectors.BaseSelector) -> None:
 
 
 def _become(module: Any, request: dict[str, Any], lifeline: int, log: int) -> NoReturn:
-    """Set up the forked process as if it had been started directly, and run its module."""
+    """Set up the forked process like a newly started process, and run its module."""
     try:
         os.setsid()
         for descriptor, stream in ((lifeline, 0), (log, 1), (log, 2)):

@@ -13,8 +13,8 @@ COPIES = 2  # a trial step needs the parameters and their gradients
 
 
 def fake_if_too_large(workload: Workload, device: str) -> Any:
-    """Return a FakeTensorMode if a trial step of the model needs more memory than this machine has,
-    and otherwise None.
+    """Return a FakeTensorMode if a trial step needs more memory than this machine has, otherwise
+    None.
 
     Count the parameters on the meta device, which needs no memory. If the model cannot be built
     there, assume that it fits."""

@@ -1,18 +1,18 @@
 """One rank's part of a checkpoint.
 
-Everything is a tensor whose name does not depend on the topology, so any strategy can read any
-other strategy's checkpoint:
+All entries are tensors whose names do not depend on the topology, so any strategy can read any other
+strategy's checkpoint:
 
     model.NAME            a parameter: shards from all ranks, otherwise the first replica's copy
     buffer.NAME           a buffer from the first replica
     optimizer.NAME.KEY    optimizer state for parameter NAME, from the rank that has it
     plain.N               other optimizer state for rank N's parameters (pickled)
     shared                optimizer settings, scheduler, and scaler (pickled)
-    rank.N                rank N's random streams, what its strategy needs besides, and buffers
-                          outside the first replica (pickled). With local-sgd, replicas differ
-                          between averages, so this also has N's parameters and optimizer
+    rank.N                rank N's random streams, its strategy's state, and its buffers unless it
+                          is in the first replica (pickled); with local-sgd, also its parameters and
+                          optimizer, because replicas differ between averages
 
-A checkpoint may come from someone else. Loading a checkpoint never runs code from it: `SafeReader`
+Loading a checkpoint never runs code from it, because its source may be untrusted: `SafeReader`
 reads the metadata, and `torch.load(weights_only=True)` reads all tensors and pickled values.
 """
 
@@ -64,12 +64,12 @@ class TrainingState:
 
     @property
     def buffers(self) -> State:
-        """Return the current buffers. A forward may have replaced them since the last call."""
+        """Return the current buffers. A forward pass may have replaced them since the last call."""
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """Return the state without copying it. Only one rank saves each plain tensor. If several
-        replicas saved a buffer with different values, DCP would pick any of them."""
+        """Return the state without copying it. Only one rank saves each plain tensor, because DCP
+        would pick an arbitrary replica's value if several replicas saved a buffer."""
         model = {f"model.{name}": _storable(p.detach()) for name, p in self.parameters.items()}
         optimizer: State = {}
         plain: dict[str, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ class TrainingState:
         }
 
     def restore(self, folder: Path, same_topology: bool) -> None:
-        """Load the checkpoint, but not its random streams if the topology changed."""
+        """Load the checkpoint, but not the random streams if the topology has changed."""
         try:
             self._restore(folder, same_topology)
         except (Exception, CheckpointException) as error:  # DCP's error is a BaseException
@@ -150,8 +150,10 @@ class TrainingState:
                 self.parameters.get(rest.rpartition(".")[0]) if kind == "optimizer" else None
             )
             if parameter is not None and id(parameter) not in updated:
-                continue  # with --zero 1, another rank updates it
-            if parameter is not None and entry.size == parameter.shape:  # sharded like it
+                continue  # with --zero 1, another rank updates this parameter
+            if (
+                parameter is not None and entry.size == parameter.shape
+            ):  # shard it like the parameter
                 state[key] = _target(torch.empty_like(parameter, requires_grad=False))
             elif parameter is not None or kind in ("shared", "plain") or key == own:
                 state[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -165,7 +167,7 @@ class TrainingState:
         return {"groups": groups, "scheduler": scheduler, "scaler": self.scaler.state_dict()}
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
-        """Restore the optimizer, whose state_dict numbers its parameters, and the rest."""
+        """Restore the optimizer (whose state_dict numbers its parameters), scheduler, and scaler."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         plain: dict[str, dict[str, Any]] = {}
         for key in state:
@@ -248,7 +250,7 @@ def _shards_of(state: State) -> State:
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or the full one if DCP cannot store its shards."""
+    """Return the tensor, or the full tensor if DCP cannot store its shards."""
     return whole(tensor) if in_pieces(tensor) else tensor
 
 
@@ -260,7 +262,7 @@ def _target(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
-    """Shard a loaded full tensor like its parameter, if `_target` made it full."""
+    """Shard a loaded tensor like its parameter if `_target` made a full tensor."""
     full = in_pieces(parameter) and loaded.shape == parameter.shape
     return shard_like(loaded, parameter) if full else loaded
 
@@ -276,7 +278,7 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy numbers (a learning rate from `np.cos`), which cannot be loaded safely."""
+    """Replace numpy numbers (such as a learning rate from `np.cos`), which cannot be loaded safely."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Save a run's results as a reference, or compare them with a saved reference.
 
 A trace contains the first step's gradients, the parameters before and after the run, the buffers
-after the run, and this rank's part of each loss. This compares parameters one by one.
+after the run, and this rank's part of each loss. This module compares parameters one by one, and
 `paralab.analyse.verify` compares the differences with the tolerance.
 """
 
@@ -38,7 +38,7 @@ class TrainingTrace:
     end: Tensors = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    learns: bool = False  # whether any step has a gradient that is not zero
+    learns: bool = False  # whether any step has a nonzero gradient
 
     @classmethod
     def begin(cls, model: nn.Module) -> TrainingTrace:
@@ -61,7 +61,7 @@ class TrainingTrace:
         self.end, self.buffers, self.losses = _copy(_parameters(model)), _copy(buffers), losses
 
     def require_gradients(self) -> None:
-        """Raise if all gradients of a reference are zero. Then every way to add them is right."""
+        """Raise if all gradients of a reference are zero, because any sum of zeros is correct."""
         if not self.learns:
             raise UsageError(
                 "On a single device, all gradients are zero in "
@@ -78,8 +78,8 @@ class TrainingTrace:
 
 
 def load_example(context: RankContext) -> Any:
-    """Load the inputs of three samples, if a verification needs them to find the layout of random
-    tensors. Otherwise, or if the data has fewer samples, return None."""
+    """Load the inputs of three samples, if verification needs them to find the layout of random
+    tensors. Return None if it does not, or if the data has fewer samples."""
     if "random" not in context.plan.control:
         return None
     plan, workload = context.plan, context.workload
@@ -125,12 +125,12 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
-    """Return the largest absolute and relative differences, and the latter's parameter."""
+    """Return the largest absolute and relative differences, and the relatively worst parameter."""
     start = reference.start
     updates = {name: float((end - start[name]).norm()) for name, end in reference.end.items()}
-    # If a sum nearly cancels (such as the gradient of a LayerNorm weight), mostly the rounding
-    # errors of its terms remain. So divide by the parameter's update or by the typical update,
-    # whichever is larger.
+    # If a sum nearly cancels (such as the gradient of a LayerNorm weight), the result is mostly
+    # rounding errors. So divide by the parameter's update or by the typical update, whichever is
+    # larger.
     typical = math.sqrt(statistics.mean(update**2 for update in updates.values()))
 
     absolute, relative, worst = 0.0, 0.0, ""

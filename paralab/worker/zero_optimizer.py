@@ -1,7 +1,7 @@
-"""`fsdp --zero 1`: torch's ZeroRedundancyOptimizer. Each rank updates some of the parameters and
-keeps their optimizer state, and then broadcasts these parameters to the other ranks.
+"""`fsdp --zero 1`: torch's ZeroRedundancyOptimizer. Each rank updates some of the parameters, keeps
+their optimizer state, and then broadcasts the parameters to the other ranks.
 
-Importing it takes a second, so only this strategy does.
+Importing ZeroRedundancyOptimizer takes a second, so only this strategy imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paralab.worker.groups import group_of
 from paralab.worker.memory import addresses
 from paralab.worker.rank_context import RankContext
 
-Zero: Any = ZeroRedundancyOptimizer  # torch has no types for it
+Zero: Any = ZeroRedundancyOptimizer  # torch has no types for this class
 
 
 class ShardedOptimizer(Zero):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
 
         parameters = [p for group in whole.param_groups for p in group["params"]]
         # One broadcast per rank is faster, but its buckets would change the strides of channels_last
-        # parameters. DDP has already laid out its gradients for these.
+        # parameters, and DDP has already laid out gradients with these strides.
         contiguous = all(each.is_contiguous() for each in parameters)
         context.meter.ignored -= addresses(parameters)
         try:
@@ -52,7 +52,7 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
         context.meter.ignored |= addresses(parameters)
 
     def _sync_params(self) -> None:
-        """Broadcast each rank's parameters, and time it."""
+        """Broadcast each rank's parameters, and time the broadcasts."""
         group = group_of(self.context.plan)
         begin = partial(self.context.probe.begin_collective, "broadcast", group=group)
         running: list[Any] = []
@@ -75,6 +75,6 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of this rank's parameters, and the settings of all."""
+        """Load the state of this rank's parameters, and the settings of all parameters."""
         self.optim.load_state_dict(state_dict)
         self._sync_param_groups(self.optim.param_groups, self.param_groups)

@@ -13,7 +13,7 @@ from paralab.errors import UsageError
 
 
 def map_tree(leaf: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Replace each leaf in the tree. Containers keep their type, even types from other libraries."""
+    """Replace each leaf in the tree. Containers keep their types, even those of other libraries."""
     if is_leaf(tree):
         return leaf(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple
@@ -103,7 +103,7 @@ def filled(batch: Any, samples: int) -> Any:
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
     """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
-    lists: dict[int, bool] = {}  # compare by id, because a list may have a million entries
+    lists: dict[int, bool] = {}  # keyed by id, because a list may have a million entries
 
     def is_leaf(item: Any) -> bool:
         if not isinstance(item, list | tuple):

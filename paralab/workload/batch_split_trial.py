@@ -1,7 +1,7 @@
 """Check whether a batch can be split at all.
 
-Splitting works only if the batch's loss is the weighted mean of its parts' losses, and each
-sample's output is the same as in the full batch. Otherwise, training with split batches gives a
+Splitting works only if the batch's loss is the weighted mean of its parts' losses, and each sample's
+output does not depend on the rest of the batch. Otherwise, training with split batches gives a
 different model.
 """
 
@@ -27,7 +27,7 @@ from paralab.workload.verify_controls import casts_in_vain, controlled
 from paralab.workload.workload import Workload
 
 MOST_SINGLES = 16  # the largest number of samples to run one at a time
-Outputs = dict[str, list[torch.Tensor]]  # inputs and outputs of each submodule, by what made them
+Outputs = dict[str, list[torch.Tensor]]  # maker -> inputs or outputs of submodules
 
 
 def find_split_problem(
@@ -83,11 +83,11 @@ def _compare(
     whole: tuple[float, Outputs],
     edges: list[int],
 ) -> str | None:
-    """Compare the full batch with the parts that these edges cut it into."""
+    """Compare the full batch with its parts between these edges."""
     parts = [take(batch, *edge) for edge in pairwise(edges)]
     try:
         results = [_run(workload, model, part) for part in parts]
-    except Exception:  # a model may reject a single sample; a rank reports that if it happens
+    except Exception:  # a model may reject a single sample; a rank would report that
         return None
     sizes = [stop - start for start, stop in pairwise(edges)]
     weigh = workload.weight or num_samples
@@ -98,7 +98,7 @@ def _compare(
 
 
 def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
-    """Return the loss, and each submodule's inputs and outputs in the order of its computation."""
+    """Return the loss, and the submodules' inputs and outputs in the order of computation."""
     outputs: Outputs = {}
     inputs, targets = (workload.unpack or unpack)(batch)
     seed_everything(0)

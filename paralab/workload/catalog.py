@@ -10,7 +10,7 @@ from paralab.errors import unknown
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model family: the module with its `build()`, and its sizes, with the default first."""
+    """A model family: the module with its `build()`, and its sizes (default first)."""
 
     module: str
     about: str
@@ -23,7 +23,7 @@ _MLP = {
     "small": {"dim": 256, "layers": 6, "samples": 4096, "batch_size": 64},
     "large": {"dim": 4096, "layers": 8, "samples": 1024, "batch_size": 256},
 }
-# A loss so small that its gradients underflow in fp16 without a GradScaler (practical 7).
+# The loss is so small that gradients underflow in fp16 without a GradScaler (practical 7).
 _FAINT = {**_MLP["small"], "loss_divisor": 100_000}
 
 _CNN = {

@@ -1,5 +1,5 @@
-"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm uses only its own replica's
-samples, so data parallelism legitimately differs from a single device."""
+"""`cnn`: convolutions with BatchNorm on synthetic images. BatchNorm uses only the samples
+of its own replica, so data parallelism legitimately differs from a single device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(
     images = patterns[labels] * 0.5 + torch.randn(samples, 3, pixels, pixels, generator=generator)
 
     def block(channels_in: int, channels_out: int) -> nn.Sequential:
-        # No bias: BatchNorm subtracts the mean, so a bias's gradient would be rounding noise.
+        # Use no bias. BatchNorm subtracts the mean, so a bias's gradient would be rounding noise.
         convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(channels_out), nn.ReLU())
 

@@ -1,4 +1,4 @@
-"""`cp`: one process per shard. In the repeated blocks, each has a part of every sequence.
+"""`cp`: one process per shard. In repeated blocks, each process has a part of every sequence.
 
     forward    [ whole ][ block ][a2a][ attention ][a2a][ block ] … [all-gather][ whole ]
     backward   [ whole ][ block ][a2a][ attention ][a2a][ block ] … [all-gather][ whole ][all-reduce]

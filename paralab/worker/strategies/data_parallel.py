@@ -1,7 +1,7 @@
 """`dp`: the real `nn.DataParallel` on CUDA. On a CPU, nn.DataParallel silently does nothing, so we
 run the same algorithm on virtual devices.
 
-scatter      split the batch as torch.chunk does: 64 samples over 3 replicas -> 22 22 20
+scatter      split the batch like torch.chunk: 64 samples over 3 replicas -> 22 22 20
 replicate    in each step, copy the parameters to each replica
 apply        run each replica in its own thread
 gather       collect the outputs on device 0, which computes the loss
@@ -43,8 +43,8 @@ class DataParallel(Strategy):
 
 
 class TimedDataParallel(nn.DataParallel[nn.Module]):
-    """The real nn.DataParallel, with spans on the first device's clock. The backward pass also adds
-    up the gradients, which therefore cannot be timed separately."""
+    """The real nn.DataParallel, with spans on the first device's clock. Summing the gradients
+    is part of the backward pass, so it cannot be timed separately."""
 
     def __init__(self, context: RankContext, module: nn.Module, ids: list[int]) -> None:
         super().__init__(module, device_ids=ids)

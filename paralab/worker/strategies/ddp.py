@@ -1,5 +1,5 @@
 """`ddp`: one process per replica with the real DistributedDataParallel. A communication hook times
-its all-reduces.
+the all-reduces.
 
 Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
 gradients are *summed* over ranks, not averaged. Averaging the ranks' means would give each rank the
@@ -54,9 +54,9 @@ class Ddp(Strategy):
 
     def _synchronize_always(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         """Synchronize in each accumulation step. Each step reduces the accumulated gradient,
-        including the part that is already reduced. Averaging does not change that part, but summing
-        would multiply it by the number of ranks. So multiply the losses by the number of ranks, and
-        average the gradients."""
+        including the part that is already reduced. Summing would multiply that part by the number
+        of ranks, but averaging does not change it. So multiply the losses by the number of ranks,
+        and average the gradients."""
         ranks = self.context.plan.world_size
         steps = accumulation_steps
         scaled = [[replace(each, share=each.share * ranks) for each in step] for step in steps]
@@ -68,8 +68,8 @@ class Reduction:
     """One DDP module's all-reduces, and the parameters that were reduced in this step.
 
     DDP waits for the gradients of all parameters in a bucket. If a gradient is missing, DDP never
-    reduces the bucket, and torch raises an error only in the next forward pass. By then, the
-    optimizer has already stepped with gradients that differ between ranks.
+    reduces the bucket, and torch raises an error only in the next forward pass, after the optimizer
+    has stepped with gradients that differ between ranks.
     """
 
     probe: Probe
@@ -114,7 +114,7 @@ def wrap(
     group: dist.ProcessGroup,
     **where: int,
 ) -> tuple[DistributedDataParallel, Reduction]:
-    """Wrap the module in DDP with a timed all-reduce. Its events contain the fields in `where`."""
+    """Wrap the module in DDP with a timed all-reduce, whose events contain the fields in `where`."""
     plan = context.plan
     ddp = DistributedDataParallel(
         module,
@@ -140,7 +140,7 @@ def timed_all_reduce(
     state: Reduction,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Sum a bucket over the ranks. Record its size, when it was ready, and when it was reduced."""
+    """Sum a bucket over the ranks. Record its size and the times when it was ready and reduced."""
     state.reduced.update(map(id, bucket.parameters()))
     buffer = bucket.buffer()
     if state.divisor > 1:

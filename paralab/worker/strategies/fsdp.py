@@ -97,15 +97,15 @@ class Fsdp(Strategy):
         _report_missing_gradients(unit.module, reduce_scatter)
         if self.context.plan.shard_groups > 1:
             self._time_all_reduce(unit, where, reduce_scatter)
-        # Without the second line, FSDP uses PREMUL_SUM, which gloo does not support.
+        # Without set_force_sum_…, FSDP uses PREMUL_SUM, which gloo does not support.
         unit.module.set_gradient_divide_factor(1.0)
         unit.module.set_force_sum_reduction_for_comms(True)
 
     def _time_all_reduce(
         self, unit: Unit, where: dict[str, Any], reduce_scatter: TimedCollective
     ) -> None:
-        """Time HSDP's all-reduce, which runs right after the reduce-scatter. torch calls a hook
-        when it is done."""
+        """Time HSDP's all-reduce, which runs right after the reduce-scatter. torch calls our hook
+        when the all-reduce is done."""
         plan, rank, probe = self.context.plan, self.context.rank.rank, self.context.probe
         group = group_of(plan, "copies", rank % plan.shards_per_parameter)
         notes = []
@@ -149,7 +149,7 @@ class Fsdp(Strategy):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Keep full gradients on all ranks: no communication, but as much memory as ddp."""
+        """Keep full gradients on all ranks. This saves communication but needs the memory of ddp."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)
@@ -169,9 +169,8 @@ class Fsdp(Strategy):
     def transient_bytes(self) -> dict[str, int]:
         """Count the bytes of unsharded tensors that exist at the same time in a backward pass.
 
-        The full parameters are those outside all units, those of one unit, and those of the
-        prefetched unit. The full gradients are those of one unit, or of all units if accumulation
-        steps do not synchronize."""
+        These are the parameters outside all units, of one unit, and of the prefetched unit, and the
+        gradients of one unit (or of all units if accumulation steps do not synchronize)."""
         plan = self.context.plan
         if plan.shards_per_parameter == 1:
             return {}
@@ -188,8 +187,8 @@ class Fsdp(Strategy):
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered together, with their gathered sizes. `module` is an FSDPModule,
-    because torch changes its class in place."""
+    """Parameters that are gathered together, and their gathered sizes. `module` is an FSDPModule,
+    because torch changes the module's class in place."""
 
     name: str
     module: Any
@@ -198,7 +197,7 @@ class Unit:
 
 
 def _shard(context: RankContext, model: nn.Module, mesh: DeviceMesh) -> Iterator[tuple[str, Any]]:
-    """Shard the plan's units, nested units first, and then the rest. Yield their names too."""
+    """Shard the plan's units, nested units first, and then the rest. Yield names and modules."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     plan = context.plan
@@ -223,8 +222,8 @@ def _shard(context: RankContext, model: nn.Module, mesh: DeviceMesh) -> Iterator
 
 
 def _mesh(plan: Plan, rank: int) -> DeviceMesh:
-    """Return the ranks as a grid: replicas × shards of hybrid, or shard groups × parts. Without
-    either, it has one dim."""
+    """Return the ranks as a grid: hybrid's replicas × shards, shard groups × parts, or a single dim
+    otherwise."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if plan.tensor_plan:
@@ -241,7 +240,7 @@ def _mesh(plan: Plan, rank: int) -> DeviceMesh:
 
 
 def _unit_bytes(context: RankContext, module: Any) -> tuple[int, int]:
-    """Return the bytes of a unit's gathered parameters and gradients, without nested units."""
+    """Return the bytes of a unit's gathered parameters and gradients, excluding nested units."""
     low = LOW.get(context.plan.precision)
     nested = [m for m in module.modules() if m is not module and hasattr(m, "unshard")]
     inner = {id(p) for m in nested for p in m.parameters()}
@@ -271,8 +270,8 @@ def _exclude_from_activations(context: RankContext, module: nn.Module) -> None:
 
 
 def _report_missing_gradients(module: Any, reduce_scatter: TimedCollective) -> None:
-    """Tell the reduce-scatter which of the unit's parameters have a gradient. FSDP packs only
-    those, even if other ranks pack different ones."""
+    """Tell the reduce-scatter which of the unit's parameters have a gradient, because FSDP packs
+    only those, even if other ranks pack different parameters."""
     group = module._get_fsdp_state()._fsdp_param_group
     if group is None:
         return
@@ -299,15 +298,15 @@ def _report_missing_gradients(module: Any, reduce_scatter: TimedCollective) -> N
 class TimedCollective:
     """One unit's all-gather or reduce-scatter, with FSDP's interface for custom collectives.
 
-    gloo blocks this thread, so it computes nothing in the meantime. NCCL runs on FSDP's stream,
-    which is the current stream here."""
+    gloo blocks this thread until the collective is done. NCCL runs on FSDP's stream, which is the
+    current stream here."""
 
     def __init__(
         self, kind: str, context: RankContext, where: dict[str, Any], order: CollectiveOrder
     ) -> None:
         self.kind, self.context, self.where, self.order = kind, context, where, order
         self.then: Callable[[torch.Tensor], None] | None = None  # called with the output
-        self.gradients = ""  # names the parameters with a gradient, if not all have one
+        self.gradients = ""  # lists the parameters with a gradient, unless all have one
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

@@ -1,9 +1,9 @@
 """`hybrid`: data parallelism between processes. Each process runs a pipeline on its own devices.
 
 Each stage has its own DistributedDataParallel in its own process group, because stages finish at
-different times and each collective must match the same stage's collective on the other ranks. DDP
-sees only the last micro-batch's backward pass. Before that, gradients are only accumulated. So
-ranks synchronize once per optimizer step, while earlier stages still compute.
+different times, and each collective must match the same stage's collective on other ranks. DDP sees
+only the last micro-batch's backward pass, and earlier gradients are only accumulated. So ranks
+synchronize once per optimizer step, while earlier stages still compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paralab.worker.strategies.pipeline_threads import PipelineThreads
 class Hybrid(PipelineThreads):
     def __init__(self, context: RankContext, model: nn.Module) -> None:
         super().__init__(context, model)
-        self.replicated: dict[int, nn.Module] = {}  # stage -> DDP, if it is not frozen
+        self.replicated: dict[int, nn.Module] = {}  # stage -> DDP, unless the stage is frozen
         self.reductions: list[Reduction] = []
         for stage in range(context.plan.stages):
             parameters = self.stage_parameters(stage)

@@ -1,14 +1,14 @@
-"""`local-sgd`: one process per replica. Each replica takes its own optimizer steps on its part of
-each batch, and every `sync_every` steps the replicas average their parameters.
+"""`local-sgd`: one process per replica. Each replica takes optimizer steps on its own part of each
+batch, and the replicas average their parameters every `sync_every` steps.
 
     step          0      1      2      3      4      5
     replica 0   step   step   step   step   step   step
     replica 1   step   step   step   step   step   step
                            average             average        --sync-every 3
 
-A replica counts in the average by its share of the samples (or of their weights) since the last
-average. DiLoCo adds an outer optimizer: it takes the difference between the last common parameters
-and the average as a gradient. Optimizer state stays where it is: replicas never exchange it.
+A replica's weight in the average is its share of the samples (or of their weights) since the last
+average. DiLoCo adds an outer optimizer. Its gradient is the difference between the last common
+parameters and the average. Replicas never exchange their optimizer state.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LocalSgd(Strategy):
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
-        """Compute the gradient of the mean loss over this replica's own samples. A replica without
-        samples computes none, so its optimizer changes nothing."""
+        """Compute the gradient of the mean loss over this replica's own samples. Without samples,
+        there are no gradients, so the optimizer changes nothing."""
         self.share = sum(micro.share for step in accumulation_steps for micro in step)
         self.weight += self.share
         if not self.share:
@@ -56,7 +56,7 @@ class LocalSgd(Strategy):
         return self.accumulate(self.model, own) * self.share
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        """Add up the replicas' gradients, each by its share."""
+        """Return the sum of the replicas' gradients, each weighted by the replica's share."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
         have = torch.tensor([float(p.grad is not None) for p in named.values()])
@@ -126,15 +126,15 @@ class LocalSgd(Strategy):
         return state | ({"outer": self.outer.state_dict()} if self.outer else {})
 
     def restore_own(self, state: dict[str, Any]) -> None:
-        """Restore this rank's own state. If the checkpoint has none, training continues from its
-        parameters with a new outer optimizer."""
+        """Restore this rank's own state. If the checkpoint has none, training continues from the
+        checkpoint's parameters with a new outer optimizer."""
         self.weight, self.steps = state.get("weight", 0.0), state.get("steps", 0)
         if self.outer:
             self.outer.load(self.trained, state.get("outer"))
 
 
 class OuterOptimizer:
-    """DiLoCo's outer step. `anchors` are the parameters after the last one, equal on all ranks."""
+    """DiLoCo's outer step. `anchors` are the parameters after the last outer step."""
 
     def __init__(self, strategy: LocalSgd) -> None:
         self.strategy, lossy = strategy, strategy.lossy

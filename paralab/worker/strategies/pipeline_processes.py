@@ -3,11 +3,11 @@ torch.distributed.pipelining.
 
 These schedules need micro-batches with equal shapes. So we pad each micro-batch with copies of its
 last sample, up to the largest micro-batch size in a full batch. The loss uses only the real
-samples. Gradients accumulate over micro-batches and accumulation steps. At the end of an optimizer
-step, they are summed over all replicas of the stage, in buckets.
+samples. Gradients accumulate over micro-batches and accumulation steps. Before the optimizer step,
+they are summed over all replicas of the stage, in buckets.
 
-With --shards, each stage has a process per shard, and the layers of the stage are split over them.
-Each shard is part of a separate pipeline, because all shards have the same activations between the
+With --shards, each stage has a process per shard, and the stage's layers are split over these
+processes. Each shard has its own pipeline, because all shards have the same activations between
 stages.
 """
 
@@ -84,7 +84,7 @@ class PipelineProcesses(Strategy):
             module.autocast = context.precision.autocast
             module.splits_backward = plan.schedule == "zero-bubble"
 
-        # The other stages' parameters are freed, so activations may use their addresses.
+        # The other stages' parameters are freed, so activations may reuse their addresses.
         context.meter.ignored = addresses(map(local, self.device_parameters()))
         self.width = widest(rank.samples_per_step, plan.accumulate, plan.micro_batches)
         self.schedules: dict[Any, tuple[Any, list[_TimedStage]]] = {}  # per input shape
@@ -114,7 +114,7 @@ class PipelineProcesses(Strategy):
         for number, micros in enumerate(accumulation_steps):
             self.micros = micros
             inputs = [filled(micro.inputs, self.width) for micro in micros]
-            # A small last batch has fewer micro-batches: add copies with weight zero.
+            # A small last batch may have fewer micro-batches, so add copies with weight zero.
             inputs += [inputs[-1]] * (num_micros - len(inputs))
 
             schedule, stages = self._schedule_for(inputs[0])
@@ -175,7 +175,7 @@ class PipelineProcesses(Strategy):
         return self.schedules[key]
 
     def _finish(self, output: Any, micro_number: int, live: bool) -> torch.Tensor:
-        """Finish the last stage: compute the loss over the micro-batch's real samples."""
+        """Compute the loss over the micro-batch's real samples, at the end of the last stage."""
         if micro_number < len(self.micros):
             micro = self.micros[micro_number]
             real = num_samples(micro.inputs)
@@ -222,7 +222,7 @@ class _TimedStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> Any:
-        # For the first stage, torch runs the entire backward in the weight pass.
+        # In the first stage, torch runs the entire backward pass as the weight pass.
         noted = full_backward or not self.is_first
         span = self._span("backward", bwd_chunk_id) if noted else nullcontext()
         with span, self.module.returning(bwd_chunk_id, last=full_backward):
@@ -255,7 +255,7 @@ def _explain_checkpointing() -> Iterator[None]:
 
 
 def _mixes_stages(error: BaseException) -> bool:
-    """Return whether recomputing a block failed on a meta tensor, which belongs to another stage."""
+    """Return whether recomputation failed on a meta tensor, which belongs to another stage."""
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
     return checkpoint.__file__ in files and "meta" in str(error)
 

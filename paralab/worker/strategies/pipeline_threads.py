@@ -6,8 +6,8 @@ stage's device, through an autograd node (`_Crossing`) that also runs in the bac
 micro-batch, this is model parallelism: one device works at a time. With several micro-batches, it
 is a pipeline (GPipe: all forward passes, then all backward passes):
 
-    on CPUs   each micro-batch runs in its own thread and waits for its turn (`StageOrder`);
-    on GPUs   one thread is enough: kernels are queued, and each device works through its own queue.
+    on CPUs   each micro-batch runs in its own thread and waits for its turn (`StageOrder`)
+    on GPUs   one thread is enough, because each device runs queued kernels
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class PipelineThreads(Strategy):
             self._sweep(passages, Passage.backward)
             self.context.meter.backward_done()
             losses += [passage.finish() for passage in passages]
-        # Move the loss to the first device, which also records the step's marks. Once the device
-        # has passed the marks, the loss has arrived.
+        # Move the loss to the first device, which also records the step's marks. So the loss has
+        # arrived once the device passes the marks.
         return torch.stack(losses).sum().to(self.devices[0])
 
     def _sweep(self, passages: list[Passage], run: Callable[[Passage], None]) -> None:
-        """Run all micro-batches forward or backward: in threads that take turns, or one by one."""
+        """Run all micro-batches forward or backward, in threads that take turns or one by one."""
         if self.threads is None:
             for passage in passages:
                 run(passage)
@@ -145,7 +145,7 @@ class Passage:
     ) -> None:
         self.pipeline, self.context, self.micro = pipeline, pipeline.context, micro
         self.number, self.accumulation = number, accumulation
-        self.last = False  # whether it is the last one in this step
+        self.last = False  # whether this is the step's last micro-batch
         self.order: StageOrder | None = None
         self.returning = False
         self.loss: torch.Tensor
@@ -162,7 +162,7 @@ class Passage:
             output = call_model(pipeline.model, inputs)
 
             if self.stage < last_stage:
-                # The forward skipped stages where other micro-batches are waiting for their turn.
+                # The forward pass skipped stages where other micro-batches wait for their turn.
                 self.forward_to(last_stage)
                 output = move(output, pipeline.devices[-1])
             targets = move(self.micro.targets, pipeline.devices[-1])
@@ -180,7 +180,7 @@ class Passage:
         self._enter(len(self.pipeline.devices) - 1)
         with self.context.drawing(lambda: self.stage):
             self.context.precision.backward(self.loss)
-        self.backward_to(0)  # the first stages may be frozen, so no gradient reaches them
+        self.backward_to(0)  # no gradient reaches the first stages if they are frozen
         self._leave()
 
     def backward_to(self, stage: int) -> None:
@@ -189,8 +189,8 @@ class Passage:
             self._enter(self.stage - 1)
 
     def finish(self) -> torch.Tensor:
-        """Return the loss without its graph. The graph refers to this passage, so storing the loss
-        in the passage would keep both alive forever."""
+        """Return the loss without its graph, and drop the graph, which refers to this passage and
+        would form a reference cycle."""
         loss = self.loss.detach()
         del self.loss, self.micro
         return loss
@@ -234,8 +234,8 @@ class _Crossing(torch.autograd.Function):
     ) -> Any:
         """Move values from `stage` to `device`."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
-        # Always copy. An input that is returned unchanged would not get a graph node, and the model
-        # must not change a view in place.
+        # Always copy, because an input that is returned unchanged would not get a graph node, and
+        # the model could not change a view in place.
         return tuple(move(value, device, copy=True) for value in values)
 
     @staticmethod
@@ -250,7 +250,7 @@ class Aborted(Exception):
 
 
 class StageOrder:
-    """The order of micro-batches at each stage, for one forward or backward sweep: micro-batch j
+    """The order of micro-batches at each stage, for one forward or backward sweep. Micro-batch j
     enters a stage when j-1 has left it.
 
         forward, 2 stages, 3 micro-batches            backward

@@ -1,5 +1,5 @@
-"""`verify`'s reference for lossy configurations: the same algorithm on one device, replica after
-replica, without communication. It shares no code with the strategies that it is compared with.
+"""`verify`'s reference for lossy configurations: the same algorithm on one device, one replica at a
+time, without communication. It shares no code with the strategies that it verifies.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class OneDevice(Strategy):
 
 
 class SimulatedDdp(OneDevice):
-    """`ddp --compress`: compress the replicas' gradients, and add them in order."""
+    """`ddp --compress`: compress the replicas' gradients, and sum them in order."""
 
     def __init__(self, context: RankContext, model: nn.Module, simulation: Simulation) -> None:
         super().__init__(context, model, simulation)
         self.steps = 0
         self.vectors: dict[str, torch.Tensor | None] = {}  # PowerSGD's Q
-        self.unsent: dict[tuple[str, int], torch.Tensor] = {}  # the rest, by replica
+        self.unsent: dict[
+            tuple[str, int], torch.Tensor
+        ] = {}  # PowerSGD's approximation errors, by replica
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         losses, gradients = [], []
@@ -89,7 +91,7 @@ class SimulatedDdp(OneDevice):
 class SimulatedLocalSgd(OneDevice):
     """`local-sgd`: each replica has its own parameters, optimizer, and scheduler.
 
-    The loop's optimizer also steps, but the next replica replaces the parameters that it changed.
+    The training loop's optimizer also steps, but its changes are overwritten.
     """
 
     def __init__(self, context: RankContext, model: nn.Module, simulation: Simulation) -> None:
@@ -128,7 +130,7 @@ class SimulatedLocalSgd(OneDevice):
 
     @torch.no_grad()
     def finish_step(self, step: int) -> None:
-        """Average every `sync_every` steps and at the end, with DiLoCo's outer step in between."""
+        """Average every `sync_every` steps and at the end, and run DiLoCo's outer step."""
         every, plan = self.simulation.sync_every, self.context.plan
         assert every
         if (step + 1) % every == 0 or step + 1 == plan.num_steps:
@@ -142,7 +144,7 @@ class SimulatedLocalSgd(OneDevice):
         self._load(self.own[0])
 
     def _outer_step(self, name: str, value: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
-        """SGD with Nesterov momentum, on the average change since the last step."""
+        """Apply SGD with Nesterov momentum to the average change since the last outer step."""
         lr, momentum = self.simulation.outer_lr, self.simulation.outer_momentum
         self.velocity[name] = momentum * self.velocity[name] + change
         return value - lr * (change + momentum * self.velocity[name])

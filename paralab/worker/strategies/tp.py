@@ -5,8 +5,8 @@ of layers, and the rest of the model is replicated.
     backward   [ replicated layers ][ rows ][ heads of this shard ][ columns ][all-reduce] …
 
 All shards process the same samples, compute the same loss, and get the same gradients for
-everything that is not split. Only the first shard reports the loss. With several replicas, each
-shard then sums its gradients over the replicas.
+replicated parameters. Only the first shard reports the loss. With several replicas, each shard then
+sums its gradients over the replicas.
 """
 
 from __future__ import annotations
