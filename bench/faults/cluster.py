@@ -191,7 +191,7 @@ def _try_slurm(undisturbed: Workspace) -> None:
     with cluster.cluster() as environment:
         both = {**os.environ, **environment}
         options = ["--nodes", "2", "--slurm", "time=5"]
-        # Slurm restarts the ranks, not paralab.
+        # Slurm, not paralab, restarts the ranks.
         restarting = ["--checkpoint-every", str(EVERY)]
         workspace = Workspace(undisturbed.folder, "mlp", options, restarting)
         workspace = _like(undisturbed, 200, workspace)

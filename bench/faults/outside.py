@@ -41,7 +41,7 @@ IN_RANKS = {
 
 
 def inject(trial: FaultTrial) -> FaultOutcome:
-    """Inject a fault into a rank and expect a restart. Only expect the run to name a straggler."""
+    """Inject a fault into a rank and expect a restart. A straggler only needs to be named."""
     case = trial.case
     at = {"start": -1, "step": AT_STEP, "save": AT_STEP}[case.phase or "step"]
     at = 0 if case.fault == "slow" else at

@@ -7,7 +7,7 @@ CHECKOUTS holds the Python files of the repositories in healthy.csv and bugs.csv
     CHECKOUTS/healthy/OWNER+NAME/…            the repository at `commit`
     CHECKOUTS/bugs/CASE/before/…, after/…     the repository at `parent_commit` and `fix_commit`
 
-The path `.` is the whole repository. The doctor chooses the files, as in `paralab doctor .`
+The path `.` is the whole repository. The doctor chooses the files, as in `paralab doctor .`.
 To search for bugs, the script selects every id, including H17, which is off by default.
 
 A person has read each file with an error or a warning and written a verdict into verdicts.csv. A

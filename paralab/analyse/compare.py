@@ -81,7 +81,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...]
     run_folder: str
     seconds: float | None = None
-    report: str | None = None  # the page, if one was written
+    report: str | None = None  # the path of the page, if one was written
     findings: tuple[Finding, ...] = ()  # the verdict in words
 
 

@@ -2,7 +2,7 @@
 number.
 
 The diagram shows one step on one DDP rank with two buckets. The other rank is slower: its bucket 1
-is ready only at `w`.
+becomes ready at `w`.
 
     device     [ forward ][      backward      ]                       [optimizer]
     bucket 0                  [ready ··· done]
@@ -164,10 +164,10 @@ def collectives(spans: Sequence[Span]) -> list[Collective]:
 
 
 def clip_backward(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans, without the wait at the end of each backward pass: DDP waits there
-    for its buckets, and the computation ends when the last bucket is ready."""
+    """Return the spans without the wait at the end of each backward pass. DDP waits there for its
+    buckets, but the computation ends when the last bucket is ready."""
     passes = sorted((s for s in spans if s.event == "backward"), key=lambda span: span.end)
-    last = {span.accumulation or 0: span for span in passes}  # in each accumulation step
+    last = {span.accumulation or 0: span for span in passes}  # the last pass of each step
     ready = [span.start for span in spans if span.event in REDUCES]
 
     def clip(span: Span) -> Span:

@@ -108,7 +108,7 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
 
 
 class Compilation(Record, frozen=True, kw_only=True):
-    """The time that --compile costs in the first step, and how many steps make up for it.
+    """The time that --compile costs in the first step, and how many steps it takes to recover it.
 
     A warm compile cache reduces the cost. `break_even_steps` is None if it is unknown or if the
     compiled step is not faster; `unknown` says why."""
@@ -117,7 +117,7 @@ class Compilation(Record, frozen=True, kw_only=True):
     calls: int
     eager_calls: int  # calls of blocks that ran without compiled code
     first_step_seconds: float
-    extra_seconds: float | None  # compared with the other steps
+    extra_seconds: float | None  # the first step minus the median step
     eager_step_seconds: float | None = None
     break_even_steps: int | None = None
     unknown: str | None = "the same configuration without --compile was not measured"
@@ -172,7 +172,7 @@ class Result(Numbers, frozen=True, kw_only=True):
     samples_per_step: float | None  # less than the batch size if an epoch has fewer samples
     run_folder: str
     wall_seconds: float | None = None  # including process startup
-    report: str | None = None  # the page, if one was written
+    report: str | None = None  # the path of the page, if one was written
     memory_not_estimated: str | None = None  # why `peak_bytes` has no estimates, if the plan tried
     slurm: SlurmInfo | None = None
 

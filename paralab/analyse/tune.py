@@ -76,7 +76,7 @@ class TuneResult(Record, frozen=True, kw_only=True):
     rungs: list[str]
     run_folder: str
     seconds: float | None = None
-    report: str | None = None  # the page, if one was written
+    report: str | None = None  # the path of the page, if one was written
     findings: tuple[Finding, ...] = ()  # the verdict in words
 
 

@@ -32,7 +32,7 @@ class Submission:
     student: str
     grade: Grade = NO_GRADE
     problem: str = ""
-    speed_ups: Mapping[str, float] = field(default_factory=dict)  # relative to the first one
+    speed_ups: Mapping[str, float] = field(default_factory=dict)  # relative to the first row
     timings: tuple[float, ...] = ()
 
     @property

@@ -31,7 +31,7 @@ class Candidates:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     considered: set[str] = field(default_factory=set)
-    trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)  # memory trials by kind
+    trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)  # by kind of plan
 
     def name(self, request: Request) -> str:
         """Return the label, with the batch size if it is not the default."""

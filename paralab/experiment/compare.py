@@ -211,8 +211,8 @@ def _create_rounds(
 
 
 def _finish_rounds(rounds: Sequence[Round], errors: Mapping[str, str]) -> list[int]:
-    """Return the rounds that all configurations finished, except failed ones. Write the results of
-    their runs, and delete runs that never started."""
+    """Return the rounds that every configuration without an error finished. Write the results of
+    those runs, and delete runs that never started."""
     complete = []
     for number, trainings in enumerate(rounds):
         good = [each for each in trainings if each.case not in errors]

@@ -143,7 +143,7 @@ def _find_largest(
 
 def search(fits: Callable[[int], bool], start: int, most: int) -> int | None:
     """Return the largest number that fits, 0 if none does, and None if it is larger than `most`.
-    Every smaller number also fits.
+    If a number fits, every smaller number must fit, too.
 
     start 16, 45 fits      16 ✓  32 ✓  64 ✗  48 ✗  40 ✓  44 ✓  46 ✗  45 ✓
     """

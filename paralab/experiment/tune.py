@@ -81,7 +81,7 @@ def tune(
         device_bytes = int(FULL * min(gpu.memory_bytes for gpu in machine.gpus))
     candidates = Candidates(inspected, device_bytes, base.batch_size or summary.batch_size)
     asked = _roots(first, names, devices)
-    say(f"planning {plural(len(asked), 'layout')}")  # slow with tp, which proves its layers
+    say(f"planning {plural(len(asked), 'layout')}")  # slow for tp, whose split must be proved
     roots = candidates.admit(asked, save=True)
     if not roots:
         raise _nothing_fits(candidates)
@@ -155,7 +155,7 @@ class _Budget:
     started: float
     trials: int | None
     seconds: float | None
-    spent: int = 0  # trials
+    spent: int = 0  # trials used so far
     untried: int = 0  # configurations that were not measured because trials ran out
 
     def is_left(self) -> bool:
@@ -178,7 +178,8 @@ class _Budget:
 
 
 class _Search:
-    """Measures rungs. `times` has each configuration's time per sample, relative to the default."""
+    """The search so far. `times` are the times per sample by configuration, relative to the
+    default."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from paralab.record.status_board import LEFT_EARLY, Post, StatusBoard
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # time between a stop request and SIGKILL, and for ranks to notice a failure
-HUNG_SECONDS = 0.3  # the same if ranks hang, because they have already had time to react
+HUNG_SECONDS = 0.3  # the same for hung ranks, which have already had time to react
 
 OnPoll = Callable[[StatusBoard], None]
 
@@ -44,7 +44,9 @@ class RankExits:
 
     codes: list[int | None]  # None if we killed the rank because another rank failed or hung
     posts: list[Post]  # each rank's last phase and step
-    late: list[LateRank] = field(default_factory=list)  # if any, all ranks have dumped their stacks
+    late: list[LateRank] = field(
+        default_factory=list
+    )  # if not empty, all ranks dumped their stacks
     noticed: float = 0.0  # when we noticed the first failure or the hang, as Unix time
     errors: dict[int, str] = field(default_factory=dict)  # by rank; known even if its disk is full
     unknown: tuple[int, ...] = ()  # ranks on other nodes that never reported their exit

@@ -163,7 +163,8 @@ def submit(script: Path, options: Mapping[str, str | None]) -> int:
 
 
 def _environment(options: Mapping[str, str | None]) -> dict[str, str]:
-    """Return our variables without those that override the script or describe an outer job."""
+    """Return this process's environment without variables that override the script or describe an
+    outer job."""
     ours = {"SBATCH_" + name.upper().replace("-", "_") for name in options}
     if "SLURM_JOB_ID" in os.environ:
         ours |= {name for name in os.environ if re.match(r"SLURM_(?!CONF$)", name)}

@@ -31,7 +31,7 @@ from paralab.workload.reference import check_reference
 POLL_SECONDS = 0.2  # time between two reads of the run's files
 QUERY_SECONDS = (1.0, 5.0)  # time between queries to Slurm: in the first SOON_SECONDS, and later
 SOON_SECONDS = 30.0
-STUCK_SECONDS = 10.0  # how long to wait if waiting cannot resolve the pending reason
+STUCK_SECONDS = 10.0  # how long a job may be pending for a reason that waiting cannot fix
 SILENT_SECONDS = 300.0  # how long the controller may fail to answer
 ARRIVE_SECONDS = 15.0  # how long a file may take to appear from another machine
 # Copied into the script if set.

@@ -112,7 +112,7 @@ def parse_watched(line: bytes) -> JsonObject | None:
 
 
 def parse(line: bytes) -> Event | None:
-    """Parse an event. Return None if it is not one, or if a field is missing or wrong."""
+    """Parse an event. Return None if this is not an event, or if a field is missing or wrong."""
     event = parse_watched(line)
     if event is None:
         return None

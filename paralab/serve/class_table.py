@@ -85,7 +85,7 @@ class ClassTable:
         return grade_student(self.folder, student, self.practical, TOLERANCE)
 
     def _stamp(self, student: str) -> Stamp:
-        """Return a value that changes when the student hands in another sheet or run."""
+        """Return a value that changes when the student hands in a new sheet or run."""
         own = self.folder / student
         files = [own.with_name(f"{student}.md"), *own.glob("*"), *own.glob("*/outcome.json")]
         return stamp_of(sorted(files))

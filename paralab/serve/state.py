@@ -108,7 +108,7 @@ def snapshot_of(
 
 
 def _shown_steps(follower: Follower, status: Status) -> list[Times]:
-    """Return the last steps or, after the end, the steps in the report."""
+    """Return the latest steps or, once the run is over, the steps that the report shows."""
     times = list(follower.times_of.values())
     begin = warm_up_steps(len(times)) if status in IS_OVER else max(0, len(times) - RECENT_STEPS)
     return times[begin:]

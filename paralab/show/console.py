@@ -9,7 +9,7 @@ from rich.table import Table
 
 from paralab.show.visible import visible
 
-PIPED_WIDTH = 130  # for pipes and files, which have no width; fits the default comparison
+PIPED_WIDTH = 130  # for pipes and files, which have no width; fits the default table
 
 
 class VisibleConsole(Console):

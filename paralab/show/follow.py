@@ -37,7 +37,7 @@ REPLICA_WORK = ("replica_forward", "replica_backward")
 
 
 class Share(NamedTuple):
-    """A load and how it was measured: 0 to 1, or more if a process exceeds its cores."""
+    """A load (0 to 1, or more if a process exceeds its cores) and how it was measured."""
 
     value: float
     measure: str

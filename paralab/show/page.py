@@ -67,7 +67,7 @@ def render(document: Document) -> str:
 
 
 def page_environment(*folders: str) -> Environment:
-    """Return an environment for the templates in these folders. It knows the charts' textures."""
+    """Return an environment for the templates in these folders, with the charts' textures."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("paralab", folder) for folder in folders]),
         autoescape=True,
