@@ -24,6 +24,7 @@ from paralab.worker.block_proof import (
     worst_of,
 )
 from paralab.worker.optimizer import make_optimizer
+from paralab.worker.proof_model import find_other_branches
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import whole
@@ -43,19 +44,25 @@ def prove_together(
 ) -> str | None:
     """Return the problem with the whole model sharded, or None. `kinds` lists what to control."""
     sharded = copy_of(model)
-    try:
-        training, draw = shard(sharded)
-        with controlled(model, kinds):
-            reference = _train_step(workload, model, batch)
-        with controlled(sharded, kinds):
-            mine = _train_step(workload, sharded, batch, training)
-        problem = worst_of(errors_of(mine, reference))
-    except AnotherRankFailedError as failed:
-        return str(failed)
-    except Exception as error:
-        problem = first_line(error)
-    if problem := agree_on(problem):
-        return f"with all of the model, {problem}"
+    with controlled(model, kinds):
+        branches = find_other_branches(workload, model, batch)
+    training: Context = nullcontext
+    for number, samples in enumerate([batch, *branches]):
+        try:
+            if not number:
+                training, draw = shard(sharded)
+            with controlled(model, kinds):
+                reference = _train_step(workload, model, samples)
+            with controlled(sharded, kinds):
+                mine = _train_step(workload, sharded, samples, training)
+            problem = worst_of(errors_of(mine, reference))
+        except AnotherRankFailedError as failed:
+            return str(failed)
+        except Exception as error:
+            problem = first_line(error)
+        if problem := agree_on(problem):
+            where = "for a sample that takes another branch" if number else "with all of the model"
+            return f"{where}, {problem}"
 
     draw(ShardStreams(dist.get_rank(), torch.device("cpu")))
     with without_casts() if "casts" in kinds else nullcontext():

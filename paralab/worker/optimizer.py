@@ -19,8 +19,9 @@ from paralab.workload.workload import Workload
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
     """Create an optimizer for this rank's parameters. Other stages' parameters are on meta."""
     parameters = [parameter for parameter in model.parameters() if not parameter.is_meta]
-    # A stage may have no parameters, but no optimizer accepts an empty list.
-    parameters = parameters or [nn.Parameter(torch.empty(0))]
+    if not any(parameter.requires_grad for parameter in parameters):
+        # This stage trains nothing, but no optimizer accepts an empty list.
+        parameters.append(nn.Parameter(torch.empty(0)))
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 

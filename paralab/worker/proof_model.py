@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paralab.plan.batches import GlobalBatch
 from paralab.worker.block_proof import perturb
 from paralab.worker.samples import dataset_samples, rank_batches
-from paralab.workload.batch import unpack
+from paralab.workload.batch import call_model, num_samples, take, unpack
 from paralab.workload.batch_split_trial import find_casts
 from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
+from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
+from paralab.workload.state import restored
 from paralab.workload.workload import Workload
 
 SAMPLES = 2
+BRANCH_SECONDS = 1.0  # time limit for finding samples that take other branches
+MOST_BRANCHES = 64  # samples to try
+MOST_PROVED = 4  # branches
 
 
 class ProofModel(NamedTuple):
@@ -38,8 +46,37 @@ def load_for_proof(workload: Workload) -> ProofModel:
     return ProofModel(model, inputs, batch, ["casts"] * find_casts(workload, model, batch))
 
 
-def load_samples(workload: Workload) -> Any:
+def load_samples(workload: Workload, most: int = SAMPLES) -> Any:
     size = dataset_samples(workload)
-    first = GlobalBatch(step=0, epoch=0, first=0, size=min(SAMPLES, size or SAMPLES))
+    first = GlobalBatch(step=0, epoch=0, first=0, size=min(most, size or most))
     _, batch = next(rank_batches(workload, [first], samples=size))
     return batch_in_fp64(batch)
+
+
+def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> list[Any]:
+    """Return single samples for which the model calls other submodules than for `batch`. All ranks
+    use those that rank 0 finds, because the search has a time limit."""
+    split = workload.unpack or unpack
+    samples = load_samples(workload, MOST_BRANCHES)
+    deadline = time.perf_counter() + BRANCH_SECONDS
+
+    def called(batch: Any) -> frozenset[str]:
+        names: set[str] = set()
+        seed_everything(0)
+        inputs, targets = split(batch)
+        with torch.no_grad(), restored(model), watched(model, enter=lambda n, _: names.add(n)):
+            workload.loss(call_model(model, inputs), targets)
+        return frozenset(names)
+
+    known = {called(batch)}
+    found: list[int] = []
+    for number in range(num_samples(split(samples)[0])):
+        if dist.get_rank() or time.perf_counter() > deadline or len(found) == MOST_PROVED:
+            break
+        with suppress(Exception):  # the model may reject a single sample
+            branch = called(take(samples, number, number + 1))
+            found += [number] * (branch not in known)
+            known.add(branch)
+    chosen = [found]
+    dist.broadcast_object_list(chosen)
+    return [take(samples, number, number + 1) for number in chosen[0]]

@@ -138,6 +138,18 @@ class Observer(nn.Module):
         return result
 
 
+class Branching(nn.Module):
+    """For one sample, another layer reads the hidden units."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.rare = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        return self.rare(hidden) if (x > 9).any() else self.b(hidden)
+
+
 class Counter(nn.Sequential):
     """Each call changes its state, but that does not depend on the hidden units."""
 
@@ -166,6 +178,7 @@ class InPlace(nn.Module):
 
 def plan_of(model):
     data = torch.randn(4, 4)
+    data[3, 0] = 10.0
     workload = {"model": model, "data": (data, data), "loss": nn.functional.mse_loss}
     plan = find_tensor_plan(as_workload(workload, "small"), 2)
     torch.set_default_dtype(torch.float32)
@@ -244,7 +257,7 @@ def main():
     problems["unused"] = unused()
     left, rank = aligned(), dist.get_rank()
     losses = [disagreement(loss) for loss in (2.0 + 1e-5 * rank, math.nan, 2.0 + 0.01 * rank)]
-    small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace)}
+    small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace, Branching)}
     sequence = {"rows": [families.sequence_row(name) for name in SEQUENCES]}
     sequence["plans"] = sequence_models.results()
     if dist.get_rank() == 0:

@@ -96,6 +96,11 @@ def test_a_row_whose_result_changes_in_place_is_split_in_our_own_style(ranks):
     assert [group["own_style"] for group in plan["groups"] if group["kept"]] == [True]
 
 
+def test_a_branch_of_another_sample_is_part_of_the_proof(ranks):
+    """The plan was proved on two samples. A third one took a branch that broke the run."""
+    assert ranks["small"]["Branching"]["problem"] is not None
+
+
 def test_replicated_parameters_are_copied_from_the_first_shard(ranks):
     """Rounding made replicated parameters differ between shards (T5, on a busy machine)."""
     split, replicated = ranks["aligned"]
