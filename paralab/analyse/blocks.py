@@ -196,8 +196,8 @@ class Control(Record, frozen=True):
 
 
 class Explorable(_Block, frozen=True):
-    """A figure with sliders that start at this run's values. `figure` names the model that computes
-    it from the sliders and the measured `constants` (paralab/show/explore.py)."""
+    """A figure with sliders that start at this run's values. `figure` names the function in
+    paralab/show/explore.py that computes it from the sliders and the measured `constants`."""
 
     title: str
     figure: str

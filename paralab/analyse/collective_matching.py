@@ -24,7 +24,7 @@ from math import prod
 from typing import Any, Literal
 
 DEFAULT_GROUP = "0"  # the group of all ranks
-# Collectives by their torch.distributed function name or flight recorder name.
+# Matches the names of collectives in torch.distributed and in the Flight Recorder.
 KIND = re.compile(
     r"_?(?:monitored_)?i?(reduce_scatter|all_?reduce|all_?gather|all_?to_?all|broadcast|barrier"
     r"|scatter|gather|reduce|send|recv)"

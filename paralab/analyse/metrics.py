@@ -167,7 +167,7 @@ def clip_backward(spans: Sequence[Span]) -> list[Span]:
     """Return the spans without the wait at the end of each backward pass. DDP waits there for its
     buckets, but the computation ends when the last bucket is ready."""
     passes = sorted((s for s in spans if s.event == "backward"), key=lambda span: span.end)
-    last = {span.accumulation or 0: span for span in passes}  # the last pass of each step
+    last = {span.accumulation or 0: span for span in passes}  # last pass per accumulation step
     ready = [span.start for span in spans if span.event in REDUCES]
 
     def clip(span: Span) -> Span:

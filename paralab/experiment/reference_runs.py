@@ -38,7 +38,7 @@ class ReferencePair:
         return [self.exact] if self.as_asked is None else [self.exact, self.as_asked]
 
 
-# The fields of a summary of a workload that has no known reason for differences.
+# The summary fields of a workload without known reasons for differences.
 UNCAUSED: dict[str, Any] = {"random": False, "state": (), "batch_norms": 0, "casts": False}
 
 

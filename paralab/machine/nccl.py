@@ -1,4 +1,4 @@
-"""Check in child processes, because it may hang, whether two NCCL ranks can share a GPU here."""
+"""Check whether two NCCL ranks can share a GPU here, in child processes because they may hang."""
 
 from __future__ import annotations
 

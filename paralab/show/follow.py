@@ -197,7 +197,7 @@ class Follower:
         threads = plan.threads_per_device
         self.ranks = [RankProgress(rank, threads, self.machine) for rank in plan.ranks]
         self.loss_of: dict[int, float] = {}  # step -> loss, for the steps that all ranks finished
-        self.times_of: dict[int, Times] = {}  # step -> times, for the same steps
+        self.times_of: dict[int, Times] = {}  # step -> times, for the steps in `loss_of`
         self.attempt = 0
         self.events_read = 0
         self._unfinished: dict[int, Times] = {}  # times of steps that only some ranks finished
