@@ -62,7 +62,7 @@ class RankNow:
 
     stack   the main thread's frames, outermost first; None if unreadable
     unread  why the stack is unreadable
-    moves   the rank used the CPU or changed lines between two samples
+    moves   whether the rank used the CPU or changed lines between two samples
     """
 
     rank: int

@@ -54,7 +54,7 @@ def entry(id: str) -> Entry:
 
 def checked_ids(source: Source) -> set[str]:
     ids = {id for ids in registered[source].values() for id in ids}
-    if source in ("log", "ranks"):  # these also match the messages of every entry
+    if source in ("log", "ranks"):  # their checks also match every entry's messages
         kinds = ("raised",) if source == "ranks" else ("raised", "printed", "note")
         ids |= {id for id, e in ENTRIES.items() if any(m.kind in kinds for m in e.messages)}
     return ids

@@ -127,7 +127,7 @@ class Backward(Event, frozen=True):
     unused_bytes  bytes of parameters that DDP found unused in the previous pass (sampled)
     laid          [name, shape, gradient strides, bucket strides] where the strides differ (sampled)
     unsynced      models inside no_sync()
-    reduced       the pass goes through a tensor that a collective overwrote
+    reduced       whether the pass goes through a tensor that a collective overwrote
     weight        the factor from backward(gradient=…)
     grad_norm     the norm of all gradients after the pass (sampled)
     seq           as in Forward
@@ -172,7 +172,7 @@ class ZeroGrad(Event, frozen=True):
 
 
 class Scheduled(Event, frozen=True, tag="scheduler"):
-    """A learning-rate scheduler's step; `lr` is the rate after it."""
+    """A learning-rate scheduler's step. `lr` is the learning rate after the step."""
 
     optimizer: int | None = None
     lr: list[float | None] = []
@@ -341,7 +341,8 @@ class Load(Event, frozen=True):
 
 
 class LoadState(Event, frozen=True):
-    """A call of Module.load_state_dict, which matched `matched` of the module's `total` names."""
+    """A call of Module.load_state_dict. The state dict has `matched` of the module's `total`
+    names."""
 
     model_class: str = ""
     model: int | None = None
@@ -421,8 +422,8 @@ class Replaced(Event, frozen=True):
 
 
 class Cost(Event, frozen=True):
-    """The share of this rank's time since the first step that watching took, by the rank's own
-    clock. From now on, one step in `every` is kept."""
+    """Watching took this share of the rank's time since the first step, by the rank's own clock.
+    From now on, one step in `every` is kept."""
 
     share: float = 0.0
     every: int = 8

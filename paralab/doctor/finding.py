@@ -25,8 +25,8 @@ class Finding:
 
     id: str
     severity: Severity
-    why: str  # what is wrong in this case, in a sentence or two with its names and numbers
-    fix: str  # what to write instead in this case
+    why: str  # what is wrong here, with names and numbers, in a sentence or two
+    fix: str  # what to write instead here
     file: str | None = None
     line: int | None = None
     rank: int | None = None  # the rank at fault, never its victim

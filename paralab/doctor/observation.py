@@ -52,12 +52,12 @@ from paralab.record.reader import Tail, parse_watched
 Kind = TypeVar("Kind", bound=Event)
 # Operations that run collectives; `seq` has the numbers of those collectives.
 Numbered = Collective | Forward | Backward | Wrap
-# Operations that need the other ranks.
+# Operations that need other ranks.
 WAITING = (
     *(Collective, Forward, Backward, Wrap),
     *(kinds.Init, kinds.Group, kinds.Destroy, kinds.Pipeline),
 )
-# Events that every step repeats.
+# Events that recur in every step.
 REPEATED = (
     *(kinds.Batch, Forward, kinds.Loss, kinds.ZeroGrad, Backward, Step, Collective, kinds.Amp),
     *(kinds.Autocast, kinds.Clip, kinds.Scheduled, kinds.Seed, kinds.Pipeline),

@@ -99,7 +99,7 @@ def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | Non
         probes = pool.map(lambda name: probe_cpu(name, PRECISION_SECONDS), PRECISIONS)
         precisions = dict(zip(PRECISIONS, probes, strict=True))
     for name in PRECISIONS:
-        if "did not finish" in precisions[name].reason:  # because the machine is busy
+        if "did not finish" in precisions[name].reason:  # the machine was busy
             unknown[f"{name} on CPU"] = precisions.pop(name).reason
     torch, link = two_ranks("gloo")
     if torch is None:

@@ -1,8 +1,8 @@
 """The collectives of watched ranks as `CollectiveCall`s.
 
-Their numbers come from the process group itself. They therefore include the collectives of DDP:
-buffers in a forward, buckets in a backward, and everything in a wrap. Each collective belongs to
-the line of user code that caused it.
+The process group itself numbers them, so the numbers include DDP's collectives: buffers in a
+forward, buckets in a backward, and all collectives in a wrap. Each collective belongs to the line
+of user code that caused it.
 """
 
 from dataclasses import dataclass, replace
@@ -126,7 +126,7 @@ def mismatches(seen: Observation) -> list[Mismatch]:
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
     found = differ(one, other)
     if found == "size" and not (has_failed(one) or has_failed(other)):
-        found = differ(replace(one, shapes=None), other)  # this collective succeeded
+        found = differ(replace(one, shapes=None), other)  # it succeeded anyway
     if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
         mine, its = one.record.site, other.record.site
         return None if mine and its and opposite(mine, its) else found  # opposite branches

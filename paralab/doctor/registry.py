@@ -43,8 +43,8 @@ class Message:
     beside: str = ""  # some other line of the log must match this pattern
 
 
-# A `Message` matches an exception that ended a process; `printed` matches any line; `note` matches
-# any line of a job that did not fail.
+# A `Message` matches an exception that killed a process, `printed` matches any line, and `note`
+# matches any line of a job that did not fail.
 printed = partial(Message, kind="printed")
 note = partial(Message, kind="note")
 

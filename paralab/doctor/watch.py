@@ -1,6 +1,6 @@
 """Run a command, watch its ranks, and report what is wrong while it runs and at the end.
 
-The command keeps its standard input, output, working folder, and exit code. paralab only adds one
+The command keeps its standard input, output, working folder, and exit code. paralab adds only one
 folder (paralab.observe.entrance) to PYTHONPATH. Every Python process that the command starts
 imports the watching code from there.
 """
@@ -157,7 +157,7 @@ class Watch:
         return bool(held) and len(seen.ranks) >= seen.world and all_done
 
     def _release_ranks(self) -> None:
-        """Create the file that the ranks wait for; then the ranks and their launcher exit
+        """Create the file that the ranks wait for, so that the ranks and their launcher exit
         successfully."""
         self.stopped = True
         (self.reader.folder / "stop").touch()

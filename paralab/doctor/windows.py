@@ -40,7 +40,7 @@ class MicroStep:
 
     @property
     def factor(self) -> float | None:
-        """Return the user's factor on the losses before backward: 1/4 if divided by four."""
+        """Return the factor that the user applied to the loss before backward, such as 1/4."""
         given, value, weight = self.backward.loss, self.loss_value, self.backward.weight
         if not isinstance(given, float | int) or not value or not self.scale:
             return None

@@ -29,7 +29,7 @@ def install(rank: Rank) -> None:
 
 
 def children_end_too(rank: Rank) -> None:
-    """Register a finalizer: multiprocessing's processes run finalizers but not atexit."""
+    """Register a finalizer: multiprocessing's children run finalizers but not atexit handlers."""
     multiprocessing.util.Finalize(None, end, args=(rank, "finished"), exitpriority=-100)
 
 

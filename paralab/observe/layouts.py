@@ -21,8 +21,8 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 
 
 def laid_otherwise(module: nn.Module, wrapped: dict[str, tuple[int, ...]]) -> list[list[Any]]:
-    """Return [name, shape, strides of the gradient, of the bucket] for each gradient whose strides
-    differ from its bucket's."""
+    """Return [name, shape, gradient strides, bucket strides] for each gradient whose strides differ
+    from its bucket's."""
     found: list[list[Any]] = []
     for name, parameter in module.named_parameters():
         gradient, strides = parameter.grad, wrapped.get(name)

@@ -55,7 +55,7 @@ class Rank:
         self.calls: dict[tuple[Any, ...], int] = {}  # numbers of the calls in light steps
         sites.forget()
         self.steps = 0  # finished steps of the optimizer with the most steps
-        # Numbers of light backward passes: since the last step, and between the two steps before.
+        # Light backward passes since the last step, and between the two steps before that.
         self.passes = self.usual = 0
         self.waiting: list[Fields] = []
         self.journal: MmapLog | None = None
@@ -96,7 +96,7 @@ class Rank:
     # --- steps
 
     def step_is_over(self, steps: int) -> None:
-        """Record that an optimizer finished a step. `steps` is the most steps of any optimizer."""
+        """Record that an optimizer finished a step. `steps` is the highest count so far."""
         if steps == self.steps:
             return  # another optimizer is ahead
         self.steps = steps

@@ -1,9 +1,9 @@
 """What DDP itself measures in its first ten passes: compute time, communication time, their
 overlap, and the buckets.
 
-A private method of DDP returns these numbers, and only this module calls it. If a version of torch
-lacks the method or renames a number, there is no event. The numbers describe the previous pass and
-become available when the next forward begins.
+A private method of DDP returns these numbers. If a version of torch lacks the method or renames a
+number, there is no event. The numbers describe the previous pass and become available when the next
+forward begins.
 """
 
 from typing import Any

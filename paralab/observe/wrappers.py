@@ -90,7 +90,7 @@ def observed(
 
 
 class _Full:
-    """Records the calls to one function in watched steps, or without `light` in all steps."""
+    """Records the calls to one function, in light steps only if there is no `light` for it."""
 
     def __init__(
         self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None

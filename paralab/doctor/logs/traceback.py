@@ -11,7 +11,7 @@ from paralab.record.victims import is_victim
 
 HEADER = "Traceback (most recent call last)"
 FRAME = re.compile(r'\s*File "(.+?)", line (\d+)(?:,? in (.*))?$')
-# Notebooks write `File ~/train.py:12, in main()`; rich draws a box around `/home/ann/train.py:12 in main`.
+# Notebooks write `File ~/train.py:12, in main()`. rich draws a box around `/home/train.py:12 in main`.
 BOXED_FRAME = re.compile(r"(?:│ |File )(\S+\.py):(\d+),? in ([\w<>.]+)")
 BOXED_CODE = re.compile(r"[│ ]*(?:❱|-+>) *\d+ [│ ]*(.*?)[│ ]*$")
 ERROR = re.compile(
@@ -104,7 +104,7 @@ class Traceback:
         can be the program."""
         frames = [*self.frames[self.caused :], *self.frames[: self.caused]]
         if self.header or not any(frame.function == "<module>" for frame in frames[1:]):
-            frames.reverse()  # put the innermost frame first, where editors already print it
+            frames.reverse()  # innermost frame first, as editors print it
         outside = (frame for frame in frames if not TORCH_OR_PYTHON.search(frame.file))
         return next((frame for frame in frames if frame.own), next(outside, None))
 
@@ -234,7 +234,7 @@ class Assembler:
                 trace.errors.append(line)
                 self._message = True
         elif text.startswith("   ") and trace.frames and not ERROR.match(text):
-            last = trace.frames[-1]  # the code of the frame, or the marks below it
+            last = trace.frames[-1]  # the frame's code, or the marks below the code
             trace.frames[-1] = replace(last, code=last.code or text.strip())
         elif not text.lstrip().startswith("[Previous line"):
             if trace.lines and not trace.header and not ERROR.match(text):
@@ -268,7 +268,7 @@ class Assembler:
         if text.startswith(("====", "----", "Failures:")):
             return True
         if BARE.match(text) and not line.hooked:
-            return True  # it belongs to another process
+            return True  # this line belongs to another process
         if line.hooked or CAUSE in text or MEANWHILE in text or text.startswith(("\t", "  ")):
             return False
         num_lines = len(self.open.lines) - self.open.lines.index(self.open.errors[-1])

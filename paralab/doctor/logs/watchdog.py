@@ -28,7 +28,7 @@ UNKNOWN_SIZE = 1 << 63  # NCCL prints -1 as a large number for coalesced operati
 
 @dataclass
 class Waiting:
-    """The watchdog's report for one rank and group. `call`: the collective that timed out."""
+    """The watchdog's report for one rank and group. `call` is the collective that timed out."""
 
     rank: int | None
     group: str
@@ -58,8 +58,8 @@ def _group_in(text: str) -> str | None:
 
 def waiting_ranks(logs: Logs) -> list[Waiting]:
     """Return one report per rank and group. Use the first timeout; later lines repeat it. A timeout
-    does not name its group, but the rank's next lines about the same number do. If they are
-    missing, use those of other ranks."""
+    does not name its group, but the rank's next lines about the same number do. If there are none,
+    use other ranks' lines."""
     by_rank: dict[tuple[int | None, str], Waiting] = {}
     groups: dict[tuple[int | None, int], str] = {}  # rank, number -> group
     others: dict[int, set[str]] = defaultdict(set)  # number -> the groups of all ranks
@@ -73,7 +73,7 @@ def waiting_ranks(logs: Logs) -> list[Waiting]:
         timeout, progress = TIMEOUT.search(line.text), PROGRESS.search(line.text)
         if not timeout and not progress:
             continue
-        rank = line.rank if line.rank is not None else rank  # it continues the previous line
+        rank = line.rank if line.rank is not None else rank  # this line continues the previous one
         name = _group_in(line.text)
         if timeout:
             number = int(timeout[1])

@@ -207,7 +207,7 @@ class Walk:
         return [Fork(node, node.test, self.scope, nature, then, other)], ended, done
 
     def _compares_rank(self, test: ast.expr) -> bool:
-        """Return whether it compares the rank with an unknown value: `rank == args.chief`."""
+        """Return whether a condition is like `rank == args.chief`, with an unknown value."""
         sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
         return any(
             [self.script.evaluate(side, self.scope, rank) for rank in (0, 1)] == [0, 1]
@@ -368,7 +368,7 @@ def _may_wait(script: Script, block: list[ast.stmt], scope: Scope) -> bool:
 
 
 def _fails(node: ast.stmt) -> bool:
-    """Return whether a statement fails, like `sys.exit(1)`, so that the launcher kills the job."""
+    """Return whether a statement makes the process fail (`sys.exit(1)`) and thus the whole job."""
     call = node.value if isinstance(node, ast.Expr) else getattr(node, "exc", None)
     if isinstance(node, ast.Raise) and (
         call is None or dotted_key(getattr(call, "func", call)) != "SystemExit"

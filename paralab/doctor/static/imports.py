@@ -1,5 +1,5 @@
-"""Resolve a script's imports to files. They resolve from the script's folder and from its project
-root, so the working directory does not affect the result."""
+"""Resolve a script's imports to files, from the script's folder and from its project root. The
+working directory does not affect the result."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Kinds(Values):
             yield from self.kinds(value, scope) & {"batch", "output", "loss"}
 
     def _kinds_of_prepared(self, call: Call, index: int) -> Iterator[str]:
-        """Yield the kinds of a value that a framework prepared. It wraps models in DDP."""
+        """Yield the kinds of a value that a framework prepared. Frameworks wrap models in DDP."""
         for given in call.node.args[index : index + 1]:
             found = self.kinds(given, call.scope)
             yield from found

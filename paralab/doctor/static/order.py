@@ -13,8 +13,8 @@ MOST_WAYS = 12
 
 
 def ways(script: Facts, node: ast.AST, scope: Scope, depth: int = 5) -> Iterator[Way]:
-    """Yield each chain of calls to a node, innermost first: the node, the call of the function that
-    contains it, the call of the function that contains that call, and so on."""
+    """Yield each chain of calls to a node, innermost first: the node, the call of its function, the
+    call of that caller's function, and so on."""
     here = (scope, node)
     callers = script.callers(scope) if scope.is_function and depth else []
     for call in callers[:MOST_WAYS]:

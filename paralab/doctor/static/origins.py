@@ -75,7 +75,7 @@ class Origins(Facts):
     def _resolve_name(self, name: str, scope: Scope) -> Meaning:
         key = (name, scope)
         if key not in self._names:
-            self._names[key] = None  # modules may import from each other
+            self._names[key] = None  # modules may import each other
             self._names[key] = self._find_name(name, scope)
         return self._names[key]
 
@@ -214,7 +214,7 @@ class Origins(Facts):
 
     @cached_property
     def _own_attributes(self) -> dict[str, list[Definition]]:
-        """Definitions `self.name = …` by name, where only one class has that name."""
+        """The definitions `self.name = …` by name, for names that only one class stores."""
         found: dict[str, dict[Scope, list[Definition]]] = defaultdict(lambda: defaultdict(list))
         for scope in self.scopes:
             owner = scope.class_around

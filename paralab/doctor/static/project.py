@@ -202,8 +202,8 @@ class Project:
         return modules
 
     def _parse(self, path: Path, shown: Path | None = None) -> Module | None:
-        """Return the module in a file. If it is invalid, return None, or raise an error that calls
-        the file `shown`."""
+        """Return the module in a file. If the file is invalid, return None or, with `shown`, raise
+        an error that names `shown`."""
         if path not in self._parsed:
             try:
                 self._parsed[path] = _parse(path, shown or path)

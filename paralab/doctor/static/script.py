@@ -22,7 +22,7 @@ from paralab.doctor.static.values import (
     Env,
 )
 
-# Library functions whose result is local to a rank if an argument is.
+# Libraries whose functions return a value that is local to a rank if an argument is local.
 _PURE = ("torch.", "numpy.", "math.", "builtins.")
 _CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 _SAME = {"world", "counter", "arguments", "distributed", "device count"}

@@ -23,7 +23,7 @@ from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, soun
 from paralab.doctor.static.project import FUNCTIONS, Scope, dotted_key
 from paralab.doctor.static.script import Script, once_per_script
 
-Pair = tuple[Nodes, Nodes]  # of rank 0 and rank 1
+Pair = tuple[Nodes, Nodes]  # the nodes of rank 0 and of rank 1
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class Event:
 
 
 def condition(test: If) -> tuple[str, bool]:
-    """Return a condition without negations, so that `x is not None` and `x is None` match, and the
-    branch that is taken."""
+    """Return a condition and whether it is true, without negations: `x is not None` becomes
+    `x is None`, which is false."""
     node, taken = test.test, test.taken
     while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         node, taken = node.operand, not taken
