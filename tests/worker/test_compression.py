@@ -50,7 +50,7 @@ def plan(kind, **more):
     return SimpleNamespace(**(defaults | more))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # gloo once crashed when the group ended right after a collective
 def group():
     with group_of_one() as group:
         yield group
