@@ -1,13 +1,13 @@
 """The events that watched ranks write: the schema of `paralab.observe`, field by field.
 
-Every event has `t` (Unix seconds when it began), `step` (how many optimizer steps the rank had
-finished), `site` (the line in the user's code, or None), and `seconds` if it took time. An
-operation that raised an exception has `error`. Long runs keep whole steps (see `observe.budget`):
-all events between two kept `Step`s belong to the second.
+Every event has `t` (Unix seconds when it began), `step` (the number of finished optimizer steps),
+and `site` (the line in the user's code, or None). It has `seconds` if it took time, and `error` if
+it raised an exception. Long runs keep whole steps (see `observe.budget`): all events between two
+kept `Step`s belong to the second.
 
 "Sampled" fields exist only in steps 1 2 3 4 8 16 32 64 128 192 … (if kept). A digest is [norm, sum]
-per tensor, None if there is no tensor; a norm of -1 means NaN, and -2 means infinity. Equal tensors
-have equal digests up to rounding: compare with a tolerance of 1e-5 of the norm.
+per tensor, or None if there is no tensor. A norm of -1 means NaN, and -2 means infinity. Equal
+tensors have equal digests up to rounding, so compare with a tolerance of 1e-5 of the norm.
 """
 
 import re
@@ -430,7 +430,7 @@ class Cost(Event, frozen=True):
 
 
 class Off(Event, frozen=True):
-    """Watching stopped because of an error in paralab. Nothing is known about what follows."""
+    """Watching stopped because of an error in paralab. Later operations are unknown."""
 
 
 @cache  # the pre-commit hook imports this file without msgspec

@@ -292,7 +292,7 @@ class _File:
 
 
 def _not_shared(files: Collection[_File]) -> set[int]:
-    """Return the steps that one rank kept but another rank ran without keeping."""
+    """Return the steps that one rank kept, and that another rank ran but did not keep."""
     kept = [file for file in files if file.kept]
     if not kept or all(file.kept == kept[0].kept for file in kept):
         return set()

@@ -1,5 +1,5 @@
-"""Functions that the checks of watched ranks share: create findings from events, and test whether
-ranks agree."""
+"""Functions that the checks of watched ranks share: they create findings from events, and compare
+ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping

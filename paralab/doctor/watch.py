@@ -124,7 +124,7 @@ class Watch:
             self._wait(read / SHARE)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the next poll or the job's end. Poll a long or slow run less often."""
+        """Wait until the next poll or until the job exits. Poll a long or slow run less often."""
         longest = min(POLL_SECONDS + (time.monotonic() - self._began) / 50, LONGEST_SECONDS)
         with suppress(subprocess.TimeoutExpired):
             self.job.wait(min(max(POLL_SECONDS, seconds), longest))

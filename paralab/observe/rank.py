@@ -224,7 +224,7 @@ class Rank:
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
 
     def flush(self) -> None:
-        """Close the files when the process ends."""
+        """Close the files when the process exits."""
         if self.journal is not None:
             journal, self.journal = self.journal, None
             self.on = False

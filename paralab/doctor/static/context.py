@@ -126,7 +126,7 @@ def leaves(block: list[ast.stmt]) -> str:
 
 
 def catches(node: ast.AST, module: Module, name: str) -> bool:
-    """Return whether the node's function catches an exception that the node raises."""
+    """Return whether the enclosing function catches this exception if the node raises it."""
     child, parent = node, module.parents.get(node)
     while parent is not None and not isinstance(parent, SCOPES):
         if isinstance(parent, ast.Try) and child in parent.body:
