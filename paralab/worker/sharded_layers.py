@@ -4,8 +4,8 @@
     shard 1   x ─► columns 6 … 11  ─► heads 6 … 11  ─► rows 6 … 11  ─┴─► sum
 
 Plain linear layers use torch's ColwiseParallel and RowwiseParallel. `MatrixParallel` splits layers
-that those two cannot split: Hugging Face's Conv1D (whose weight is transposed), and q, k, and v side
-by side in one matrix, where each shard needs a piece of each.
+that those two cannot split: Hugging Face's Conv1D (whose weight is transposed), and matrices side by
+side (q, k, and v), where each shard needs a piece of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank's part of a checkpoint.
 
-All entries are tensors whose names do not depend on the topology, so any strategy can read any other
-strategy's checkpoint:
+All entries are tensors whose names do not depend on the topology, so any strategy can read any
+other strategy's checkpoint:
 
     model.NAME            a parameter: shards from all ranks, otherwise the first replica's copy
     buffer.NAME           a buffer from the first replica
@@ -278,7 +278,7 @@ def unpickle(tensor: torch.Tensor) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Replace numpy numbers (such as a learning rate from `np.cos`), which cannot be loaded safely."""
+    """Replace numpy numbers (such as a learning rate from `np.cos`), which are unsafe to load."""
     if isinstance(value, dict):
         return {key: _without_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

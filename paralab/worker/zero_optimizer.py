@@ -35,8 +35,8 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
             return whole
 
         parameters = [p for group in whole.param_groups for p in group["params"]]
-        # One broadcast per rank is faster, but its buckets would change the strides of channels_last
-        # parameters, and DDP has already laid out gradients with these strides.
+        # One broadcast per rank is faster, but its buckets would change channels_last parameters'
+        # strides, which DDP already uses for gradients.
         contiguous = all(each.is_contiguous() for each in parameters)
         context.meter.ignored -= addresses(parameters)
         try:

@@ -1,7 +1,7 @@
 """Check whether a batch can be split at all.
 
-Splitting works only if the batch's loss is the weighted mean of its parts' losses, and each sample's
-output does not depend on the rest of the batch. Otherwise, training with split batches gives a
+Splitting works only if the batch's loss is the weighted mean of its parts' losses, and no sample's
+output depends on the rest of the batch. Otherwise, training with split batches gives a
 different model.
 """
 

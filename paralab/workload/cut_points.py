@@ -2,8 +2,8 @@
 
 A submodule call is a clean cut if its arguments contain everything that is computed before the call
 and used after it. A residual connection around the call crosses the cut, and so does an encoder
-output that a later decoder uses. To detect that, the arguments of each call get a marker node in
-the autograd graph. A cut at marker i is clean if every path from the output to a parameter used
+output that a later decoder uses. To detect such crossings, each call's arguments get a marker node
+in the autograd graph. A cut at marker i is clean if every path from the output to a parameter used
 before i passes through marker i.
 
     Sequential(a, b, Residual(c, d), e)     cuts: a | b | Residual | e
@@ -69,8 +69,8 @@ class _Trace:
         return time.perf_counter()
 
     def first_call(self, name: str) -> int:
-        """Return the number of a module's first call. If it is never called, use its nearest parent
-        that is called; -1 means the model itself."""
+        """Return the number of a module's first call. If a module is never called, use its nearest
+        called parent. The number -1 means the model itself."""
         while name and name not in self.names:
             name = name.rpartition(".")[0]
         return self.names.index(name) if name else -1
@@ -83,16 +83,16 @@ def find_layers(
     split_points: Iterable[str] = (),
     sometimes: Iterable[str] = (),
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """Return the model's parts in order, and why there are no more. No part begins at a
-    module in `sometimes`, which only some forward passes call."""
+    """Return the model's parts in order, and why there are no more. No part begins at a module in
+    `sometimes`, because only some forward passes call these."""
     state = state_of(model)
 
     def reset() -> None:
-        """Undo changes that the previous forward pass made to the model."""
+        """Undo the previous forward pass's changes to the model, and reset the seed."""
         put_back(model, state)
         seed_everything(0)
 
-    # If floating-point inputs require gradients, the graph shows where they are used.
+    # Floating-point inputs require gradients, so that the graph shows where they are used.
     visible = map_tensors(lambda t: t.detach().requires_grad_(t.is_floating_point()), inputs)
     reset()
     trace = _run(model, visible)
@@ -163,8 +163,8 @@ def _run(
     only: list[int] | None = None,
     at_cut: Callable[[], None] = lambda: None,
 ) -> _Trace:
-    """Call the model with a marker before each submodule call, or only before the calls in `only`,
-    where it also calls `at_cut`."""
+    """Call the model with a marker before each submodule call. With `only`, use markers only before
+    these calls, and also call `at_cut` there."""
     trace = _Trace(next(model.parameters()).device)
     stack: list[int] = []
 
@@ -194,7 +194,7 @@ def _run(
 
 
 def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int], dict[str, str]]:
-    """Return the possible cuts. For every other marked call, return what crosses it."""
+    """Return the clean cuts. For every other marked call, say what crosses it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -239,7 +239,7 @@ def reachable(output: Any, stop_at: int = -1) -> list[int]:
 
 def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
     """Keep only one cut at each place, because a container and its first child begin at the same
-    place. Remove a cut at the start of the model, which has nothing before it."""
+    place. Remove a cut at the start of the model, because no layers come before it."""
     place: dict[int, int] = {-1: -1}
     for call, caller in enumerate(trace.callers):
         place[call] = place[caller] if call == caller + 1 else call
@@ -252,8 +252,8 @@ def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
 def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
 ) -> tuple[list[list[str]], str | None]:
-    """Return the names of the modules that belong to each part, or say why no such assignment is
-    possible. Only modules that have their own parameters or buffers are listed."""
+    """Return the names of the modules in each part, or the reason why there is no valid assignment.
+    List only modules that have their own parameters or buffers."""
     last_inside = list(range(len(trace.names)))  # the last call inside each call
     for call in reversed(range(len(trace.names))):
         if (caller := trace.callers[call]) >= 0:
@@ -268,7 +268,7 @@ def _assign_modules(
         if not parameters and not buffers:
             continue
         if name not in trace.names and not buffers and not used & set(map(id, parameters)):
-            parts[0].append(name)  # no call uses it, so it can be in any part
+            parts[0].append(name)  # unused modules can be in any part
             continue
 
         call = trace.first_call(name)
@@ -290,8 +290,8 @@ def _count(
     """For each part, count the bytes that autograd saves for backward, and the FLOPs of forward and
     backward. The loss belongs to the last part.
 
-    Assume that backward has twice the FLOPs of forward. For a model with an RNN, the FLOPs are
-    None, because torch cannot count them."""
+    Assume that backward takes twice the FLOPs of forward. If the model contains an RNN, return None
+    for the FLOPs, because torch cannot count them."""
     known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     parts: list[dict[int, int]] = [{}]
     counter, marks = FlopCounter(), [0]

@@ -1,4 +1,4 @@
-"""Count FLOPs with torch's counter, also in a forward pass that calls `torch.autograd.grad`."""
+"""Count FLOPs with torch's counter, even if a forward pass calls `torch.autograd.grad`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class FlopCounter(FlopCounterMode):
-    """torch's counter also notes which module runs, with hooks in the backward pass. They fail in an
-    `autograd.grad` within a forward pass (a gradient penalty, or forces from an energy)."""
+    """torch's counter without its module tracking, whose backward hooks fail if a forward pass calls
+    `autograd.grad` (for a gradient penalty, or for forces from an energy)."""
 
     def __init__(self) -> None:
         super().__init__(display=False)

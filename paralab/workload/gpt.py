@@ -2,7 +2,7 @@
 Python's standard library.
 
 Samples have different lengths and are padded, so a batch's loss is a mean over a varying number of
-bytes. Naive data parallelism averages such means, which gives different gradients.
+bytes. Naive data parallelism averages such means, which changes the gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets of context/2 to context bytes. Repeat the library if needed."""
+    """Return inputs and targets with context/2 to context bytes each. Repeat the text if needed."""
     chance = random.Random(0)
     lengths = iter(lambda: chance.randint(context // 2, context) + 1, None)
     inputs = torch.full((samples, context), PAD)
@@ -72,7 +72,7 @@ class Block(nn.Module):
         super().__init__()
         self.head_dim = dim // heads
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        # No bias: attention does not depend on the keys' bias, so its gradient would be noise.
+        # Use no bias. Attention does not depend on the keys' bias, so its gradient would be noise.
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.mix = nn.Linear(dim, dim)
         wide = 4 * dim
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.query_key_value(self.norm1(x)).chunk(3, dim=-1)
-        # Count the heads with -1: under tensor parallelism, each shard has only some of them.
+        # Infer the number of heads (-1), because a tensor-parallel shard has only some of them.
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (query, key, value)
         )
@@ -132,8 +132,8 @@ def byte_workload(
         model=model,
         data=library_tokens(samples, context),
         loss=byte_loss,
-        # Do not use Adam. It divides each gradient by its size, so rounding errors in tiny
-        # gradients become full steps, and an fp32 comparison could not show that two runs are
+        # Do not use Adam, which divides each gradient by its size. Rounding errors in tiny
+        # gradients would become full steps, so an fp32 comparison could not show that two runs are
         # equal. SGD also learns this text.
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=min(0.05, 6.4 / dim), momentum=0.9

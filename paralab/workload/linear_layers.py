@@ -1,7 +1,7 @@
-"""Observe a model's linear layers in a forward pass: who reads whose output, and with which inputs
-a submodule is called.
+"""Observe a model's linear layers in a forward pass: which layers read each layer's output, and the
+inputs of submodule calls.
 
-Each call's input is followed back through the autograd graph to the outputs of other linear layers.
+We trace each call's input back through the autograd graph to the outputs of other linear layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_CALLS = 4  # record at most this many calls of one submodule
 
 @dataclass(frozen=True)
 class Call:
-    """Copies of a call's (args, kwargs), and whether each tensor among them needs a gradient."""
+    """Copies of a call's (args, kwargs), and whether each of its tensors requires a gradient."""
 
     arguments: Any
     trained: list[bool]
@@ -106,8 +106,8 @@ def _producers_of(tensor: torch.Tensor, producers: dict[Any, str]) -> Iterator[s
 
 def record_calls(model: nn.Module, inputs: Any, names: Collection[str]) -> dict[str, list[Call]]:
     """Call the model twice and record the first calls of these submodules. A tensor with a graph
-    cannot be copied, so the first forward pass records what needs a gradient, and the second one,
-    without a graph, copies the arguments."""
+    cannot be copied. So the first forward pass records which tensors require gradients, and the
+    second, without a graph, copies the arguments."""
     trained: dict[str, list[list[bool]]] = {name: [] for name in names}
     copies: dict[str, list[Any]] = {name: [] for name in names}
 

@@ -20,7 +20,7 @@ from paralab.workload.workload import Workload, as_workload
 
 
 def load_workload(reference: str) -> Workload:
-    """Build the workload with this name. A user's mistake becomes a UsageError."""
+    """Build the workload with this name. Report a user's mistakes as a UsageError."""
     if reference.startswith(PICKLED):
         path = Path(reference.removeprefix(PICKLED))
         with _importing_from(Path.cwd()):
@@ -43,7 +43,7 @@ def _build(function: Any, shown: str, folder: Path) -> Workload:
 
 @contextmanager
 def user_code(what: str, folder: Path) -> Iterator[None]:
-    """Report any exception in this block as the user's mistake, with the user's own lines."""
+    """Report any exception in this block as a UsageError, with the traceback in the user's code."""
     try:
         yield
     except UsageError:
@@ -55,8 +55,8 @@ def user_code(what: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """While loading, put the user's folders first on sys.path, as for a script. Afterward, move
-    them to the end, so that a user's file cannot shadow a module that torch imports later."""
+    """Put the user's folders first on sys.path while loading, as Python does for a script. Afterward,
+    move them to the end, so that user files cannot shadow modules that torch imports later."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names
     try:
@@ -85,7 +85,7 @@ def _import_from(path: Path, attribute: str) -> Any:
 
 
 def their_lines(error: BaseException, folder: Path) -> str:
-    """Trim the traceback to frames from the user's own files."""
+    """Return the part of the traceback in the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_under(frame.filename, folder)]
     if isinstance(error, SyntaxError) and not own:  # a SyntaxError has no frame in the faulty file

@@ -1,4 +1,4 @@
-"""`mlp`: the practicals' linear layers and classifier, on noisy vectors in 10 classes."""
+"""`mlp`: the linear layers and classifier of the practicals, on noisy vectors in 10 classes."""
 
 from __future__ import annotations
 

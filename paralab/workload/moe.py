@@ -1,8 +1,8 @@
 """`moe`: the transformer of `gpt`, with several feed-forward networks (experts) in each block. A gate
 sends each token to the `chosen` experts with the highest scores, and adds their weighted outputs.
 
-No token is dropped, and no loss balances the experts: both would make a sample's result depend on
-the other samples in its batch. So a split batch trains like an unsplit one.
+We do not drop tokens or balance the experts with a loss, because both would make a sample's result
+depend on the rest of its batch. So a split batch trains like an unsplit one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from paralab.workload.workload import Workload
 
 
 class Experts(nn.Module):
-    """Feed-forward networks for single tokens. Dim 0 of the parameters is the expert, so that all
-    parameters always get a gradient, even if no token chooses an expert."""
+    """Feed-forward networks for single tokens. All experts share parameters with the expert as dim 0,
+    so every parameter always gets a gradient, even if no token chooses some expert."""
 
     def __init__(self, dim: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def build(
         model = language_model(blocks, dim, data["context"])
         for module in model.modules():
             if isinstance(module, Experts):
-                # Scores that are far apart, so that rounding hardly ever changes the choice.
+                # Keep scores far apart, so that rounding rarely changes which experts are chosen.
                 nn.init.normal_(module.gate.weight, std=dim**-0.5)
         return model
 

@@ -1,4 +1,4 @@
-"""Seed user code. All ranks must draw the same random numbers, so that they have the same data."""
+"""Seed user code, so that all ranks draw the same random numbers and have the same data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """In this block, seed all common generators. Restore them afterward."""
+    """Seed all common generators within the block, and restore them afterward."""
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
@@ -41,8 +41,7 @@ def seeded(seed: int, position: int = 0) -> Iterator[None]:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Turn off dropout in this process: modules, functions, attention, and recurrent layers.
 
-    If dropout draws different numbers in two runs, their results differ, and that difference could
-    hide a real mistake.
+    Otherwise, two runs would drop different values, which could hide a real mistake.
     """
     attention = nn.functional.scaled_dot_product_attention
 

@@ -1,5 +1,5 @@
-"""Recomputation (activation checkpointing): keep only a block's inputs, and compute the block again
-in the backward pass.
+"""Recomputation (activation checkpointing): keep only a block's inputs, and recompute the block in
+the backward pass.
 
     full         keep nothing else
     selective    also keep the outputs of matrix products, convolutions, and attention, which take
@@ -35,8 +35,8 @@ Watched = tuple[Callable[[Any], None], MakeContext]
 
 
 def watch_nothing(block: nn.Module) -> Watched:
-    """Return what to call with tensors that `selective` keeps, and what makes a context in which
-    the block is computed again."""
+    """Return a function to call with tensors that `selective` keeps, and a function that creates a
+    context for recomputing the block."""
     return lambda kept: None, nullcontext
 
 
@@ -45,8 +45,8 @@ def recompute(
 ) -> Callable[[], None]:
     """Recompute this block from now on. Return a function that undoes this.
 
-    Change the class, not the object, because copies of the block must call their own method. Hooks
-    run outside, once."""
+    Change the class, not the object, because copies of the block must call their own method.
+    Recomputation does not run the block's hooks."""
     kind: Any = type(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def recompute(
 
 
 def _contexts(mode: str, watch: Callable[[], Watched]) -> tuple[Any, Any]:
-    """Return the contexts for computing a block first and again."""
+    """Return the contexts for computing and for recomputing a block."""
     keep, again = watch()
     first: Any = nullcontext()
     contexts: list[MakeContext] = [_same_random_state(), replay_draws(), again]
@@ -88,8 +88,8 @@ def is_expensive(operator: Any) -> bool:
 
 
 class _Together:
-    """Several contexts as one. It can be entered again, because a zero-bubble schedule computes a
-    block twice: for the gradients of its input and of its weights."""
+    """Combines several contexts into one, which can be entered repeatedly, because a zero-bubble
+    schedule recomputes a block twice: for the gradients of its input and of its weights."""
 
     def __init__(self, contexts: list[MakeContext]) -> None:
         self.contexts = contexts
@@ -105,7 +105,7 @@ class _Together:
 
 
 def python_random_state() -> tuple[Any, Any]:
-    """Return the state of Python's generator, and of numpy's as plain values."""
+    """Return the states of Python's and numpy's generators, with numpy's as plain values."""
     numpy: Any = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy else ()
     return random.getstate(), tuple(v.tolist() if hasattr(v, "tolist") else v for v in state)
@@ -118,8 +118,8 @@ def _set_python_random_state(state: tuple[Any, Any]) -> None:
 
 
 def _same_random_state() -> MakeContext:
-    """Remember the state of Python's and numpy's generators. Inside the returned contexts, they
-    draw the same numbers again. torch.utils.checkpoint does that only for torch's generators."""
+    """Save the states of Python's and numpy's generators. Inside the returned contexts, they draw
+    the same numbers again. torch.utils.checkpoint does this only for torch's generators."""
     state = python_random_state()
 
     @contextmanager

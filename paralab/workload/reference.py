@@ -16,7 +16,7 @@ def names_file(reference: str) -> bool:
 
 
 def check_reference(reference: str) -> str:
-    """Return the reference with an absolute path, or reject it early, without torch."""
+    """Return the reference with an absolute path, or reject it before importing torch."""
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
@@ -33,7 +33,7 @@ def check_reference(reference: str) -> str:
 
 
 def user_folder(reference: str) -> Path:
-    """Return the folder that contains the user's files. Tracebacks show only frames from it."""
+    """Return the folder that contains the user's files. Tracebacks show only files in it."""
     is_file = names_file(reference) and not reference.startswith(PICKLED)
     return split(reference)[0].parent if is_file else Path()
 

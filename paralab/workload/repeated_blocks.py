@@ -1,4 +1,4 @@
-"""Find repeated blocks, and try which of them can be computed again in the backward pass."""
+"""Find repeated blocks, and try which of them can be recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paralab.workload.recompute import MODES, python_random_state, recompute
 from paralab.workload.state import State, changes
 from paralab.workload.summary import Block
 
-# Relative to a gradient's largest value, because threads add in any order.
+# Tolerance relative to a gradient's largest value, because threads add in any order.
 ROUNDING = {"cpu": 1e-6, "cuda": 1e-4}
 
 
@@ -26,7 +26,7 @@ class Trained(NamedTuple):
 
 
 def find_blocks(model: nn.Module, train: Callable[[], Trained]) -> tuple[Block, ...]:
-    """Find the blocks. `train` runs the same training step whenever it is called."""
+    """Find the blocks. Every call of `train` runs the same training step."""
     names = repeated_blocks(model)
     if not names:
         return ()
@@ -57,8 +57,8 @@ def _blocks_that_draw(model: nn.Module, names: list[str], train: Callable[[], Tr
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Find submodules that look like one of their siblings. A block has submodules itself and is
-    not inside another block.
+    """Find submodules that look like one of their siblings. A block has submodules and is not inside
+    another block.
 
         GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      blocks.0 … blocks.11
     """
@@ -87,9 +87,9 @@ def _look(module: nn.Module) -> tuple[type, tuple[Any, ...]]:
 def blocks_that_recompute(
     model: nn.Module, names: list[str], mode: str, train: Callable[[], Trained]
 ) -> list[str]:
-    """Return the blocks that give the same result if they are computed again. Others have state
-    that each call changes, such as BatchNorm's statistics or a cache, or they change a kept tensor
-    in place. Try all blocks together, and only if that fails, one by one."""
+    """Return the blocks whose recomputation gives the same result. Leave out blocks that change their
+    state in each call (such as BatchNorm's statistics or a cache) or change a kept tensor in place.
+    Try all blocks together, and only if that fails, one by one."""
     expected = train()
 
     def works(chosen: list[str]) -> bool:
@@ -107,7 +107,7 @@ def blocks_that_recompute(
         try:
             same = _same(expected, train())
         except Exception:
-            return False  # this block fails when it is called again
+            return False  # recomputation fails
         finally:
             for each in undo:
                 each()

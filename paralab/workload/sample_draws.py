@@ -2,8 +2,8 @@
 splitting a batch does not change the numbers.
 
 torch tags the operators that draw random numbers. A dispatch mode intercepts them and draws sample
-by sample. It must know which dim of a random tensor is the sample dim. To find out, call the model
-with three samples and then with two.
+by sample. It must know a random tensor's sample dim, so we call the model with three samples and
+then with two to see which dim changes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Draw = tuple[str, int]  # the module that draws, and the number of its draw in t
 class _Thread(threading.local):
     """The forward pass that this thread runs.
 
-    inputs  the original inputs, if the model is called with substitutes for them
-    path    the modules that are being called, the innermost last
-    calls   the number of draws, by module
-    mode    makes the mode that draws per sample, if that is active
+    inputs  the original inputs, if the model is called with substitutes
+    path    the modules that are being called, innermost last
+    calls   the number of draws per module
+    mode    creates the dispatch mode that draws per sample, if active
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ Axes = dict[Draw, Axis]
 
 @contextmanager
 def samples_of(inputs: Any) -> Iterator[None]:
-    """Declare that the model is called in this block with substitutes for these inputs."""
+    """Declare that model calls in this block get substitutes for these inputs."""
     before, _thread.inputs = _thread.inputs, inputs
     try:
         yield
@@ -77,8 +77,8 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a loss that also draws per sample, with a seed derived from the sample's target."""
 
     def seeded(output: Any, target: Any) -> Any:
-        # Do not lock here: this micro-batch is still in the last stage, and the micro-batch that
-        # has the lock may be waiting for that stage.
+        # Do not lock here, because this micro-batch is still in the last stage, and another
+        # micro-batch with the lock may be waiting for that stage.
         with draw_per_sample(target, {}, "the loss"):
             return loss(output, target)
 
@@ -86,13 +86,13 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def original_inputs(inputs: Any) -> Any:
-    """Return the original inputs, if these inputs are substitutes. Otherwise return `inputs`."""
+    """Return the original inputs if `inputs` are substitutes, otherwise `inputs`."""
     return inputs if _thread.inputs is None else _thread.inputs
 
 
 @contextmanager
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
-    """In this block, which runs module `path`, draw separately for each sample of `inputs`."""
+    """Draw separately for each sample of `inputs` in this block, which runs module `path`."""
     _thread.begin(path)
     mode = partial(Intercepting, partial(_draw_per_sample, _make_seeds(inputs), axes))
     before, _thread.mode = _thread.mode, mode
@@ -107,8 +107,8 @@ def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
 
 
 def replay_draws() -> Callable[[], AbstractContextManager[None]]:
-    """Remember this point of the forward pass. Inside the returned contexts, the draws after it
-    are repeated, as recomputation in the backward pass requires."""
+    """Save the current point in the forward pass. The returned contexts repeat the draws from that
+    point on, as recomputation in the backward pass requires."""
     mode, path, calls = _thread.mode, list(_thread.path), _thread.calls.copy()
 
     @contextmanager
@@ -128,8 +128,8 @@ def replay_draws() -> Callable[[], AbstractContextManager[None]]:
 
 
 def track_modules(model: nn.Module) -> None:
-    """Track which module is being called, because each module counts its own draws. A shared count
-    would differ between processes: a process does not call modules that another process runs."""
+    """Track which module is being called, because draws are counted per module. A shared count would
+    differ between processes, because a process does not call modules that another process runs."""
     for name, module in model.named_modules():
         if name:
             module.register_forward_pre_hook(partial(_enter, name))
@@ -199,7 +199,7 @@ def find_axes(model: nn.Module, example: Any) -> Axes:
 def _draw_per_sample(
     seeds: list[int], axes: Axes, func: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Run an operator. If it is random, draw separately for each sample, with its own seed."""
+    """Run an operator. If it is random, draw separately for each sample, with the sample's seed."""
     if not draws(func):
         return func(*args, **kwargs)
     draw = _next_draw()

@@ -1,5 +1,5 @@
-"""The plain numbers of context parallelism: which blocks of a model process a part of the sequence,
-and what is cut on the way in and put together on the way out."""
+"""The plain numbers of context parallelism: the blocks that process a part of the sequence, their
+arguments that are split, and their outputs that are joined."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Dims = tuple[tuple[int, int], ...]  # (number of a tensor, its sequence dim)
 
 @dataclass(frozen=True)
 class SplitBlock:
-    """A block. Its tensors are numbered in the order in which its call or its output has them.
+    """A block. The numbers of tensors are their positions in the block's arguments or outputs.
 
-    arguments   how many tensors it gets; with others, the proof says nothing
-    attention   how often it calls attention, with an all-to-all before and after
-    parameters  their number; their gradients are summed over the ranks
-    cut         arguments of which each rank takes its part
-    after       the block whose output it processes: that is this rank's part already; empty if none
-    parts       the arguments that are the output of `after`
-    gathered    outputs whose parts are put together; empty if the next block takes the part
+    arguments   the number of tensor arguments; the proof does not cover calls with other numbers
+    attention   the number of attention calls, each between two all-to-alls
+    parameters  the number of parameters, whose gradients are summed over the ranks
+    cut         arguments that are split, so that each rank takes its part
+    after       the block whose output, already this rank's part, is the input; empty if none
+    parts       the arguments that are outputs of `after`
+    gathered    outputs whose parts are joined; empty if the next block takes the parts
     kept        whether the proof passed on all ranks
     error       the largest difference between the split and the plain block, relative to the
-                largest value; None if one of them failed
-    reason      why it is not kept
+                largest value; None if either block failed
+    reason      why the block is not kept
     """
 
     name: str
@@ -40,7 +40,7 @@ class SplitBlock:
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """The blocks of a model for a number of shards, and why they cannot be used, if so.
+    """The blocks of a model for a number of shards. `problem` says why they cannot be used, if so.
 
     length  the number of tokens in the trial; batches may differ
     """
@@ -56,5 +56,5 @@ class SequencePlan:
 
 
 def part_sizes(length: int, shards: int) -> list[int]:
-    """Return how many tokens each rank has: 33 tokens on 2 ranks -> 17, 16."""
+    """Return the number of tokens on each rank: 33 tokens on 2 ranks -> 17, 16."""
     return [length // shards + (rank < length % shards) for rank in range(shards)]

@@ -2,8 +2,8 @@
 those parameters.
 
 A unit's parameters are gathered only while the unit is called. So it must be called exactly once,
-and nothing may use its parameters outside that call: not another module (tied weights), and not a
-parent's forward (`F.linear(x, self.embedding.weight)`). Calling the model once detects such uses.
+and no other code may use its parameters: neither another module (tied weights) nor a parent's
+forward (`F.linear(x, self.embedding.weight)`). Calling the model once detects such uses.
 
     GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)
     units: embedding, b0 … b11, head      (norm is too small)
@@ -38,7 +38,7 @@ class ParameterUse(TorchFunctionMode):
         self.used: set[int] = set()  # ids of parameters
         self._inside: list[str] = []
         self._owners: dict[int, set[str]] = {}  # parameter -> all submodules with it
-        places: dict[int, list[set[str]]] = {}  # tied weights occur twice, under two names
+        places: dict[int, list[set[str]]] = {}  # tied weights have several names
         for place, parameter in model.named_parameters(remove_duplicate=False):
             names = accumulate(place.split(".")[:-1], "{}.{}".format)
             places.setdefault(id(parameter), []).append(set(names))

@@ -1,8 +1,8 @@
 """Model state that a forward pass may change: buffers, plain attributes, and generators.
 
-Examples are running statistics, a counter, or a warm-up schedule. The next forward pass then
-returns a different result. Splitting a batch changes the number of forward passes, and the number
-of samples in each, so such a model trains differently.
+Examples are running statistics, a counter, or a warm-up schedule. Such state changes the result of
+the next forward pass. Splitting a batch changes the number of forward passes, and the number of
+samples in each, so such a model trains differently.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch._C import DisableTorchFunction
 State = dict[tuple[str, str], Any]  # (module, attribute) -> value
 OWN = set(vars(nn.Module())) | {"training"}  # attributes of all modules
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-MOST_ITEMS = 1000  # a larger container is not a counter, and copying it is slow: ignore it
+MOST_ITEMS = 1000  # ignore larger containers, which are not counters and are slow to copy
 
 
 def state_of(model: nn.Module) -> State:
     """Copy all model state that a forward pass may change, except parameters."""
-    copies: dict[int, Any] = {}  # id of a tensor -> its copy, because a tensor may have two names
+    copies: dict[int, Any] = {}  # tensor id -> copy, because a tensor may have two names
     state: State = {}
     for name, module in model.named_modules():
         attributes = {key: value for key, value in vars(module).items() if key not in OWN}
@@ -38,8 +38,8 @@ def state_of(model: nn.Module) -> State:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Copy a model. It may keep a tensor that has a graph, which deepcopy rejects: an activation, or
-    a weight that torch.nn.utils.weight_norm computed."""
+    """Copy a model, including tensors that have a graph, which deepcopy rejects (an activation, or a
+    weight that torch.nn.utils.weight_norm computed)."""
     attributes = (value for module in model.modules() for value in vars(module).values())
     kept = [v for v in attributes if isinstance(v, torch.Tensor) and not v.is_leaf]
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept})
@@ -52,7 +52,7 @@ def changes(before: State, after: State) -> list[str]:
 
 
 def put_back(model: nn.Module, state: State) -> None:
-    """Restore these values, in new buffers: a graph may still need the old ones."""
+    """Restore these values in new buffers, because a graph may still need the old ones."""
     modules = dict(model.named_modules())
     copies: dict[int, Any] = {}
     for (name, key), value in state.items():
@@ -118,7 +118,7 @@ def _copy(value: Any, copies: dict[int, Any]) -> Any:
     for leaf in _leaves(value):
         if isinstance(leaf, torch.Tensor):  # deepcopy rejects a tensor that has a graph
             copies.setdefault(id(leaf), leaf.detach().clone())
-        elif isinstance(leaf, tuple):  # a dict must keep its keys, which may be modules
+        elif isinstance(leaf, tuple):  # do not copy dict keys, which may be modules
             copies[id(leaf[0])] = leaf[0]
     return copy.deepcopy(value, copies)
 

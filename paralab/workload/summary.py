@@ -10,15 +10,16 @@ from paralab.workload.tensor_group import TensorPlan
 
 @dataclass(frozen=True)
 class Inspection:
-    """What to find out about a workload. The last four are slow, so request only what you need.
+    """What to find out about a workload. Layers, units, blocks, and verify are slow, so request only
+    what you need.
 
     samples   the number of samples for the trial step; default: the workload's batch size
     threads   the number of threads per device; default: all
-    layers    find out where the model can be cut into stages
-    units     find submodules that can be sharded on their own
+    layers    find where the model can be cut into stages
+    units     find submodules that can be sharded separately
     blocks    find repeated blocks, and try which of them can be recomputed
     verify    check whether a batch can be split at all
-    large     if the model is too large for this machine, inspect it without data
+    large     inspect a model that is too large for this machine without data
     """
 
     workload: str
@@ -41,7 +42,7 @@ class Layer:
     seconds   measured forward and backward time on one device, the shortest of several runs
     flops     forward and backward FLOPs (only matrix products, convolutions, and attention); None
               if not counted
-    activation_bytes_per_sample   what forward saves for backward, in fp32; None if not counted
+    activation_bytes_per_sample   bytes saved for backward, in fp32; None if not counted
     """
 
     name: str
@@ -64,8 +65,8 @@ class Unit:
 class Block:
     """A submodule that looks like its siblings, such as a transformer layer.
 
-    recomputes     how it can be computed again in the backward pass: "full", "selective"
-    python_random  whether it draws from the generators of Python or numpy, which threads share
+    recomputes     how it can be recomputed in the backward pass: "full", "selective"
+    python_random  whether it draws from Python's or numpy's generator, which threads share
     """
 
     name: str
@@ -103,34 +104,31 @@ class Trial:
 class Summary(Trial):
     """A workload in plain numbers.
 
-        dropout        whether the model draws random numbers, but only for dropout
-        random         whether the model draws random numbers even when dropout is off
-        unused         trainable parameters that get no gradient from the trial step or some sample
-        sparse         parameters whose gradient is a sparse tensor
-        state          buffers and attributes that each forward pass changes, except BatchNorm's
-        sometimes      submodules that only some forward passes call
-        scalar_output  whether the output contains a number that is not per sample
-        casts          whether the model casts to fp32, even in fp64; only checked for verification
-        hooked         trainable parameters with a gradient hook
-        read_by_loss   parameters that the loss function uses itself, not through the model's output
-        inner_backward whether the forward or the loss runs a backward pass (`torch.autograd.grad`)
-        layers         empty if not inspected; `uncut_reason` says why there are not more
-        scalars        parameters without a dim
-    <<<<<<< HEAD
-        imaginary      parameters of complex numbers
-    =======
-        dtypes         of the optimizer's parameters
-    >>>>>>> 98ba8b14 (Refuse before the start: backward passes within forward under fsdp, several dtypes under --zero 1)
-        whole_tensors  whether the optimizer treats part of a parameter differently from the whole
-        whole_model    whether an optimizer step on a parameter depends on other parameters
-        by_position    whether the optimizer's settings for a parameter depend on its position
-        split_problem  why split batches do not add up to the full loss; None if they do, or if this was
-                       not checked
-        too_large      whether the model does not fit this machine, so that nothing was measured
-        tensor_plan    which layers tp may split; None if not inspected
-        sequence_plan  in which blocks cp may split the sequence; None if not inspected
-        flops_per_sample           FLOPs of forward and backward; None if not counted
-        optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
+    dropout        whether the model draws random numbers, but only for dropout
+    random         whether the model draws random numbers even when dropout is off
+    unused         trainable parameters that get no gradient from the trial step or some sample
+    sparse         parameters whose gradient is a sparse tensor
+    state          buffers and attributes that each forward pass changes, except BatchNorm's
+    sometimes      submodules that only some forward passes call
+    scalar_output  whether the output contains a scalar, which is not per sample
+    casts          whether the model casts to fp32, even in fp64; only checked for verification
+    hooked         trainable parameters with a gradient hook
+    read_by_loss   parameters that the loss function uses itself, not through the model's output
+    inner_backward whether the forward or the loss runs a backward pass (`torch.autograd.grad`)
+    layers         empty if not inspected; `uncut_reason` says why there are no more layers
+    scalars        parameters without a dim
+    imaginary      complex parameters
+    dtypes         the dtypes of the optimizer's parameters
+    whole_tensors  whether the optimizer treats part of a parameter differently from the whole
+    whole_model    whether an optimizer step on a parameter depends on other parameters
+    by_position    whether the optimizer's settings for a parameter depend on its position
+    split_problem  why split batches do not add up to the full loss; None if they do, or if
+                   this was not checked
+    too_large      whether the model is too large for this machine, so nothing was measured
+    tensor_plan    the layers that tp may split; None if not inspected
+    sequence_plan  the blocks in which cp may split the sequence; None if not inspected
+    flops_per_sample           FLOPs of forward and backward; None if not counted
+    optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
 
     name: str

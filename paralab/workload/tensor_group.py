@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class LinearLayer:
     """A linear layer, as one forward pass called it.
 
-    reads       the linear layers whose outputs reach its input without passing another one
-    parameters  of its weight and bias
-    shared      whether something else also uses its parameters (tied weights)
+    reads       the linear layers whose outputs reach the input without another layer in between
+    parameters  the number of elements of the weight and bias
+    shared      whether other code also uses the parameters (tied weights)
     heads       the number of heads of an nn.MultiheadAttention, which is a group by itself
-    transposed  whether it is Hugging Face's Conv1D, which stores its weight transposed
+    transposed  whether the layer is Hugging Face's Conv1D, which stores its weight transposed
     """
 
     name: str
@@ -28,23 +28,23 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Linear layers that are sharded together: each shard has some of the columns' outputs and the
-    matching rows of the layer that reads them.
+    """Linear layers that are sharded together. Each shard has some of the columns' outputs and the
+    matching rows of the layer that reads these outputs.
 
     block       the submodule on which the group is proved
     columns     the layers whose outputs are split
     row         the layer that reads the outputs; its results are summed over the shards. An
                 nn.MultiheadAttention is both the only column and the row
     weights     the number of parameters that are split
-    parts       how many matrices a column layer has side by side: 3 if it computes q, k, and v
+    parts       the number of matrices side by side in a column layer: 3 for q, k, and v
     divided     integer attributes that are divided by the number of shards, with the new values
     summed      parameters that are not split, but whose gradients must be summed over the shards
-    own_style   whether `MatrixParallel` splits all layers, and not torch's styles: for a Conv1D, or
-                if the outputs are changed in place
+    own_style   whether `MatrixParallel` splits all layers instead of torch's styles, because of a
+                Conv1D or because the model changes outputs in place
     kept        whether the proof passed on all ranks
     error       the largest difference between the sharded and the plain block, relative to the
-                largest value; None if one of them failed
-    reason      why it is not kept
+                largest value; None if either block failed
+    reason      why the group is not kept
     """
 
     block: str
@@ -65,7 +65,7 @@ class TensorGroup:
 
     @property
     def in_pieces(self) -> bool:
-        """Whether each shard of a column layer consists of several pieces of it."""
+        """Whether each shard of a column layer consists of several pieces."""
         return self.is_attention or self.parts > 1
 
     @property
@@ -84,9 +84,9 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """The groups of a model for a number of shards, and why they cannot be used, if so.
+    """The groups of a model for a number of shards. `problem` says why they cannot be used, if so.
 
-    left   other linear layers, with the reason that they are in no group
+    left   other linear layers, and the reasons why they are in no group
     """
 
     shards: int

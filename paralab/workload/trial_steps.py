@@ -1,7 +1,5 @@
-"""Train and call the model briefly on one device to find out what a plan needs to know.
-
-Does a forward pass draw random numbers, change buffers, or skip submodules? Which parameters get a
-gradient?"""
+"""Run a few passes of the model on one device to determine the facts that a plan needs: does a forward
+pass draw random numbers, change buffers, or skip submodules, and which parameters get a gradient?"""
 
 from __future__ import annotations
 
@@ -52,8 +50,8 @@ def try_step(
     model a few more times.
 
     `more` returns a larger batch, which may contain samples that take a different branch. The
-    model's state is restored. Fake tensors have no values, so the changes that a forward pass
-    makes cannot be observed: assume that dropout is the only one."""
+    model's state is restored. Fake tensors have no values, which hides the effects of a forward
+    pass, so assume that only dropout has any."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # one per forward pass
@@ -153,7 +151,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
-    """Find parameters that get no gradient from some samples, so that ranks may differ."""
+    """Find parameters that get no gradient from some samples, so they may differ between ranks."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -162,7 +160,10 @@ def _find_unused_by_some(
         for number in range(min(num_samples(split(batch)[0]), MOST_BRANCHES)):
             if time.perf_counter() > deadline:
                 break
-            with suppress(Exception), _counting(model, calls):  # it may reject a single sample
+            with (
+                suppress(Exception),
+                _counting(model, calls),
+            ):  # the model may reject a single sample
                 inputs, targets = split(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
                 used = set(reachable(loss))
@@ -186,8 +187,8 @@ def _settled(model: nn.Module) -> Iterator[None]:
 def _find_changes(
     model: nn.Module, loss: Callable[[int], Any], calls: list[Counter[str]]
 ) -> tuple[bool, bool, tuple[str, ...]]:
-    """Return whether only dropout draws random numbers, whether anything else does, and which state
-    of the model a forward pass changes.
+    """Return whether only dropout draws random numbers, whether other code does, and which model
+    state a forward pass changes.
 
     Two calls with different seeds, starting from the same state, show whether the model draws
     random numbers. Two calls in a row with the same seed show which state it changes. BatchNorm is
@@ -215,7 +216,7 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both are equal. A GPU may add in any order, so there allow rounding."""
+    """Return whether two losses are equal. On a GPU, allow rounding, because it adds in any order."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -1,12 +1,12 @@
-"""Remove legitimate differences from a model's forward pass for verification, so that only the
-strategy can make a difference.
+"""Remove legitimate differences from a model's forward pass for verification, so that any remaining
+difference comes from the strategy.
 
 dropout      turned off
 batch_norm   normalizes with its running statistics, as in eval mode, and does not update them
 random       draws per sample (`paralab.workload.sample_draws`)
 state        makes buffers read-only, and restores attributes that a forward pass changes
-casts        ignores casts to fp32 in fp64, as in the norms of Hugging Face models. Such a cast turns
-             a difference of 1e-16, from a different order of summation, into one of 1e-8
+casts        ignores casts to fp32 in fp64, as in the norms of Hugging Face models, because such a
+             cast turns a rounding difference of 1e-16 into one of 1e-8
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ _forward_lock = threading.RLock()
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
     """Remove these differences in this block. Enter the block before a strategy copies the model, so
-    that it also applies to the copies.
+    that the controls also apply to the copies.
 
-    `example` contains the inputs of three samples. They show which dim of a random tensor is the
-    sample dim."""
+    `example` contains the inputs of three samples, which reveal the sample dim of random tensors."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "casts" in kinds:
@@ -56,7 +55,7 @@ def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> I
 
 @contextmanager
 def without_casts() -> Iterator[list[torch.dtype]]:
-    """Ignore casts of fp64 tensors to fp32 in all threads of this process, and list them."""
+    """Ignore casts of fp64 tensors to fp32 in all threads of this process, and record them."""
     ignored: list[torch.dtype] = []
     to, to_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
 
@@ -90,7 +89,7 @@ def without_casts() -> Iterator[list[torch.dtype]]:
 
 
 def casts_in_vain(forward: Callable[[], object]) -> bool:
-    """Return whether a forward pass in fp64 casts to fp32, and also works without these casts."""
+    """Return whether a forward pass in fp64 casts to fp32 but also works without these casts."""
     with suppress(Exception), without_casts() as ignored, torch.no_grad():
         forward()
         return bool(ignored)
@@ -124,7 +123,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> None:
-    """Replace `forward` on the class, because a copy must call its own method."""
+    """Replace `forward` on the class, because copies of the model must call their own method."""
     axes: Axes | None = None
     if per_sample:
         track_modules(model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paralab.errors import UsageError
 
-if TYPE_CHECKING:  # commands that only read runs import this module, without torch
+if TYPE_CHECKING:  # commands that only read runs import this module but not torch
     import torch
     from torch import nn
     from torch.utils.data import Dataset
@@ -31,7 +31,7 @@ class Workload:
                 its unpadded tokens; default: its samples. With correct weights, the losses of
                 unequal parts of a batch add up to the batch's loss.
     unpack      `unpack(batch) -> (input, target)`; by default, a batch is a pair, a dict
-                `{"input", "target"}`, or a tensor that is both
+                `{"input", "target"}`, or a tensor that is both input and target
     collate     the collate function for a Dataset, as in `DataLoader`
     split_points    submodules at which the model may be cut into stages; default: paralab finds
                 them

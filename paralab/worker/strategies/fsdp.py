@@ -149,7 +149,7 @@ class Fsdp(Strategy):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Keep full gradients on all ranks. This saves communication but needs the memory of ddp."""
+        """Keep full gradients on all ranks. This saves communication, but needs more memory."""
         self.model.set_requires_gradient_sync(False)
         yield
         self.model.set_requires_gradient_sync(True)

@@ -74,8 +74,8 @@ class LocalSgd(Strategy):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Average the parameters, step the outer optimizer, and copy the first replica's buffers, as
-        DDP does."""
+        """Average the parameters, step the outer optimizer, and copy the first replica's buffers
+        (like DDP)."""
         parameters = self.trained
         # Do not round to fp16 or bf16 before the sum.
         wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in parameters]

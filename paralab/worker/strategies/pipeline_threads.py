@@ -1,10 +1,10 @@
 """`mp` and `pipeline`: one model on several devices in one process, without changing the user's
 forward().
 
-A stage begins when the model calls a certain submodule. A hook on that submodule moves the tensors to the
-stage's device, through an autograd node (`_Crossing`) that also runs in the backward pass. With one
-micro-batch, this is model parallelism: one device works at a time. With several micro-batches, it
-is a pipeline (GPipe: all forward passes, then all backward passes):
+A stage begins when the model calls a certain submodule. A hook on that submodule moves the tensors
+to the stage's device, through an autograd node (`_Crossing`) that also runs in the backward pass.
+With one micro-batch, this is model parallelism: one device works at a time. With several
+micro-batches, it is a pipeline (GPipe: all forward passes, then all backward passes):
 
     on CPUs   each micro-batch runs in its own thread and waits for its turn (`StageOrder`)
     on GPUs   one thread is enough, because each device runs queued kernels

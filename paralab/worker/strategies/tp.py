@@ -1,5 +1,5 @@
-"""`tp`, and `hybrid` with one stage: one process per shard. torch's DTensor splits the proved groups
-of layers, and the rest of the model is replicated.
+"""`tp`, and `hybrid` with one stage: one process per shard. torch's DTensor splits the proved
+groups of layers, and the rest of the model is replicated.
 
     forward    [ columns ][ heads of this shard ][ rows ][all-reduce][ replicated layers ] …
     backward   [ replicated layers ][ rows ][ heads of this shard ][ columns ][all-reduce] …
