@@ -256,7 +256,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
 
 
 def _dtypes(request: Request, summary: Summary) -> list[str]:
-    """Return the dtypes of the parameters in training. fp64 converts all of one kind to one dtype."""
+    """Return the parameters' dtypes in training. fp64 leaves at most a real and a complex one."""
     if request.precision == "fp64":
         return sorted({"complex128" if "complex" in each else "float64" for each in summary.dtypes})
     return list(summary.dtypes)

@@ -64,7 +64,7 @@ class AnotherRankFailedError(RuntimeError):
 
 
 def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullcontext) -> Values:
-    """Call the block, and back-propagate a fixed combination of its outputs. Return its outputs, all
+    """Call the block, and back-propagate a fixed combination of its outputs. Return the outputs,
     gradients, and changed buffers. If this changes the block's state, repeat it, because the state
     may affect the next outputs. Then restore the state."""
     with restored(block) as before:

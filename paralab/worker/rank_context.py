@@ -146,7 +146,7 @@ class Strategy(ABC):
         accumulation_steps: list[AccumulationStep],
         unsynchronized: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> torch.Tensor:
-        """Accumulate the gradients of all steps. All but the last step run in `unsynchronized()`."""
+        """Accumulate the gradients of all steps. All but the last run in `unsynchronized()`."""
         context, device = self.context, self.context.rank.devices[0].name
         losses = []
         for number, [micro] in enumerate(accumulation_steps):
@@ -189,5 +189,5 @@ class Strategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the full model's state. All ranks must call this, because each may have a shard."""
+        """Return the full model's state. All ranks must call this, because they may have shards."""
         return {name: whole(value) for name, value in self.model.state_dict().items()}

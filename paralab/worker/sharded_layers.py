@@ -4,8 +4,8 @@
     shard 1   x ─► columns 6 … 11  ─► heads 6 … 11  ─► rows 6 … 11  ─┴─► sum
 
 Plain linear layers use torch's ColwiseParallel and RowwiseParallel. `MatrixParallel` splits layers
-that those two cannot split: Hugging Face's Conv1D (whose weight is transposed), and matrices side by
-side (q, k, and v), where each shard needs a piece of each.
+that those two cannot split: Hugging Face's Conv1D (whose weight is transposed), and matrices
+side by side (q, k, and v), where each shard needs a piece of each.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
 
 
 class MatrixParallel(ParallelStyle):
-    """Split a layer's outputs or, with `rows`, its inputs. If the layer has `parts` matrices side by
-    side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
+    """Split a layer's outputs or, with `rows`, its inputs. If the layer has `parts` matrices side
+    by side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
 
     def __init__(self, parts: int = 1, rows: bool = False) -> None:
         self.parts, self.rows = parts, rows

@@ -167,7 +167,7 @@ class TrainingState:
         return {"groups": groups, "scheduler": scheduler, "scaler": self.scaler.state_dict()}
 
     def _restore_shared(self, shared: dict[str, Any], state: State) -> None:
-        """Restore the optimizer (whose state_dict numbers its parameters), scheduler, and scaler."""
+        """Restore the optimizer (whose state_dict numbers parameters), scheduler, and scaler."""
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         plain: dict[str, dict[str, Any]] = {}
         for key in state:

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class FlopCounter(FlopCounterMode):
-    """torch's counter without its module tracking, whose backward hooks fail if a forward pass calls
-    `autograd.grad` (for a gradient penalty, or for forces from an energy)."""
+    """torch's counter without its module tracking, whose backward hooks fail if a forward pass
+    calls `autograd.grad` (for a gradient penalty, or for forces from an energy)."""
 
     def __init__(self) -> None:
         super().__init__(display=False)

@@ -55,7 +55,7 @@ def user_code(what: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _importing_from(*folders: Path) -> Iterator[None]:
-    """Put the user's folders first on sys.path while loading, as Python does for a script. Afterward,
+    """Put the user's folders first on sys.path while loading, as Python does for a script. Then
     move them to the end, so that user files cannot shadow modules that torch imports later."""
     names = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = names

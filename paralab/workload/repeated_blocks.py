@@ -57,8 +57,8 @@ def _blocks_that_draw(model: nn.Module, names: list[str], train: Callable[[], Tr
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Find submodules that look like one of their siblings. A block has submodules and is not inside
-    another block.
+    """Find submodules that look like one of their siblings. A block has submodules and is not
+    inside another block.
 
         GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      blocks.0 … blocks.11
     """
@@ -87,8 +87,8 @@ def _look(module: nn.Module) -> tuple[type, tuple[Any, ...]]:
 def blocks_that_recompute(
     model: nn.Module, names: list[str], mode: str, train: Callable[[], Trained]
 ) -> list[str]:
-    """Return the blocks whose recomputation gives the same result. Leave out blocks that change their
-    state in each call (such as BatchNorm's statistics or a cache) or change a kept tensor in place.
+    """Return the blocks whose recomputation gives the same result. Leave out blocks that change
+    their state in each call (such as BatchNorm's statistics or a cache) or a kept tensor in place.
     Try all blocks together, and only if that fails, one by one."""
     expected = train()
 

@@ -128,8 +128,8 @@ def replay_draws() -> Callable[[], AbstractContextManager[None]]:
 
 
 def track_modules(model: nn.Module) -> None:
-    """Track which module is being called, because draws are counted per module. A shared count would
-    differ between processes, because a process does not call modules that another process runs."""
+    """Track which module is being called, because draws are counted per module. A shared count
+    would differ between processes, because a process does not call other processes' modules."""
     for name, module in model.named_modules():
         if name:
             module.register_forward_pre_hook(partial(_enter, name))

@@ -38,8 +38,8 @@ def state_of(model: nn.Module) -> State:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Copy a model, including tensors that have a graph, which deepcopy rejects (an activation, or a
-    weight that torch.nn.utils.weight_norm computed)."""
+    """Copy a model, including tensors that have a graph, which deepcopy rejects (an activation, or
+    a weight that torch.nn.utils.weight_norm computed)."""
     attributes = (value for module in model.modules() for value in vars(module).values())
     kept = [v for v in attributes if isinstance(v, torch.Tensor) and not v.is_leaf]
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept})

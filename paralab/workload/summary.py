@@ -10,8 +10,8 @@ from paralab.workload.tensor_group import TensorPlan
 
 @dataclass(frozen=True)
 class Inspection:
-    """What to find out about a workload. Layers, units, blocks, and verify are slow, so request only
-    what you need.
+    """What to find out about a workload. `layers`, `units`, `blocks`, and `verify` are slow, so
+    request only what you need.
 
     samples   the number of samples for the trial step; default: the workload's batch size
     threads   the number of threads per device; default: all

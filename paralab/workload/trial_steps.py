@@ -1,5 +1,7 @@
-"""Run a few passes of the model on one device to determine the facts that a plan needs: does a forward
-pass draw random numbers, change buffers, or skip submodules, and which parameters get a gradient?"""
+"""Run the model a few times on one device to determine the facts that a plan needs.
+
+For example, does a forward pass draw random numbers, change buffers, or skip submodules? Which
+parameters get a gradient?"""
 
 from __future__ import annotations
 
@@ -151,7 +153,7 @@ def _counting_batch_norms() -> Iterator[list[int]]:
 def _find_unused_by_some(
     workload: Workload, model: nn.Module, batch: Any, calls: list[Counter[str]]
 ) -> set[str]:
-    """Find parameters that get no gradient from some samples, so they may differ between ranks."""
+    """Find parameters that get no gradient from some samples, so ranks may use different ones."""
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     split = workload.unpack or unpack
     unused: set[str] = set()
@@ -216,7 +218,7 @@ def _find_changes(
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two losses are equal. On a GPU, allow rounding, because it adds in any order."""
+    """Return whether two losses are equal. Allow rounding on a GPU, which adds in any order."""
     if one.is_cuda:
         return torch.allclose(one, other, rtol=1e-6, equal_nan=True)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

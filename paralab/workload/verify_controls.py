@@ -38,10 +38,10 @@ _forward_lock = threading.RLock()
 
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
-    """Remove these differences in this block. Enter the block before a strategy copies the model, so
-    that the controls also apply to the copies.
+    """Remove these differences in this block. Enter the block before a strategy copies the model,
+    so that the controls also apply to the copies.
 
-    `example` contains the inputs of three samples, which reveal the sample dim of random tensors."""
+    `example` has the inputs of three samples, which reveal the sample dim of random tensors."""
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
         if "casts" in kinds:

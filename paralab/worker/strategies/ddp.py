@@ -114,7 +114,7 @@ def wrap(
     group: dist.ProcessGroup,
     **where: int,
 ) -> tuple[DistributedDataParallel, Reduction]:
-    """Wrap the module in DDP with a timed all-reduce, whose events contain the fields in `where`."""
+    """Wrap the module in DDP with a timed all-reduce, whose events have the fields in `where`."""
     plan = context.plan
     ddp = DistributedDataParallel(
         module,
