@@ -32,8 +32,8 @@ class Axis:
 
     name         replicas, stages, or shards
     groups       the ranks that differ only along this axis
-    collectives  what they run
-    exchanged    what they exchange, and when
+    collectives  the collectives that these ranks run
+    exchanged    the data that they exchange, and when
     """
 
     name: str

@@ -1,8 +1,8 @@
 """How ranks exchange tensors: the torch.distributed backend, and what changes if ranks share a GPU.
 
 Without MPS, processes take turns on a GPU, and each wait for another rank costs a turn, so one
-large bucket is best. With MPS, small buckets overlap with the backward pass as
-usual. docs/collectives.md has the measurements.
+large bucket is best. With MPS, small buckets overlap with the backward pass as usual.
+docs/collectives.md has the measurements.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     )
     size = widest(samples, plan.accumulate, 1)
     gathered, unreduced = _gathered(plan, trial) if ranks > 1 else (None, None)
-    # No gradient is sharded at the start of the first backward pass, and all are at the end.
+    # At the start of the first backward pass, no gradients are sharded. At the end, all are.
     before = state.gradients if plan.accumulate > 1 and plan.sync_every_pass else 0
     start = before + trial.at(size, lambda each: each.again)
     moving = max(start, state.gradients + trial.step_bytes // ranks)

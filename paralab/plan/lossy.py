@@ -1,7 +1,7 @@
 """Lossy configurations, which train differently from a single device on purpose: compressed
 gradients, and replicas that average their parameters only every few steps.
 
-`verify` compares them with a simulation: the same algorithm on one device, replica after replica.
+`verify` compares them with a simulation: the same algorithm on one device, one replica at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paralab.plan.plan import Plan, Reasons
 
 CASTS = ("fp16", "bf16")  # compressions that round each gradient
-POWERSGD_START = 2  # steps without PowerSGD: DDP rebuilds its buckets after the first
+POWERSGD_START = 2  # skip PowerSGD in these steps, because DDP rebuilds its buckets
 POWERSGD_STEPS = POWERSGD_START + 2  # the second compressed step includes the first one's error
 
 

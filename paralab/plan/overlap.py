@@ -1,7 +1,7 @@
 """Compute how much of DDP's communication is hidden behind the backward pass. These are pure
 functions on plain numbers.
 
-Gradients become ready evenly over the backward pass, and buckets are reduced one after another:
+Gradients become ready evenly over the backward pass, and buckets are reduced one at a time:
 
     backward   [·················]            4 buckets, each of which takes 3 · on the link
     bucket 0       [···]
@@ -56,8 +56,8 @@ def reduce_buckets(
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     """Fit a line to measured all-reduces: sizes 1 2 3 and seconds 3 4 5 -> latency 2, rate 1.
 
-    One size does not determine a line, and a noisy fit may be invalid. In both
-    cases, assume a latency of 0.
+    One size does not determine a line, and a noisy fit may be invalid. In both cases, assume a
+    latency of 0.
     """
     count, mean, time = len(sizes), sum(sizes) / len(sizes), sum(seconds) / len(seconds)
     spread = sum((size - mean) ** 2 for size in sizes)

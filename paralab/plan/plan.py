@@ -133,7 +133,7 @@ class Plan:
     mps: bool = False  # whether processes share a GPU through MPS
     zero: int | None = None  # what fsdp shards: 1, 2, or 3
     shard_groups: int = 1  # groups of replicas that each hold all of fsdp's shards
-    recompute: str | None = None  # how the `recomputed` blocks are recomputed
+    recompute: str | None = None  # the recomputation mode, full or selective
     recomputed: tuple[str, ...] = ()
     compile: bool = False
     compiled: tuple[str, ...] = ()  # names of the compiled blocks

@@ -35,7 +35,7 @@ STRATEGIES: Mapping[str, str] = {
     "local-sgd": "one process per replica; each takes its own optimizer steps, "
     "and every few steps the replicas average their parameters",
 }
-ALL = "all"  # where a command accepts every strategy
+ALL = "all"  # some commands accept this instead of a strategy
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 REPLICATED = ("dp", "ddp", "fsdp", "hybrid", "local-sgd")
@@ -46,7 +46,15 @@ PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
-BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")  # several processes
+BETWEEN_RANKS = (
+    "ddp",
+    "fsdp",
+    "tp",
+    "cp",
+    "pipeline",
+    "hybrid",
+    "local-sgd",
+)  # have several processes
 COMPILED = (  # strategies that call a whole block from one thread
     "single",
     "ddp",

@@ -30,7 +30,7 @@ NOT_ON_SHARDS = "torch cannot run this optimizer's step on shards of parameters"
 
 
 def choose_zero(request: Request, reasons: Reasons) -> int | None:
-    """Choose what is sharded: 1, 2, or 3, as in the ZeRO paper."""
+    """Choose the ZeRO stage (1, 2, or 3), which determines what is sharded."""
     zero = request.zero or (3 if request.strategy == "fsdp" else None)
     if zero is None:
         return None

@@ -48,7 +48,7 @@ def _merge(layers: Sequence[Layer]) -> Layer:
 
 
 def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
-    """Leave groups whole whose layers are in several parts of the model."""
+    """Do not split groups whose layers are in several parts of the model."""
     left: dict[TensorGroup, str] = {}
     for group in plan.kept:
         used = [number for number, part in enumerate(parts) if _uses(group, part.modules)]
@@ -58,7 +58,7 @@ def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
 
 
 def leave_fused_groups(plan: TensorPlan) -> TensorPlan:
-    """Leave groups with several matrices side by side whole, because FSDP cannot shard them."""
+    """Do not split groups with several matrices side by side, because FSDP cannot shard them."""
     why = "FSDP cannot shard a layer again whose shard is in several pieces"
     return _leave(plan, {group: why for group in plan.kept if group.in_pieces})
 
@@ -84,7 +84,7 @@ def _divided(*groups: TensorGroup) -> set[str]:
 
 
 def _uses(group: TensorGroup, modules: Iterable[str]) -> bool:
-    """Return whether the group's layers, or modules that read its divided numbers, are here."""
+    """Return whether `modules` contain the group's layers or read its divided numbers."""
     owners = {path.rpartition(".")[0] for path, _ in group.divided}
     summed = {path.rpartition(".")[0] for path in group.summed}
     within = tuple(f"{name}." if name else "" for name in {*group.layers, *owners})

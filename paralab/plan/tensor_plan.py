@@ -25,7 +25,7 @@ def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
     return (f"the shards split {plan.share:.0%} of the parameters ({groups}); {rest}",)
 
 
-# Where the names in `parallelize_code` come from.
+# The modules that define the names in `parallelize_code`.
 SOURCES = {
     "paralab.worker.sharded_attention": {"MultiheadParallel"},
     "paralab.worker.sharded_layers": {"MatrixParallel"},

@@ -45,7 +45,7 @@ from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload
 
 EXIT_CODES = {"completed": 0, "stopped": 0, "failed": 1, "interrupted": 130}
-STOP_SECONDS = 0.5  # time between the first and the last rank that the launcher stops
+STOP_SECONDS = 0.5  # the launcher stops all ranks within this time
 
 
 class Stopped(BaseException):
@@ -149,7 +149,7 @@ def _train_one(
             trace = traceback.format_exc()
             # torch turns an exception in a callback into a RuntimeError, even `Stopped`.
             stopped = isinstance(error, Stopped) or _raised.is_set()
-            # The launcher stops the ranks one after another, so this rank may lose its connection
+            # The launcher stops the ranks one at a time, so this rank may lose its connection
             # to a stopped rank before its own order arrives.
             if not stopped and is_victim(str(error), trace):
                 time.sleep(STOP_SECONDS)

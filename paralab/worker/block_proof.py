@@ -120,7 +120,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def gradients_of(model: nn.Module) -> Values:
     return {
-        f"gradient of {name}": whole(p.grad).clone()  # an optimizer may clip it in place
+        f"gradient of {name}": whole(p.grad).clone()  # an optimizer may clip gradients in place
         for name, p in model.named_parameters()
         if p.grad is not None
     }

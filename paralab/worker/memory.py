@@ -24,7 +24,9 @@ class ActivationMeter:
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
-        self.ignored = addresses(parameters)  # autograd saves them, but they are not activations
+        self.ignored = addresses(
+            parameters
+        )  # autograd saves parameters, but they are not activations
         # Address -> (bytes, piece, storage)
         self._live: dict[str, dict[int, tuple[int, Any, StorageWeakRef]]] = {}
         self._lock = threading.Lock()

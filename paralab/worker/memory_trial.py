@@ -170,7 +170,7 @@ class _Trial:
         inputs, targets = (self.workload.unpack or unpack)(batch)
         with _KnownSizes():  # type: ignore[no-untyped-call]
             output = call_model(self.model, inputs)
-        if self.low and self.by_module:  # as in fsdp, the loss is computed in fp32
+        if self.low and self.by_module:  # compute the loss in fp32, as fsdp does
             output = map_tensors(lambda t: t.float() if t.is_floating_point() else t, output)
         before_loss()
         return output, self.workload.loss(output, targets)
@@ -299,7 +299,7 @@ def _make_tracker() -> Any:
 
 
 def _build(workload: Workload, fake: Any, seed: int) -> tuple[nn.Module, str | None]:
-    """Build the model with fake tensors. If its code needs real values, build it with real ones."""
+    """Build the model with fake tensors. If its code needs real values, use real tensors."""
     seed_everything(seed)
     try:
         with fake:

@@ -1,4 +1,4 @@
-"""PowerSGD's theory for one gradient matrix, without communication.
+"""The PowerSGD algorithm for one gradient matrix, without communication.
 
 P Qᵀ approximates an n × m matrix M with rank r, and needs only r · (n + m) numbers:
 

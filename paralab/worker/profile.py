@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-# Profile steps 4 to 7. The earlier steps warm up training, and the last of them the profiler.
+# Profile steps 4 to 7. Earlier steps are warm-up, and step 3 also warms up the profiler.
 FIRST, STEPS = 4, 4
 
 

@@ -1,6 +1,6 @@
 """Find and prove how to split layers or sequences, as one of several CPU ranks over gloo.
 
-python -m paralab.worker.prove_shards SPEC.json          (RANK says which rank; rank 0 writes)
+python -m paralab.worker.prove_shards SPEC.json          (rank $RANK; rank 0 writes the answer)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Let blocks of a model process this rank's part of the sequence.
 
-    whole sequence ─► cut ─► [ block ]─►[ block ]─►[ block ] ─► put together ─► whole sequence
+    whole sequence ─► cut ─► [ block ]─►[ block ]─►[ block ] ─► join ─► whole sequence
 
 Inside the blocks, each rank has all heads for its part of the sequence. Before attention, the ranks
 exchange these for some heads of the whole sequence, and afterward they exchange the results back.

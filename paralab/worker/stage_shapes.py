@@ -2,7 +2,7 @@
 
 The user's entire forward() runs, including the part before the stage. That part needs no memory or
 arithmetic, because all its operators run on meta tensors. Some values, such as a padding mask or a
-condition of `if x.any()`, depend only on the inputs, not on parameters. Each process has the
+condition like `x.any()`, depend only on the inputs, not on parameters. Each process has the
 inputs, so it computes these values when the model uses them.
 """
 

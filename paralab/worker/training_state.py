@@ -68,7 +68,7 @@ class TrainingState:
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """Return the state without copying it. Only one rank saves each plain tensor, because DCP
+        """Return the state without copying it. Only one rank saves each unsharded tensor, because DCP
         would pick an arbitrary replica's value if several replicas saved a buffer."""
         model = {f"model.{name}": _storable(p.detach()) for name, p in self.parameters.items()}
         optimizer: State = {}

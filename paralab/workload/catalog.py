@@ -76,7 +76,7 @@ def built_in_names() -> list[str]:
 
 
 def look_up(name: str) -> tuple[BuiltIn, Mapping[str, int]]:
-    """Return a built-in workload's family and numbers, or raise with a similar name."""
+    """Return a built-in workload's family and numbers, or suggest a similar name."""
     family, _, size = name.partition(":")
     if name not in built_in_names():
         raise unknown("workload", name, [*built_in_names(), "path/to/file.py:function"])

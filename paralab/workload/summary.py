@@ -19,7 +19,7 @@ class Inspection:
     units     find submodules that can be sharded separately
     blocks    find repeated blocks, and try which of them can be recomputed
     verify    check whether a batch can be split at all
-    large     inspect a model that is too large for this machine without data
+    large     if the model is too large for this machine, inspect it without data
     """
 
     workload: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer, as one forward pass called it.
+    """A linear layer, as observed in one forward pass.
 
     reads       the linear layers whose outputs reach the input without another layer in between
     parameters  the number of elements of the weight and bias

@@ -52,8 +52,8 @@ def try_step(
     model a few more times.
 
     `more` returns a larger batch, which may contain samples that take a different branch. The
-    model's state is restored. Fake tensors have no values, which hides the effects of a forward
-    pass, so assume that only dropout has any."""
+    model's state is restored. Fake tensors have no values, so assume that the
+    model draws random numbers only for dropout and changes no state."""
     split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # one per forward pass
