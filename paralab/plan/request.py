@@ -46,15 +46,8 @@ PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
-BETWEEN_RANKS = (
-    "ddp",
-    "fsdp",
-    "tp",
-    "cp",
-    "pipeline",
-    "hybrid",
-    "local-sgd",
-)  # have several processes
+# strategies with several processes
+BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")
 COMPILED = (  # strategies that call a whole block from one thread
     "single",
     "ddp",

@@ -24,9 +24,7 @@ class ActivationMeter:
     def __init__(self, parameters: Iterable[nn.Parameter], enabled: bool) -> None:
         self.enabled = enabled
         self.peak: dict[str, int] = {}
-        self.ignored = addresses(
-            parameters
-        )  # autograd saves parameters, but they are not activations
+        self.ignored = addresses(parameters)  # these are not activations
         # Address -> (bytes, piece, storage)
         self._live: dict[str, dict[int, tuple[int, Any, StorageWeakRef]]] = {}
         self._lock = threading.Lock()

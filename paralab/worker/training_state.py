@@ -68,8 +68,8 @@ class TrainingState:
         return {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def tensors(self) -> State:
-        """Return the state without copying it. Only one rank saves each unsharded tensor, because DCP
-        would pick an arbitrary replica's value if several replicas saved a buffer."""
+        """Return the state without copying it. Only one rank saves each unsharded tensor. If
+        several replicas saved a buffer, DCP would pick an arbitrary replica's value."""
         model = {f"model.{name}": _storable(p.detach()) for name, p in self.parameters.items()}
         optimizer: State = {}
         plain: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""A batch: a tree of tensors in tuples, lists, mappings, and dataclasses. Dim 0 is the sample dim."""
+"""A batch: a tree of tensors in tuples, lists, mappings, and dataclasses. Dim 0 is for samples."""
 
 from __future__ import annotations
 
