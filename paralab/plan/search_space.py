@@ -31,10 +31,8 @@ TUNED = (
     *("zero", "shard_groups", "schedule", "recompute", "compile"),
     *("bucket_view", "static_graph", "precision"),
 )
-DIVIDING = (
-    "zero",
-    "schedule",
-)  # these change what each rank has, so each value is a separate layout
+# These change what each rank has, so each value is a separate layout.
+DIVIDING = ("zero", "schedule")
 # Changes to try, in this order, until a layout fits in memory. Accumulation comes first because it
 # recomputes nothing.
 SAVERS: tuple[Options, ...] = (

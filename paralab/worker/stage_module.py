@@ -99,9 +99,7 @@ class StageModule(nn.Module):
     determines shapes and must not change buffers.
     """
 
-    active: _Run | None = (
-        None  # one per process, because a process's stages share the model's hooks
-    )
+    active: _Run | None = None  # one per process, because its stages share the model's hooks
 
     def __init__(
         self,

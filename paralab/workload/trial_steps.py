@@ -162,10 +162,8 @@ def _find_unused_by_some(
         for number in range(min(num_samples(split(batch)[0]), MOST_BRANCHES)):
             if time.perf_counter() > deadline:
                 break
-            with (
-                suppress(Exception),
-                _counting(model, calls),
-            ):  # the model may reject a single sample
+            # The model may reject a single sample.
+            with suppress(Exception), _counting(model, calls):
                 inputs, targets = split(take(batch, number, number + 1))
                 loss = workload.loss(call_model(model, inputs), targets)
                 used = set(reachable(loss))
