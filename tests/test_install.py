@@ -32,6 +32,7 @@ SHORTER = (
     (r"--tensorboard \S+", ""),  # an extra
     (r"verify all", "verify ddp --steps 2"),
     (r"1,2,4", "1,2"),
+    (r"compare --all", "compare"),  # 35 configurations
     (r"compare --workload", "compare single ddp --workload"),
     (r"(compare|scale)(.*)", r"\1\2 --rounds 1 --steps 2 --no-proof"),
 )
