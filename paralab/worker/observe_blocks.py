@@ -3,6 +3,7 @@ attention, and the block whose output each one processes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -16,37 +17,38 @@ from paralab.workload.hooks import patched, watched
 from paralab.workload.recompute import python_random_state
 
 
-def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> list[ObservedBlock]:
-    """Return the blocks in the order of their first calls. Turn off dropout before calling this."""
-    blocks: dict[str, ObservedBlock] = {}
-    inside: list[str] = []
-    states: list[Any] = []  # states of the random generators when these blocks began
-    calls: dict[str, int] = {}
-    # Tensor id -> (block that returned the tensor, number, tensor). Keep the tensor, because
-    # otherwise Python may reuse its id.
-    returned: dict[int, tuple[str, int, torch.Tensor]] = {}
-    attention = nn.functional.scaled_dot_product_attention
+class _Observer:
+    """Notes what passes through the blocks with these names."""
 
-    def attend(query: torch.Tensor, key: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        if inside:
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+        self.blocks: dict[str, ObservedBlock] = {}
+        self.calls: Counter[str] = Counter()
+        self._inside: list[str] = []
+        self._states: list[Any] = []  # states of the random generators when these blocks began
+        # Tensor id -> (block that returned the tensor, number, tensor). Keep the tensor, because
+        # otherwise Python may reuse its id.
+        self._returned: dict[int, tuple[str, int, torch.Tensor]] = {}
+
+    def note_attention(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        if self._inside:
             heads, key_heads = (t.shape[-3] if t.ndim > 2 else 0 for t in (query, key))
             call = AttentionCall(heads, key_heads, query.shape[-2], key.shape[-2])
-            block = blocks[inside[-1]]
-            blocks[inside[-1]] = replace(block, attention=(*block.attention, call))
-        return attention(query, key, *more, **named)
+            block = self.blocks[self._inside[-1]]
+            self.blocks[block.name] = replace(block, attention=(*block.attention, call))
 
-    def enter(name: str, arguments: Any) -> None:
-        if name not in names:
+    def enter(self, name: str, arguments: Any) -> None:
+        if name not in self.names:
             return
-        inside.append(name)
-        states.append(_random_state())
-        calls[name] = calls.get(name, 0) + 1
-        if name in blocks:
+        self._inside.append(name)
+        self._states.append(_random_state())
+        self.calls[name] += 1
+        if name in self.blocks:
             return
         given = list(tensors(arguments))
-        sources = {n: returned[id(t)] for n, t in enumerate(given) if id(t) in returned}
+        sources = {n: self._returned[id(t)] for n, t in enumerate(given) if id(t) in self._returned}
         after = next((block for block, _, _ in sources.values()), "")
-        blocks[name] = ObservedBlock(
+        self.blocks[name] = ObservedBlock(
             name,
             tuple(tuple(t.shape) for t in given),
             tuple(t.is_floating_point() for t in given),
@@ -56,26 +58,37 @@ def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> lis
             linked=tuple((n, out) for n, (block, out, _) in sources.items() if block == after),
         )
 
-    def leave(name: str, output: Any) -> None:
-        if name not in names:
+    def leave(self, name: str, output: Any) -> None:
+        if name not in self.names:
             return
-        inside.pop()
-        draws = _random_state() != states.pop()
+        self._inside.pop()
+        draws = _random_state() != self._states.pop()
         outputs = list(tensors(output))
-        returned.update({id(t): (name, n, t) for n, t in enumerate(outputs)})
+        self._returned.update({id(t): (name, n, t) for n, t in enumerate(outputs)})
         shapes = tuple(tuple(tensor.shape) for tensor in outputs)
-        blocks[name] = replace(blocks[name], outputs=shapes, draws=blocks[name].draws or draws)
+        block = self.blocks[name]
+        self.blocks[name] = replace(block, outputs=shapes, draws=block.draws or draws)
+
+
+def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> list[ObservedBlock]:
+    """Return the blocks in the order of their first calls. Turn off dropout before calling this."""
+    observer = _Observer(names)
+    attention = nn.functional.scaled_dot_product_attention
+
+    def attend(query: torch.Tensor, key: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        observer.note_attention(query, key)
+        return attention(query, key, *more, **named)
 
     with (
-        watched(model, enter, leave),
+        watched(model, observer.enter, observer.leave),
         patched(nn.functional, scaled_dot_product_attention=attend),
     ):
         call_model(model, inputs)
     # For a block that is called several times, the source of its inputs is ambiguous.
-    once = {name for name, number in calls.items() if number == 1}
+    once = {name for name, number in observer.calls.items() if number == 1}
     return [
         block if {block.name, block.after} <= once else replace(block, after="", linked=())
-        for block in blocks.values()
+        for block in observer.blocks.values()
     ]
 
 

@@ -41,6 +41,31 @@ def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
     calls.append(counts)
 
 
+class _Loss:
+    """Computes the loss of some samples, and notes what the forward pass and the loss do."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        self.workload, self.model = workload, model
+        self.split = workload.unpack or unpack
+        self.use = ParameterUse(model)  # parameters that the loss reads itself
+        self.inner_backward = False  # whether a backward pass runs before the loss is known
+
+    def __call__(self, samples: Any, seed: int = 0) -> Any:
+        seed_everything(seed)
+        inputs, targets = self.split(samples)
+        autograd: Any = torch.autograd
+        run = autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self.inner_backward = True
+            return run(*args, **kwargs)
+
+        with patched(autograd, _engine_run_backward=run_backward):
+            output = call_model(self.model, inputs)
+            with self.use:
+                return self.workload.loss(output, targets)
+
+
 def try_step(
     workload: Workload,
     model: nn.Module,
@@ -54,35 +79,11 @@ def try_step(
     `more` returns a larger batch, which may contain samples that take a different branch. The
     model's state is restored. Fake tensors have no values, so assume that the
     model draws random numbers only for dropout and changes no state."""
-    split = workload.unpack or unpack
     two = take(batch, 0, 2)
     calls: list[Counter[str]] = []  # one per forward pass
     before = state_of(model)
-    use = ParameterUse(model)
-    inner: list[bool] = []  # backward passes before the loss is known
-    autograd: Any = torch.autograd
-    run_backward = autograd._engine_run_backward
-
-    def count_backward(*args: Any, **kwargs: Any) -> Any:
-        inner.append(True)
-        return run_backward(*args, **kwargs)
-
-    def compute_loss(samples: Any, seed: int = 0) -> Any:
-        seed_everything(seed)
-        inputs, targets = split(samples)
-        with patched(autograd, _engine_run_backward=count_backward):
-            output = call_model(model, inputs)
-            with use:
-                return workload.loss(output, targets)
-
-    counter = FlopCounter()
-    # The counter does not support fused attention on a CPU, but it does count matrix products.
-    with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
-        # Do not count in backward, where activation checkpointing calls modules again.
-        with _counting(model, calls):
-            loss = compute_loss(two)
-        _require_loss(workload, loss)
-        loss.backward()
+    loss = _Loss(workload, model)
+    flops, batch_norms = _train(loss, two, calls)
 
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unused = {name for name, p in trained if p.grad is None}
@@ -94,33 +95,42 @@ def try_step(
 
     with torch.no_grad():
         if has_values:
-            dropout, random, state = _find_changes(
-                model, lambda seed: compute_loss(two, seed), calls
-            )
+            dropout, random, state = _find_changes(model, lambda seed: loss(two, seed), calls)
         else:
             dropout, random, state = any(map(_drops, model.modules())), False, ()
-        output = call_model(model, split(two)[0])
+        output = call_model(model, loss.split(two)[0])
     put_back(model, before)
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    flops = counter.get_total_flops() / num_samples(split(two)[0])
+    called = sorted(set().union(*calls))
+    hooked = [name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks]
     return Trial(
         unused=tuple(name for name, _ in trained if name in unused),
         sparse=tuple(sparse),
-        sometimes=tuple(
-            name for name in sorted(set().union(*calls)) if len({each[name] for each in calls}) > 1
-        ),
+        sometimes=tuple(name for name in called if len({each[name] for each in calls}) > 1),
         scalar_output=any(not tensor.ndim for tensor in tensors(output)),
-        flops_per_sample=None if recurrent else flops or None,  # torch cannot count an RNN
+        flops_per_sample=flops / num_samples(loss.split(two)[0]) or None,
         dropout=dropout,
         random=random,
         state=state,
-        batch_norms=batch_norms[0],
-        hooked=tuple(
-            name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks
-        ),
-        inner_backward=bool(inner),
-        read_by_loss=tuple(name for name, p in model.named_parameters() if id(p) in use.used),
+        batch_norms=batch_norms,
+        hooked=tuple(hooked),
+        inner_backward=loss.inner_backward,
+        read_by_loss=tuple(n for n, p in model.named_parameters() if id(p) in loss.use.used),
     )
+
+
+def _train(loss: _Loss, samples: Any, calls: list[Counter[str]]) -> tuple[int, int]:
+    """Run forward and backward. Return the FLOPs, or 0 if torch cannot count them, and how often
+    BatchNorm normalized over the batch."""
+    counter = FlopCounter()
+    # The counter does not support fused attention on a CPU, but it does count matrix products.
+    with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
+        # Do not count in backward, where activation checkpointing calls modules again.
+        with _counting(loss.model, calls):
+            value = loss(samples)
+        _require_loss(loss.workload, value)
+        value.backward()
+    recurrent = any(isinstance(module, nn.RNNBase) for module in loss.model.modules())
+    return 0 if recurrent else counter.get_total_flops(), batch_norms[0]
 
 
 def _require_loss(workload: Workload, loss: Any) -> None:
