@@ -82,6 +82,8 @@ def public_functions():
     tensor = torch.full((5,), RANK + 1.0)
     work = dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True)
     work.wait()
+    if DEVICE.type == "cuda":  # there, only the stream waits
+        torch.cuda.synchronize()
     assert work.is_completed()
     assert tensor.tolist() == [2.0] * 5
     mine = torch.tensor([RANK])

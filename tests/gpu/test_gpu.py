@@ -400,7 +400,7 @@ def test_the_same_command_trains_the_same_model(tmp_path, strategy):
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("workload", ["noisy", "statistics_used", "stateful", "padded", "late"])
+@pytest.mark.parametrize("workload", ["noisy", "statistics_used", "stateful", "padded"])
 def test_a_forward_is_held_fixed_on_a_gpu(tmp_path, workload):
     hunters(tmp_path)
     options = [
