@@ -33,6 +33,7 @@ FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts
     *("--batch-size", "--cpus-per-task", "--gpus-per-task", "--gres", "--log-dir", "--logdir"),
     *("--lr", "--max-restarts", "--mem", "--nnodes", "--nproc-per-node", "--nproc_per_node"),
     *("--only", "--partition", "--quick", "--rdzv-backend", "--rdzv-endpoint", "--standalone"),
+    "--fast",
     "--half",
     "--write",
 }
