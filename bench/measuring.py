@@ -30,8 +30,8 @@ from paralab.worker import device_load as load
 from paralab.worker import loop, probes, rank_context
 from paralab.worker.clock import Clock
 from paralab.workload.load import load_workload
+from paralab.workload.workload import Workload
 
-STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 WARM_UP = 20
 ROUNDS = 5
 NOTING = (
@@ -72,19 +72,23 @@ class NoSampler:
         pass
 
 
-def stopwatch(probe_class: type, marks: list[float]) -> type:
-    """Return a probe class that also records the time after warm-up and at the end, when the device
-    is idle."""
+class Stopwatch:
+    """Record the time after warm-up and after the last step, when the device is idle."""
 
-    class Watched(probe_class):
-        def end_step(self, loss, **fields):
-            super().end_step(loss, **fields)
-            if self.step in (WARM_UP - 1, STEPS - 1):
-                if loss.is_cuda:
-                    torch.cuda.synchronize()
-                marks.append(time.perf_counter())
+    def __init__(self, warm_up: int, steps: int) -> None:
+        self.warm_up, self.steps = warm_up, steps
+        self.marks: list[float] = []
+        self.loss = 0.0  # of the last step
 
-    return Watched
+    def end_step(self, step: int, loss: torch.Tensor) -> None:
+        if step in (self.warm_up - 1, self.steps - 1):
+            self.loss = loss.item()  # waits for the device
+            self.marks.append(time.perf_counter())
+
+    @property
+    def step_seconds(self) -> float:
+        start, end = self.marks
+        return (end - start) / (self.steps - self.warm_up)
 
 
 def timed(cls: type, name: str) -> None:
@@ -117,25 +121,42 @@ def side_thread(cls: type, name: str, totals: list[float]) -> None:
     setattr(cls, name, wrapper)
 
 
-def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
-    marks: list[float] = []
-    rank_context.Probe, loop.LoadSampler = stopwatch(probe_class, marks), sampler
+def train(
+    workload: Workload,
+    plan: Plan,
+    stopwatch: Stopwatch,
+    probe_class: type = probes.Probe,
+    sampler: type = load.LoadSampler,
+) -> None:
+    """Train in this process, with the probes and load samples of this class."""
+
+    class Watched(probe_class):
+        def end_step(self, loss, **fields):
+            super().end_step(loss, **fields)
+            stopwatch.end_step(self.step, loss)
+
+    rank_context.Probe, loop.LoadSampler = Watched, sampler
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(folder, "rank0.jsonl"))
         board = StatusBoard.create(Path(folder, "board"), 1)
-        workload, now = load_workload(plan.workload), time.perf_counter()
-        loop.train(workload, plan, 0, writer, now, loop.Extras(), board)
+        loop.train(workload, plan, 0, writer, time.perf_counter(), loop.Extras(), board)
         writer.close()
-    return (marks[1] - marks[0]) / (STEPS - WARM_UP)
+
+
+def step_seconds(plan: Plan, probe_class: type, sampler: type) -> float:
+    stopwatch = Stopwatch(WARM_UP, plan.num_steps)
+    train(load_workload(plan.workload), plan, stopwatch, probe_class, sampler)
+    return stopwatch.step_seconds
 
 
 def main() -> None:
     global spent
     workload = sys.argv[1] if len(sys.argv) > 1 else "mlp"
     precision = sys.argv[2] if len(sys.argv) > 2 else "fp32"
+    steps = int(sys.argv[3]) if len(sys.argv) > 3 else 200
     plans = []
     for strategy in ("single", "pipeline"):
-        plan, _ = make_plan(Request(strategy, workload, steps=STEPS, precision=precision))
+        plan, _ = make_plan(Request(strategy, workload, steps=steps, precision=precision))
         plans.append(Plan.from_json(json.loads(json.dumps(plan.to_json()))))
     ratios = {}
     for plan in plans:
@@ -161,8 +182,8 @@ def main() -> None:
         pairs = ratios[plan.strategy]
         print(
             f"{plan.strategy:<9} {plan.workload} {precision}: step {step * 1e3:.2f} ms; with probes / without "
-            f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / STEPS:.2%}, "
-            f"background threads {sum(totals) / step / STEPS:.2%} of a core; torch {torch.__version__}",
+            f"{statistics.median(pairs):.4f} ({min(pairs):.4f}-{max(pairs):.4f}); in probes {spent / step / steps:.2%}, "
+            f"background threads {sum(totals) / step / steps:.2%} of a core; torch {torch.__version__}",
             flush=True,
         )
 
