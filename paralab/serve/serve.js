@@ -28,16 +28,14 @@
   }
 
   // The list: replace only the rows that changed, and keep what is selected and focused.
-  const markup = new Map();
   function showRows(rows) {
     const body = element("rows"), old = new Map(all("#rows > tr").map((row) => [row.dataset.name, row]));
     const wanted = rows.map(([name, html]) => {
-      const before = old.get(name);
-      if (before && markup.get(name) === html) return before;
-      markup.set(name, html);
-      const holder = document.createElement("tbody");
+      const before = old.get(name), holder = document.createElement("tbody");
       holder.innerHTML = html;
       const row = holder.firstElementChild, box = row.querySelector("input"), boxBefore = before?.querySelector("input");
+      row.hidden = before?.hidden ?? false;
+      if (before?.isEqualNode(row)) return before;
       if (box && boxBefore) box.checked = boxBefore.checked;
       return row;
     });
