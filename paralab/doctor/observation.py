@@ -130,11 +130,12 @@ class WatchedRank:
     @property
     def reached_end(self) -> bool:
         """Return whether the rank reached the end of the program or called an exit function."""
-        return self.last(End) is not None or self.left is not None
+        return self.last(End) is not None or self.last(Exit) is not None
 
     @property
     def left(self) -> Exit | None:
-        return self.last(Exit)
+        """Return the exit that the rank chose. After an exception, it had no choice."""
+        return None if self.raised else self.last(Exit)
 
     @property
     def is_blind(self) -> bool:

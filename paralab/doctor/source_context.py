@@ -34,7 +34,7 @@ class Leaving:
     """A statement that leaves a loop or function early, and its enclosing condition."""
 
     place: Place
-    kind: str  # break, return
+    kind: str  # break, return, exit
     condition: Condition | None
 
 
@@ -112,7 +112,7 @@ def returns_before(place: Place, after: int) -> list[Leaving]:
         leaving
         for function in around(place)[:1]
         for leaving in _leavings(function, place)
-        if leaving.kind == "return" and after <= leaving.place.line < place.line
+        if leaving.kind != "break" and after <= leaving.place.line < place.line
     ]
 
 
@@ -153,12 +153,14 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
 def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:
     if isinstance(node, ast.Break) and isinstance(owner, (ast.For, ast.While)) and not in_loop:
         return "break"
-    exits = (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).endswith("exit")
-    )
-    return "return" if isinstance(node, ast.Return) or exits else None
+    if isinstance(node, ast.Return):
+        return "return"
+    match node:
+        case ast.Expr(value=ast.Call(func=call)):
+            return "exit" if ast.unparse(call).endswith(("exit", "quit")) else None
+        case ast.Raise(exc=ast.expr() as raised):
+            return "exit" if ast.unparse(raised).startswith("SystemExit") else None
+    return None
 
 
 def _loopsaround(place: Place) -> list[ast.For | ast.While]:

@@ -6,6 +6,7 @@ imports the watching code from there.
 """
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -82,7 +83,8 @@ def observe(
             _end(job, watch.pids())
     code = job.wait()
     final = watch.reader.read(over=True, exit_code=code, ended_by_us=watch.stopped)
-    latest = {_same(finding): finding for finding in [*watch.reported, *apply("ranks", final)]}
+    own = watch.without_consequences(apply("ranks", final), final)
+    latest = {_same(finding): finding for finding in [*watch.reported, *own]}
     findings = ordered(with_exceptions_explained(list(latest.values()), final))
     for finding in findings:
         watch.report(finding)
@@ -106,6 +108,7 @@ class Watch:
         self.stopped = False
         self._found: set[tuple[object, ...]] = set()  # errors from the previous run of the checks
         self._named: set[tuple[int, float]] = set()  # stalls that we have reported
+        self._hung_at = -math.inf  # when we reported why the ranks cannot continue
         self._progress: tuple[int, ...] = ()
         self._began = self._moved = time.monotonic()
         self._next_look = 0.0
@@ -136,6 +139,15 @@ class Watch:
         if _same(finding) not in map(_same, self.reported):
             self.reported.append(finding)
             self.say(finding)
+            self._hung_at = time.time() if _is_hang(finding) else self._hung_at
+
+    def without_consequences(self, findings: list[Finding], seen: Observation) -> list[Finding]:
+        """Omit further reasons for a hang. There is only one until a launcher restarts the ranks:
+        later events, such as another rank that leaves its loop, are consequences."""
+        if any(rank.start.t > self._hung_at for rank in seen.ranks):
+            return findings
+        known = set(map(_same, self.reported))
+        return [one for one in findings if _same(one) in known or not _is_hang(one)]
 
     def look(self, seen: Observation) -> None:
         """Report only errors that the checks find twice in a row. The first time, the event that
@@ -143,7 +155,8 @@ class Watch:
         less often."""
         now = time.monotonic()
         if now >= self._next_look and seen.ranks:
-            errors = [finding for finding in apply("ranks", seen) if finding.severity == "error"]
+            every = self.without_consequences(apply("ranks", seen), seen)
+            errors = [finding for finding in every if finding.severity == "error"]
             for finding in errors:
                 if _same(finding) in self._found:
                     self.report(finding)
@@ -180,11 +193,15 @@ class Watch:
         self._named |= late | {(-1, self._moved)}
         self.reader.ask()
         stalled = max([still, *(time.time() - since for _, since in late)])
-        found = apply("ranks", self.reader.read(over=False, stalled_seconds=stalled))
+        seen = self.reader.read(over=False, stalled_seconds=stalled)
+        found = self.without_consequences(apply("ranks", seen), seen)
         for finding in found:
             self.report(finding)
-        for_good = any(finding.severity == "error" and finding.id in HANGS for finding in found)
-        return self.ends and for_good
+        return self.ends and any(map(_is_hang, found))
+
+
+def _is_hang(finding: Finding) -> bool:
+    return finding.severity == "error" and finding.id in HANGS
 
 
 def _same(finding: Finding) -> tuple[object, ...]:

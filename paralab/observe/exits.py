@@ -1,6 +1,7 @@
 """How this rank exits: an uncaught exception, sys.exit, os._exit, or the end of the program."""
 
 import atexit
+import builtins
 import multiprocessing.util
 import os
 import sys
@@ -66,6 +67,7 @@ def without_us(trace: TracebackType | None) -> TracebackType | None:
 
 def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
+    quitter: Any = type(getattr(builtins, "quit", None))  # of quit and exit; python -S has neither
 
     def note(status: Any, call: str) -> None:
         """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of
@@ -89,4 +91,10 @@ def _observe_exits(rank: Rank) -> None:
             rank.flush()
         leave_at_once(status)
 
+    def quit_(quitter: Any, code: Any = None) -> Any:
+        note(code, quitter.name)
+        call(quitter, code)
+
     sys.exit, os._exit = exit_, _exit
+    if call := vars(quitter).get("__call__"):
+        quitter.__call__ = quit_

@@ -6,16 +6,19 @@ import signal
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from paralab.doctor.events import Backward, Forward, Step, ZeroGrad
+from paralab.doctor.events import Backward, Forward, Start, Step, ZeroGrad
 from paralab.doctor.failures.hangs.hung_ranks import IDS
-from paralab.doctor.observation import Observation, Reader
+from paralab.doctor.finding import Finding
+from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
 from paralab.doctor.source_context import conditions, opposite, ways_out_of_loops
+from paralab.doctor.watch import Watch
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
 
@@ -136,6 +139,71 @@ def test_a_loop_without_a_loader_is_left_early(tmp_path):
     (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
     assert (finding.id, finding.rank) in (("H08", 1), ("H02", 1))
     assert Path(finding.file).read_text().splitlines()[finding.line - 1].strip() == "break"
+
+
+def test_the_rank_that_left_first_is_named(tmp_path):
+    """Rank 2 leaves the first pass, and its next pass pairs with the others' first one. Then the
+    others leave, too, and every one of them fails."""
+    seen = run(
+        tmp_path,
+        """
+        from torch.utils.data import DataLoader, TensorDataset
+        model = DDP(nn.Linear(2, 1))
+        loader = DataLoader(TensorDataset(torch.randn(32, 2)), batch_size=4)
+        for epoch in range(2):
+            for number, (row,) in enumerate(loader):
+                model(row).square().mean().backward()
+                if number == (6, 4, 2)[rank]:
+                    break
+        """,
+        count=3,
+    )
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) == ("H02", 2)
+    assert "after batch 3 of pass 1" in finding.why
+
+
+@pytest.mark.parametrize("leave", ["raise SystemExit", "raise SystemExit(3)", "quit()"])
+def test_a_rank_that_exits_is_named_and_not_the_one_that_fails_then(leave, tmp_path):
+    """Rank 0 notices that rank 2 is gone, and exits as well."""
+    seen = run(
+        tmp_path,
+        f"""
+        import sys
+        def train():
+            for step in range(4):
+                try:
+                    dist.all_reduce(torch.ones(1))
+                except RuntimeError:
+                    sys.exit(1)
+                if step == rank == 2:
+                    {leave}
+        train()
+        """,
+        count=3,
+    )
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) == ("H02", 2)
+    line = Path(finding.file).read_text().splitlines()[finding.line - 1]
+    assert line.strip() == leave
+
+
+def test_a_hang_has_one_reason_until_the_ranks_start_again(tmp_path):
+    first = Finding("H08", "error", "left", "", "train.py", 32, rank=1)
+    later = Finding("H08", "error", "left too", "", "train.py", 32, rank=0)
+    other = Finding("T01", "error", "all data", "", "train.py", 9)
+    said = []
+    watched = Watch(None, None, 1.0, said.append, ends=True)
+    start = Start(t=time.time())
+    rank = WatchedRank(0, start, (), (), True, "S", 1)
+    seen = Observation(tmp_path, [rank], 1)
+    assert watched.without_consequences([later], seen) == [later]
+    watched.report(other)
+    watched.report(first)
+    assert watched.without_consequences([first, later, other], seen) == [first, other]
+    restarted = replace(seen, ranks=[replace(rank, start=Start(t=time.time() + 1))])
+    assert watched.without_consequences([later], restarted) == [later]
+    assert said == [other, first]
 
 
 def test_a_broadcast_in_both_branches_is_not_blamed_for_a_later_hang(tmp_path):

@@ -1,5 +1,7 @@
 """H01, H02, H08: a rank leaves a loop, or exits, while the others continue."""
 
+from itertools import permutations
+
 from paralab.doctor.events import Join
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
@@ -12,27 +14,27 @@ Passes = dict[tuple[int, int], Pass]
 
 
 def left_their_loops(seen: Observation) -> Finding | None:
-    """Report a rank that left a pass over the data before another rank's last collective."""
+    """Report the rank that left a pass over the data first, before another rank's last collective.
+    A rank may leave a later pass as a consequence."""
     if any(rank.of(Join) for rank in seen.ranks):
         return None  # `with model.join()` permits this
-    all_passes = {rank.rank: passes(rank) for rank in seen.ranks}
-    for fewer in seen.ranks:
+    own = {rank.rank: passes(rank) for rank in seen.ranks}
+    departures: list[tuple[int, int, Finding]] = []
+    for fewer, more in permutations(seen.ranks, 2):
         if raised_of_its_own(fewer) or fewer.is_blind:
             continue
-        own = all_passes[fewer.rank]
-        for more in seen.ranks:
-            others = all_passes[more.rank]
-            for key, mine in own.items():
-                its = others.get(key)
-                if its is not None and mine.over and its.reached > mine.batches > 0:
-                    report = _uneven if mine.exhausted else _left
-                    return report(fewer, mine, more, its)
-            # Ranks that we stopped may raise and exit as a consequence.
-            if not (seen.ended_by_us and fewer.raised) and (
-                finding := _fewer_passes(fewer, own, more, others)
-            ):
-                return finding
-    return None
+        mine, its = own[fewer.rank], own[more.rank]
+        for place, (key, one) in enumerate(mine.items()):
+            other = its.get(key)
+            if other is not None and one.over and other.reached > one.batches > 0:
+                report = _uneven if one.exhausted else _left
+                departures.append((place, one.batches, report(fewer, one, more, other)))
+        # Ranks that we stopped may raise and exit as a consequence.
+        if not (seen.ended_by_us and fewer.raised) and (
+            finding := _fewer_passes(fewer, mine, more, its)
+        ):
+            departures.append((len(mine), 0, finding))
+    return min(departures, key=lambda one: one[:2])[2] if departures else None
 
 
 def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
@@ -89,6 +91,7 @@ def leaving(
     way = ways[0] if len({each.place for each in ways}) == 1 else None
     condition = way.condition if way else None
     by_rank = condition is not None and condition.is_about_the_rank
+    exited = fewer.reached_end and bool(ways) and all(each.kind == "exit" for each in ways)
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
     how += "; several statements could have caused it" if ways and not way else ""
     what = "is true on some ranks only" if by_rank else "uses a value that differs between ranks"
@@ -102,7 +105,7 @@ def leaving(
     )
     made = [f"rank {rank.rank}: {rank.made} optimizer steps" for rank in (fewer, more)]
     evidence = (made[0], f"{made[1]}, {went}")
-    id, at = "H02" if by_rank else "H08", way.place if way else last
+    id, at = "H02" if by_rank or exited else "H08", way.place if way else last
     return make_finding(id, "error", why, at, evidence, fewer.rank, fix=fix)
 
 

@@ -1,8 +1,11 @@
 """H02, H03, H08, H10, H12, H13: a rank never reached the call where other ranks wait. It left, was
 killed or stopped, or is busy elsewhere."""
 
+import math
+
+from paralab.analyse.collective_matching import Mismatch
 from paralab.analyse.stack_dumps import STOPPED
-from paralab.doctor.events import Collective, Destroy, Forward, Init
+from paralab.doctor.events import Collective, Destroy, End, Exit, Forward, Init
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
 from paralab.doctor.failures.hangs.left_loops import early_exit, leaving
 from paralab.doctor.finding import Finding
@@ -32,11 +35,17 @@ def did_not_come(seen: Observation) -> Finding | None:
                 return _stopped(victim, rank)
     for mismatch in mismatches(seen):
         waiting = [stuck_ranks[rank] for rank, call in mismatch.came if call.is_open]
-        for number in mismatch.behind if waiting else ():
-            behind = seen.rank(number)
-            if behind is not None and (finding := _absent(seen, waiting[0], behind)):
+        missing = [rank for rank in seen.ranks if rank.rank in mismatch.behind and waiting]
+        for rank in sorted(missing, key=lambda rank: _last_number(mismatch, rank)):
+            if finding := _absent(seen, waiting[0], rank):
                 return finding
     return _nobody_is_missing(seen, list(stuck_ranks.values()))
+
+
+def _last_number(mismatch: Mismatch, rank: WatchedRank) -> tuple[int, float]:
+    """Return a sort key: the rank with the fewest collectives left first."""
+    last, end = mismatch.last.get(rank.rank), rank.last(Exit) or rank.last(End)
+    return (last.number or 0) if last else -1, end.t if end else math.inf
 
 
 def describe_end(rank: WatchedRank) -> str:
@@ -103,8 +112,8 @@ def _returned(where: Stuck, rank: WatchedRank) -> Finding:
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     why = (
         f"Rank {rank.rank} reached the end of the program {how or 'without this call'}, while rank "
-        f"{where.rank.rank} is in {named(where.operation)}. It exits with code 0 and prints "
-        "nothing, while the others fail."
+        f"{where.rank.rank} is in {named(where.operation)}. It exits without an "
+        "exception, while the others fail."
     )
     ended = f"rank {rank.rank}: ended after {rank.made} optimizer steps"
     evidence = (ended, describe_end(where.rank))
