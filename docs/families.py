@@ -174,7 +174,8 @@ def prove(name: str) -> TensorPlan:
 def row_of(name: str, plan: TensorPlan) -> str:
     """Return the family's row in the table."""
     groups = f"{len(plan.kept)} of {len(plan.groups)}"
-    left = [f"`{row.columns} → {row.row}`" for row in table_of(plan) if not row.kept]
+    rows = [row for row in table_of(plan) if not row.kept]
+    left = [f"`{' → '.join(filter(None, (row.columns, row.row)))}`" for row in rows]
     cells = (FAMILIES[name], groups, f"{plan.share:.0%}", ", ".join(dict.fromkeys(left)) or "–")
     return f"| {' | '.join(cells)} |"
 

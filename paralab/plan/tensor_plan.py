@@ -28,8 +28,10 @@ def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
 # The modules that define the names in `parallelize_code`.
 SOURCES = {
     "paralab.worker.sharded_attention": {"MultiheadParallel"},
+    "paralab.worker.sharded_embedding": {"EmbeddingParallel"},
     "paralab.worker.sharded_layers": {"MatrixParallel"},
     "torch.distributed._functional_collectives": {"all_reduce"},
+    "torch.distributed.tensor": {"Replicate"},
     "torch.distributed.tensor.parallel": {
         "ColwiseParallel",
         "RowwiseParallel",
@@ -73,6 +75,8 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
     summed = dict.fromkeys(name for group in plan.kept for name in group.summed)
     used = {style.partition("(")[0] for style in styles.values()} | {"parallelize_module"}
     used |= {"all_reduce"} if summed else set()
+    used |= {"Replicate"} if any("Replicate" in style for style in styles.values()) else set()
+    tied = [(path, f"{group.row}.weight") for group in plan.kept for path in group.tied]
     lines = []
     for module, names in SOURCES.items():
         if needed := sorted(used & names):
@@ -87,7 +91,11 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
         lines.append(f'model.get_parameter("{path}").register_hook({hook})')
     lines += ["parallelize_module(model, mesh, {"]
     lines += [f'    "{layer}": {style},' for layer, style in styles.items()]
-    return [*lines, "})"]
+    lines.append("})")
+    for path, weight in tied:
+        owner, _, name = path.rpartition(".")
+        lines.append(f'model.get_submodule("{owner}").{name} = model.get_parameter("{weight}")')
+    return lines
 
 
 class GroupRow(NamedTuple):

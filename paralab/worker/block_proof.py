@@ -120,7 +120,9 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def gradients_of(model: nn.Module) -> Values:
     return {
-        f"gradient of {name}": whole(p.grad).clone()  # an optimizer may clip gradients in place
+        f"gradient of {name}": whole(p.grad)
+        .to_dense()
+        .clone()  # an optimizer may clip gradients in place
         for name, p in model.named_parameters()
         if p.grad is not None
     }

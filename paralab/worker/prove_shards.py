@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import groupby
@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.tensor_groups import attempts, propose, uneven
+from paralab.plan.vocabulary_groups import propose_vocabulary
 from paralab.worker.block_proof import (
     Shard,
     Sharded,
@@ -35,11 +36,12 @@ from paralab.worker.model_proof import prove_together
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.proof_model import load_for_proof
 from paralab.worker.prove_sequence import find_sequence_plan
+from paralab.worker.prove_vocabulary import prove_vocabulary
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import shard_group, watch_regions
 from paralab.workload.linear_layers import (
     Call,
-    find_linear_layers,
+    find_layers,
     integers_around,
     record_calls,
 )
@@ -84,27 +86,49 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     with controlled(model, kinds):
         seed_everything(0)
         with restored(model):
-            layers, called = find_linear_layers(model, inputs)
+            layers, tables, called = find_layers(model, inputs)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         proposed, left = propose(layers, called)
+        vocabulary, left = propose_vocabulary(tables, layers, left, called, parameters)
+        blocks = {group.block for group in proposed}
+        blocks |= {name for group in vocabulary for name in group.layers}
         with restored(model):
-            calls = record_calls(model, inputs, {group.block for group in proposed})
+            calls = record_calls(model, inputs, blocks)
         groups = _prove_each(model, calls, proposed, {each.name: each for each in layers}, mesh)
-    plan = TensorPlan(
-        shards,
-        tuple(groups),
-        tuple(left.items()),
-        sum(parameter.numel() for parameter in model.parameters()),
-    )
+        groups += [prove_vocabulary(model, group, calls, mesh) for group in vocabulary]
+    plan = TensorPlan(shards, tuple(groups), tuple(left.items()), parameters)
     if not plan.kept:
         return replace(plan, problem=_why_none(plan))
     for parameter in frozen:
         parameter.requires_grad_(False)
-    problem = prove_together(workload, model, batch, _sharder(plan.kept, mesh), kinds)
-    if problem:  # the model may change results in place, which torch's styles do not allow
-        own = replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
-        if not prove_together(workload, model, batch, _sharder(own.kept, mesh), kinds):
-            return own
+    problem = ""
+    for attempt in _attempts(plan):
+        found = prove_together(workload, model, batch, _sharder(attempt.kept, mesh), kinds)
+        problem = problem or found or ""
+        if not found:
+            return _with_reason(attempt, problem)
     return replace(plan, problem=problem)
+
+
+def _attempts(plan: TensorPlan) -> Iterator[TensorPlan]:
+    """Yield the plan, and then plans with fewer groups of words. The model may change results in
+    place, which torch's styles do not allow, or its loss may use a head's weight."""
+    words = [group for group in plan.kept if group.words]
+    out = [(), *((group,) for group in words)] + ([tuple(words)] if len(words) > 1 else [])
+    for left in out:
+        groups = [replace(g, kept=False) if g in left else g for g in plan.groups]
+        if any(group.kept for group in groups):
+            yield replace(plan, groups=tuple(groups))
+            yield replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
+
+
+def _with_reason(plan: TensorPlan, problem: str) -> TensorPlan:
+    """Add the reason to groups that were proved alone, but not with all of the model."""
+    groups = (
+        replace(group, reason=problem) if not (group.kept or group.reason) else group
+        for group in plan.groups
+    )
+    return replace(plan, groups=tuple(groups))
 
 
 def _sharder(groups: Sequence[TensorGroup], mesh: DeviceMesh) -> Shard:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -28,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from paralab.worker.sharded_attention import MultiheadParallel
+from paralab.worker.sharded_embedding import EmbeddingParallel
 from paralab.worker.shards import local
 from paralab.worker.split_tensors import copy_to_shards, split_parameter, sum_over_shards
 from paralab.workload.hooks import patched
@@ -42,6 +44,10 @@ def shard_group(model: nn.Module, group: TensorGroup, mesh: DeviceMesh, block: s
         setattr(model.get_submodule(owner), name, value)
     styles = {layer.removeprefix(prefix): _style_of(group, layer) for layer in group.layers}
     parallelize_module(model, mesh, styles)
+    for path in group.tied:
+        owner, _, name = path.removeprefix(prefix).rpartition(".")
+        weight = model.get_submodule(group.row.removeprefix(prefix)).weight
+        setattr(model.get_submodule(owner), name, weight)
     for path in group.summed:
         parameter = model.get_parameter(path.removeprefix(prefix))
         if parameter.requires_grad:
@@ -52,6 +58,9 @@ def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
     """Create the style that `TensorGroup.style_of` names."""
     if group.is_attention:
         return MultiheadParallel()
+    if group.words:
+        gathered = ColwiseParallel(output_layouts=Replicate())
+        return EmbeddingParallel() if layer == group.row else gathered
     if layer == group.row:
         return MatrixParallel(rows=True) if group.own_style else RowwiseParallel()
     plain = group.parts == 1 and not group.own_style
@@ -111,6 +120,8 @@ def watch_regions(
     """Call `enter` after a group's first column layer, and `leave` before its row layer, because
     activations between the two differ between shards. Both functions get the row layer's name."""
     for group in groups:
+        if group.words:
+            continue
         first, last = partial(_notify, enter, group.row), partial(_notify, leave, group.row)
         row = model.get_submodule(group.row)
         if group.is_attention:  # the region is the attention's forward

@@ -1,4 +1,4 @@
-"""Split this rank's layers over the shards, and time the all-reduces over the shards.
+"""Split this rank's layers over the shards, and time the collectives over the shards.
 
 DTensor splits the proved groups of layers. The rest of the model is replicated: all shards process
 the same samples, compute the same loss, and get the same gradients for replicated parameters.
@@ -6,7 +6,7 @@ the same samples, compute the same loss, and get the same gradients for replicat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +24,8 @@ from paralab.worker.sharded_layers import shard_group, watch_regions
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 
+# Newer versions of torch renamed the all-gather that DTensor calls.
+GATHER = next(n for n in ("all_gather_single", "all_gather_tensor") if hasattr(functional, n))
 AGREEMENT = 1e-3  # how much rounding may change the loss
 # Replicated parameters get the same gradient on all shards, except for rounding (GPU kernels add in
 # any order). Copy these parameters from the first shard before the differences grow.
@@ -46,26 +48,31 @@ def split_layers(
 
 
 def running_shards(context: RankContext) -> AbstractContextManager[Any]:
-    """Return a context for forward and backward passes that times DTensor's all-reduces over the
+    """Return a context for forward and backward passes that times DTensor's collectives over the
     shards."""
     if context.shard_streams:
         context.shard_streams.begin_passes()
     plan, rank, probe = context.plan, context.rank, context.probe
     if plan.tensor_plan is None:
         return nullcontext()
-    group, all_reduce = group_along(plan, "shards", rank.rank), functional.all_reduce
+    group = group_along(plan, "shards", rank.rank)
     where: dict[str, Any] = {"stage": rank.stage, "ranks": ranks_with(plan, "shards", rank.rank)}
 
-    def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Wait for the result here, because DTensor uses it immediately anyway."""
-        # A backward pass records no graph, except while it recomputes activations.
-        unit = "activations" if torch.is_grad_enabled() else "gradients"
-        note = probe.begin_inside("all_reduce", tensor, group, unit, **where)
-        result: torch.Tensor = functional.wait_tensor(all_reduce(tensor, *args, **kwargs))
-        note()
-        return result
+    def timed(kind: str, collective: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            """Wait for the result here, because DTensor uses it immediately anyway."""
+            # A backward pass records no graph, except while it recomputes activations.
+            unit = "activations" if torch.is_grad_enabled() else "gradients"
+            note = probe.begin_inside(kind, tensor, group, unit, **where)
+            result: torch.Tensor = functional.wait_tensor(collective(tensor, *args, **kwargs))
+            note()
+            return result
 
-    return patched(functional, all_reduce=timed)
+        return run
+
+    names = {"all_reduce": "all_reduce", GATHER: "all_gather"}
+    collectives = {name: timed(kind, getattr(functional, name)) for name, kind in names.items()}
+    return patched(functional, **collectives)
 
 
 def align_shards(context: RankContext, model: nn.Module) -> None:

@@ -1,5 +1,5 @@
 """Observe a model's linear layers in a forward pass: which layers read each layer's output, and the
-inputs of submodule calls.
+inputs of submodule calls. Also observe its embeddings.
 
 We trace each call's input back through the autograd graph to the outputs of other linear layers.
 """
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +19,18 @@ from paralab.workload.batch import call_model, tensors
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.shard_units import ParameterUse
-from paralab.workload.tensor_group import LinearLayer
+from paralab.workload.tensor_group import LinearLayer, WordTable
 
 MOST_CALLS = 4  # record at most this many calls of one submodule
+
+
+class Layers(NamedTuple):
+    """The linear layers in the order of their first calls, the embeddings, and all called
+    submodules."""
+
+    linear: tuple[LinearLayer, ...]
+    tables: tuple[WordTable, ...]
+    called: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,8 @@ def is_attention(module: nn.Module) -> bool:
     return plain and module.bias_k is None and not module.add_zero_attn
 
 
-def find_linear_layers(
-    model: nn.Module, inputs: Any
-) -> tuple[tuple[LinearLayer, ...], tuple[str, ...]]:
-    """Return the linear layers in the order of their first calls, and all called submodules."""
+def find_layers(model: nn.Module, inputs: Any) -> Layers:
+    """Call the model, and describe its linear layers and embeddings."""
     use = ParameterUse(model)
     modules = dict(model.named_modules())
     reads: dict[str, dict[str, None]] = {}
@@ -74,7 +81,12 @@ def find_linear_layers(
         _describe(name, modules[name], tuple(sorted(reads[name], key=order.index)), use)
         for name in order
     )
-    return layers, tuple(use.calls)
+    tables = tuple(
+        _describe_table(name, model, use)
+        for name in use.calls
+        if isinstance(modules[name], nn.Embedding)
+    )
+    return Layers(layers, tables, tuple(use.calls))
 
 
 def _describe(name: str, module: Any, reads: tuple[str, ...], use: ParameterUse) -> LinearLayer:
@@ -88,6 +100,31 @@ def _describe(name: str, module: Any, reads: tuple[str, ...], use: ParameterUse)
     if transposed:
         outputs, inputs = inputs, outputs
     return LinearLayer(name, inputs, outputs, parameters, reads, shared, transposed)
+
+
+def _describe_table(name: str, model: nn.Module, use: ParameterUse) -> WordTable:
+    table: Any = model.get_submodule(name)
+    others = sorted(use.users.get(id(table.weight), set()) - {name})
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [path for path, parameter in parameters if parameter is table.weight]
+    problems = {
+        "it divides gradients by each word's frequency (scale_grad_by_freq)": (
+            table.scale_grad_by_freq
+        ),
+        "it changes its weight in the forward pass (max_norm)": table.max_norm is not None,
+        "its gradients are sparse (sparse=True)": table.sparse,
+        f"its weight is also used by {', '.join(each or 'the model' for each in others)}": not all(
+            isinstance(model.get_submodule(each), nn.Linear) for each in others
+        ),
+    }
+    return WordTable(
+        name,
+        table.num_embeddings,
+        table.weight.numel(),
+        tuple(others),
+        tuple(path for path in names if path != f"{name}.weight"),
+        next((problem for problem, has in problems.items() if has), ""),
+    )
 
 
 def _producers_of(tensor: torch.Tensor, producers: dict[Any, str]) -> Iterator[str]:

@@ -35,8 +35,8 @@ class ParameterUse(TorchFunctionMode):
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.used_outside: set[str] = set()
-        self.used: set[int] = set()  # ids of parameters
-        self._inside: list[str] = []
+        self.users: dict[int, set[str]] = {}  # id of a parameter -> innermost submodules
+        self._inside = [""]  # the model itself, and the submodules whose calls have not ended
         self._owners: dict[int, set[str]] = {}  # parameter -> all submodules with it
         places: dict[int, list[set[str]]] = {}  # tied weights have several names
         for place, parameter in model.named_parameters(remove_duplicate=False):
@@ -51,7 +51,7 @@ class ParameterUse(TorchFunctionMode):
         if next(tensors(result), None) is not None:  # reading a size or dtype is not a use
             for tensor in tensors((args, kwargs or {})):
                 if id(tensor) in self._owners:
-                    self.used.add(id(tensor))
+                    self.users.setdefault(id(tensor), set()).add(self._inside[-1])
                     self.used_outside |= self._owners[id(tensor)].difference(self._inside)
         return result
 

@@ -1,4 +1,5 @@
-"""The plain numbers of tensor parallelism: a model's linear layers, and the groups to shard."""
+"""The plain numbers of tensor parallelism: a model's linear layers and embeddings, and the groups to
+shard."""
 
 from __future__ import annotations
 
@@ -27,9 +28,29 @@ class LinearLayer:
 
 
 @dataclass(frozen=True)
+class WordTable:
+    """An nn.Embedding, as observed in one forward pass.
+
+    heads    linear layers that use the same weight (tied weights)
+    tied     other parameter paths of the weight
+    problem  why its rows cannot be split, if so
+    """
+
+    name: str
+    words: int
+    parameters: int
+    heads: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class TensorGroup:
     """Linear layers that are sharded together. Each shard has some of the columns' outputs and the
     matching rows of the layer that reads these outputs.
+
+    A group with `words` is an embedding (its row), a head (its column), or both if they are tied.
+    Each shard has some of the words.
 
     block       the submodule on which the group is proved
     columns     the layers whose outputs are split
@@ -39,6 +60,8 @@ class TensorGroup:
     parts       the number of matrices side by side in a column layer: 3 for q, k, and v
     divided     integer attributes that are divided by the number of shards, with the new values
     summed      parameters that are not split, but whose gradients must be summed over the shards
+    words       the number of words that an embedding or a head splits; 0 in other groups
+    tied        other parameter paths of the row's weight
     own_style   whether `MatrixParallel` splits all layers instead of torch's styles, because of a
                 Conv1D or because the model changes outputs in place
     kept        whether the proof passed on all ranks
@@ -54,6 +77,8 @@ class TensorGroup:
     parts: int = 1
     divided: tuple[tuple[str, int], ...] = ()
     summed: tuple[str, ...] = ()
+    words: int = 0
+    tied: tuple[str, ...] = ()
     own_style: bool = False
     kept: bool = False
     error: float | None = None
@@ -70,12 +95,15 @@ class TensorGroup:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return self.columns if self.is_attention else (*self.columns, self.row)
+        return tuple(dict.fromkeys(name for name in (*self.columns, self.row) if name))
 
     def style_of(self, layer: str) -> str:
         """Return the layer's style for `parallelize_module`, as a Python expression."""
         if self.is_attention:
             return "MultiheadParallel()"
+        if self.words:
+            gathered = "ColwiseParallel(output_layouts=Replicate())"
+            return "EmbeddingParallel()" if layer == self.row else gathered
         if layer == self.row:
             return "MatrixParallel(rows=True)" if self.own_style else "RowwiseParallel()"
         plain = self.parts == 1 and not self.own_style
@@ -86,7 +114,7 @@ class TensorGroup:
 class TensorPlan:
     """The groups of a model for a number of shards. `problem` says why they cannot be used, if so.
 
-    left   other linear layers, and the reasons why they are in no group
+    left   other linear layers and embeddings, and the reasons why they are in no group
     """
 
     shards: int

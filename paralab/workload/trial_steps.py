@@ -114,7 +114,7 @@ def try_step(
         batch_norms=batch_norms,
         hooked=tuple(hooked),
         inner_backward=loss.inner_backward,
-        read_by_loss=tuple(n for n, p in model.named_parameters() if id(p) in loss.use.used),
+        read_by_loss=tuple(n for n, p in model.named_parameters() if id(p) in loss.use.users),
     )
 
 

@@ -27,8 +27,16 @@ class Block(nn.Module):
         heads = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
         return x + self.drop(self.out(heads.transpose(1, 2).flatten(2)))
 
+class Tied(nn.Sequential):
+    "A language model without dropout, whose embedding and head share their weight."
+    def __init__(self):
+        super().__init__(nn.Embedding(64, 16), Block(0.0), nn.Linear(16, 64))
+        self[2].weight = self[0].weight
+
 def without_dropout():
-    return workload(dropout=0.0)
+    words = torch.randint(64, (32, 6))
+    loss = lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten())
+    return workload() | {"model": Tied, "data": (words, words.flip(1)), "loss": loss}
 
 def workload(dropout=0.3):
     data = torch.randn(32, 6, 16)
@@ -79,7 +87,7 @@ def test_a_resumed_run_repeats_the_interrupted_one_with_dropout(folder, straight
 
 def test_another_strategy_continues_from_its_checkpoint(folder):
     """Without dropout, two steps of tp followed by two steps of one device equal four steps of
-    one device."""
+    one device. The embedding and the head are split together."""
     quiet = ("--workload", "block.py:without_dropout")
     train(folder, "tp", 2, "--checkpoint", "handed-over", *quiet)
     resumed = train(folder, "single", 4, "--checkpoint", "handed-over", "--resume", *quiet)

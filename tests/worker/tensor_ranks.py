@@ -31,7 +31,7 @@ from paralab.workload.linear_layers import record_calls
 from paralab.workload.load import load_workload
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import as_workload
-from tests.worker import sequence_models
+from tests.worker import sequence_models, vocabulary_models
 
 SEQUENCES = ("llama_gqa", "gpt2", "bert", "vit", "t5", "encoder", "transformer", "gpt:tiny")
 
@@ -260,9 +260,11 @@ def main():
     small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace, Branching)}
     sequence = {"rows": [families.sequence_row(name) for name in SEQUENCES]}
     sequence["plans"] = sequence_models.results()
+    vocabulary = vocabulary_models.results()
     if dist.get_rank() == 0:
         results = {"rows": rows, "wrong": wrong, "code": code, "problems": problems}
         more = {"small": small, "aligned": left, "losses": losses, "sequence": sequence}
+        more["vocabulary"] = vocabulary
         print(json.dumps(results | more))
     dist.destroy_process_group()
 

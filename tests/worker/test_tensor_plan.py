@@ -34,7 +34,7 @@ def test_the_table_of_families_is_what_the_proof_says(ranks):
     assert [row for row in ranks["rows"] if row not in table] == []
     assert len(ranks["rows"]) == 18
     whole = [row for row in ranks["rows"] if row.endswith("| – |")]
-    assert len(whole) == 16
+    assert len(whole) == 15
 
 
 def test_the_right_groups_are_equal(ranks):
@@ -99,6 +99,74 @@ def test_a_row_whose_result_changes_in_place_is_split_in_our_own_style(ranks):
 def test_a_branch_of_another_sample_is_part_of_the_proof(ranks):
     """The plan was proved on two samples. A third one took a branch that broke the run."""
     assert ranks["small"]["Branching"]["problem"] is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        ("plain", ["words", "head"]),
+        ("tied", ["head + words"]),
+        ("padding", ["head + words"]),
+        ("two", ["words", "other", "head"]),
+        ("subclass", ["words", "head"]),  # its own forward calls that of nn.Embedding
+        ("in place", ["words"]),  # it changes the head's result in place
+        ("shared", []),
+        ("property", []),
+        ("uneven", []),
+        ("max_norm", ["head"]),
+        ("sparse", ["head"]),
+        ("frequency", ["head"]),
+    ],
+)
+def test_embeddings_and_heads_are_split_by_words(ranks, model, split):
+    plan = ranks["vocabulary"]["plans"][model]
+    kept = [group for group in plan["groups"] if group["words"] and group["kept"]]
+    assert plan["problem"] is None
+    assert [" + ".join([*g["columns"], g["row"]]).strip(" +") for g in kept] == split
+    assert all(group["error"] < 1e-14 for group in kept)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "named"),
+    [
+        ("in place", "head", "modified inplace"),
+        ("shared", "words", "its weight is also used by head, other"),
+        ("property", "words", "its weight is also used by the model"),
+        ("uneven", "words", "17 words cannot be split evenly over 2 shards, but 18 can"),
+        ("max_norm", "words", "max_norm"),
+        ("sparse", "words", "sparse"),
+        ("frequency", "words", "scale_grad_by_freq"),
+    ],
+)
+def test_an_embedding_or_head_that_stays_whole_has_a_reason(ranks, model, layer, named):
+    plan = ranks["vocabulary"]["plans"][model]
+    reasons = dict(plan["left"])
+    reasons |= {name: g["reason"] for g in plan["groups"] for name in (*g["columns"], g["row"])}
+    assert named in reasons[layer]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ("wrong range", "output 0.1"),  # only looking up all words shows this
+        ("no mask", "output 0.1"),
+        ("no sum", "output 0."),
+        ("untied", "gradient of columns.0.weight"),
+        ("rows of the head", "reduction dim"),
+        ("logits not gathered", "output 0.0 has a different shape"),
+        ("no sum of input gradients", "gradient of input 0.0"),
+    ],
+)
+def test_a_wrong_split_by_words_is_rejected_and_named(ranks, mistake, named):
+    assert ranks["vocabulary"]["mistakes"]["none"]["kept"]
+    result = ranks["vocabulary"]["mistakes"][mistake]
+    assert not result["kept"]
+    assert named in result["reason"]
+
+
+def test_a_word_that_no_shard_has_is_an_error(ranks):
+    """Each shard would have looked up zero for it."""
+    assert "16 words" in ranks["vocabulary"]["unknown word"]
 
 
 def test_replicated_parameters_are_copied_from_the_first_shard(ranks):

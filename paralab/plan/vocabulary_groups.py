@@ -1,0 +1,67 @@
+"""Propose which embeddings and heads to split by words. These are pure functions on plain names and
+numbers. A proof decides which proposals are used.
+
+    embedding ─► …           row      each shard looks up its words; the results are summed
+    … ─► head                column   each shard computes its words' logits; these are gathered
+    embedding ─► … ─► head   both     with tied weights, both split the same matrix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from paralab.plan.tensor_groups import enclosing
+from paralab.workload.tensor_group import LinearLayer, TensorGroup, WordTable
+
+SMALL = 0.01  # a smaller share of the model's parameters is not worth a collective
+
+
+def propose_vocabulary(
+    tables: Sequence[WordTable],
+    layers: Sequence[LinearLayer],
+    left: Mapping[str, str],
+    called: Iterable[str],
+    parameters: int,
+) -> tuple[list[TensorGroup], dict[str, str]]:
+    """Return the groups, and the reason why each remaining layer is in no group. `left` has the
+    linear layers that are in no group yet."""
+    submodules = set(called)
+    problems = {table.name: table.problem for table in tables if table.problem}
+    groups: list[TensorGroup] = []
+    for group in [*_tables(tables, layers), *_heads(layers, left)]:
+        if group.weights < SMALL * parameters:
+            problems |= dict.fromkeys(group.layers, f"it has under {SMALL:.0%} of the parameters")
+        else:
+            groups.append(replace(group, block=enclosing(group.layers, submodules)))
+    split = {name for group in groups for name in group.layers}
+    return groups, {n: why for n, why in ({**left, **problems}).items() if n not in split}
+
+
+def _tables(tables: Iterable[WordTable], layers: Iterable[LinearLayer]) -> Iterator[TensorGroup]:
+    sizes = {layer.name: layer.parameters for layer in layers}
+    for table in tables:
+        if not table.problem:
+            biases = sum(max(0, sizes[head] - table.parameters) for head in table.heads)
+            weights = table.parameters + biases
+            yield TensorGroup(
+                "", table.heads, table.name, weights, words=table.words, tied=table.tied
+            )
+
+
+def _heads(layers: Sequence[LinearLayer], left: Mapping[str, str]) -> Iterator[TensorGroup]:
+    """Yield heads with their own weight: no other layer reads their outputs, which are more than
+    their inputs."""
+    read = {name for layer in layers for name in layer.reads}
+    for layer in layers:
+        alone = layer.name in left and layer.name not in read and not layer.shared
+        if alone and not layer.transposed and layer.outputs > layer.inputs:
+            yield TensorGroup("", (layer.name,), "", layer.parameters, words=layer.outputs)
+
+
+def uneven_words(group: TensorGroup, shards: int) -> str | None:
+    """Say why the words cannot be split evenly, if that is the case."""
+    if group.words % shards == 0:
+        return None
+    even = -(-group.words // shards) * shards
+    return f"{group.words} words cannot be split evenly over {shards} shards, but {even} can"

@@ -1,0 +1,69 @@
+"""Prove that a split embedding or head computes what the plain one computes.
+
+The samples may contain only some words, so the proof also looks up all of them. The proof of the
+whole model then shows that its loss and gradients do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paralab.plan.vocabulary_groups import uneven_words
+from paralab.worker.block_proof import Sharded, compare, largest_of, run_block
+from paralab.worker.sharded_embedding import SplitEmbedding
+from paralab.worker.sharded_layers import shard_group
+from paralab.workload.linear_layers import Call
+from paralab.workload.tensor_group import TensorGroup
+
+
+class Vocabulary(nn.Module):
+    """A group's embedding and heads, without the layers between them."""
+
+    def __init__(self, model: nn.Module, group: TensorGroup) -> None:
+        super().__init__()
+        self.row = model.get_submodule(group.row) if group.row else None
+        self.columns = nn.ModuleList(model.get_submodule(name) for name in group.columns)
+
+    def forward(self, *calls: Any) -> list[Any]:
+        """Repeat recorded calls of the heads and of the embedding, and look up all words."""
+        modules = [*self.columns, *([self.row] if self.row else [])]
+        results = [
+            module(*args, **kwargs)
+            for module, each in zip(modules, calls, strict=True)
+            for args, kwargs in each
+        ]
+        if isinstance(self.row, nn.Embedding):
+            kind = SplitEmbedding if isinstance(self.row, SplitEmbedding) else nn.Embedding
+            words = torch.arange(self.row.num_embeddings)
+            results.append(kind.forward(self.row, words))
+        return results
+
+
+def prove_vocabulary(
+    model: nn.Module, group: TensorGroup, calls: Mapping[str, list[Call]], mesh: DeviceMesh
+) -> TensorGroup:
+    """Return the group with the result of its proof. `calls` has those of its layers."""
+    if reason := uneven_words(group, mesh.size()):
+        return replace(group, reason=reason)
+    whole = Vocabulary(model, group)
+    names = {name: f"columns.{number}" for number, name in enumerate(group.columns)}
+    tied = tuple(f"{own}.weight" for name, own in names.items() if f"{name}.weight" in group.tied)
+    row = "row" if group.row else ""
+    alone = replace(group, block="", columns=tuple(names.values()), row=row, tied=tied)
+    recorded = [calls[name] for name in group.layers]
+    arguments = [[call.arguments for call in each] for each in recorded]
+    trained = [flag for each in recorded for call in each for flag in call.trained]
+    all_calls = [Call((arguments, {}), trained)]
+
+    def shard(block: nn.Module) -> Sharded:
+        shard_group(block, alone, mesh)
+        return Sharded()
+
+    problem, errors = compare(whole, all_calls, run_block(whole, all_calls), shard)
+    return replace(group, kept=not problem, error=largest_of(errors), reason=problem or "")
