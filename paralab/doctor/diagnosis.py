@@ -187,7 +187,9 @@ def _check_scripts(case: Case, given: Given) -> str:
         many = plural(found.python, "Python file")
         parts.append(f"{len(files)} of {many} (those that train in parallel)")
     if len(results) == 1 and not results[0].modules and results[0].failures:
-        raise UsageError(results[0].failures[0].reason, fix="a file that Python can parse")
+        raise UsageError(
+            results[0].failures[0].reason, fix="a smaller script that Python can parse"
+        )
     case.add(merge(results), off=settings.hidden)
     case.failures += [failure for result in results for failure in result.failures]
 

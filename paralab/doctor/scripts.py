@@ -4,9 +4,12 @@ report."""
 import gc
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +23,11 @@ from paralab.machine.host import usable_cores
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
 MOST_PARSED = 1000  # keep this many modules in memory, at about 0.5 MB each
+MOST_SECONDS = 5.0  # of computing per script; few real ones take more than one
+
+
+class TooLarge(BaseException):
+    """A script exceeds a limit. This is not an Exception, because each check catches those."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +63,46 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
     failures: list[Failure] = []
 
     def note(check: str, error: Exception) -> None:
+        if isinstance(error, RecursionError):
+            raise TooLarge("it is nested too deeply") from error
         failures.append(Failure(str(path), f"check {check} failed: {_first_line(error)}", check))
 
     try:
-        script = Script(path, project)
-        findings = apply("script", script, ids=ids, on_error=note)
+        with _time_limit():
+            script = Script(path, project)
+            findings = apply("script", script, ids=ids, on_error=note)
     except UsageError as error:
         return Checked(path, failures=[Failure(str(path), error.problem)])
+    except TooLarge as error:
+        problem = f"{path} is too large to analyze: {error}."
+        return Checked(path, failures=[Failure(str(path), problem)])
     except Exception as error:
         problem = f"{path} cannot be analyzed: {_first_line(error)}"
         return Checked(path, failures=[Failure(str(path), problem)])
     modules = frozenset(str(module.path) for module in script.modules)
     vars(script).clear()  # break reference cycles, so that no garbage collector is needed
     return Checked(path, findings, failures, modules)
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise TooLarge after MOST_SECONDS of computing. Without POSIX timers, or outside the main
+    thread, there is no limit."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TooLarge(f"this takes more than {MOST_SECONDS:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def merge(results: Sequence[Checked]) -> list[Finding]:

@@ -207,6 +207,31 @@ def scripts_subject():
     return Script(Path("train.py"))
 
 
+def never_ends(script):
+    while script.path.name == "large.py":
+        pass
+
+
+def goes_deep(script):
+    if script.path.name == "large.py":
+        goes_deep(script)
+
+
+@pytest.mark.parametrize(
+    ("slow_check", "reason"),
+    [(never_ends, "this takes more than 0.5 s"), (goes_deep, "it is nested too deeply")],
+)
+def test_a_script_that_is_too_large_costs_one_line(slow_check, reason, project, monkeypatch):
+    every = catalog.registered["script"]
+    monkeypatch.setitem(catalog.registered, "script", {slow_check: ("S01",), **every})
+    monkeypatch.setattr(scripts, "MOST_SECONDS", 0.5)
+    project({"large.py": BROKEN, "train.py": BROKEN})
+    diagnosis = check_paths([Path()])
+    assert [place[:2] for place in places(diagnosis)] == [("H03", "train.py")]
+    problem = f"large.py is too large to analyze: {reason}."
+    assert [str(one) for one in diagnosis.failures] == [problem]
+
+
 @pytest.mark.processes
 def test_several_processes_find_the_same(project, monkeypatch):
     folder = project({f"train{number}.py": BROKEN for number in range(6)})

@@ -55,7 +55,11 @@ def context_of(node: ast.AST, module: Module) -> Contexts:
         starts = isinstance(node, SCOPES) and not isinstance(node, ast.Lambda)
         is_outermost = starts or parent is None or isinstance(parent, SCOPES)
         outer = () if is_outermost or parent is None else context_of(parent, module)
-        module.contexts[node] = (*outer, *_step(node, parent))
+        module.contexts[node] = (
+            *outer,
+            *_step(node, parent),
+            *_left_before(node, parent, module),
+        )
     return module.contexts[node]
 
 
@@ -84,19 +88,23 @@ def _step(node: ast.AST, parent: ast.AST | None) -> Iterator[Context]:
             yield from (With(parent, item.context_expr) for item in parent.items)
         case ast.ExceptHandler():
             yield Except(parent)
-    if parent is not None and isinstance(node, ast.stmt):
-        yield from _left_before(node, parent)
 
 
-def _left_before(node: ast.stmt, parent: ast.AST) -> Iterator[If]:
-    """Yield the conditions of earlier `if` statements that leave the same block in one branch."""
-    for block in blocks(parent):
-        before = block[: next((i for i, one in enumerate(block) if one is node), 0)]
-        for earlier in before:
-            if isinstance(earlier, ast.If):
-                left, other = leaves(earlier.body), leaves(earlier.orelse)
-                if bool(left) != bool(other):
-                    yield If(earlier, earlier.test, not left, left or other)
+def _left_before(node: ast.AST, parent: ast.AST | None, module: Module) -> Contexts:
+    """Return the conditions of earlier `if` statements that leave the same block in one branch."""
+    if not isinstance(node, ast.stmt) or parent is None:
+        return ()
+    if node not in module.left_before:
+        for block in blocks(parent):
+            before: Contexts = ()
+            for statement in block:
+                module.left_before[statement] = before
+                if isinstance(statement, ast.If):
+                    left, other = leaves(statement.body), leaves(statement.orelse)
+                    if bool(left) != bool(other):
+                        taken = not left
+                        before = (*before, If(statement, statement.test, taken, left or other))
+    return module.left_before.get(node, ())
 
 
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -115,8 +123,8 @@ def leaves(block: list[ast.stmt]) -> str:
             case ast.Expr(ast.Call(function)) if dotted_key(function) in EXITS:
                 return "exit"
             case ast.If(orelse=[_, *_]):
-                left, other = leaves(statement.body), leaves(statement.orelse)
-                if left and other:
+                left = leaves(statement.body)
+                if left and leaves(statement.orelse):
                     return left
             case ast.With():
                 left = leaves(statement.body)

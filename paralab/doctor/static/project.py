@@ -116,6 +116,8 @@ class Module:
     calls: list[tuple[ast.Call, Scope]] = field(default_factory=list)  # in source order
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     contexts: dict[ast.AST, tuple[Any, ...]] = field(default_factory=dict)  # see static.context
+    left_before: dict[ast.AST, tuple[Any, ...]] = field(default_factory=dict)
+    _nodes_in: dict[ast.AST, list[ast.AST]] = field(default_factory=dict)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -161,14 +163,16 @@ class Module:
             current = self.parents.get(current)
         return self.scopes[current if current is not None else self.tree]
 
-    def nodes_in(self, scope: ast.AST) -> Iterator[ast.AST]:
-        """Yield the nodes of one scope in source order, without nested functions and classes."""
-        waiting = children(scope)[::-1]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            if not isinstance(node, SCOPES):
-                waiting.extend(children(node)[::-1])
+    def nodes_in(self, scope: ast.AST) -> list[ast.AST]:
+        """Return the nodes of one scope in source order, without nested functions and classes."""
+        if scope not in self._nodes_in:
+            found = self._nodes_in[scope] = list[ast.AST]()
+            waiting = children(scope)[::-1]
+            while waiting:
+                found.append(node := waiting.pop())
+                if not isinstance(node, SCOPES):
+                    waiting.extend(children(node)[::-1])
+        return self._nodes_in[scope]
 
 
 class Project:
@@ -223,11 +227,15 @@ def _parse(path: Path, shown: Path) -> Module:
         raise UsageError(
             f"Cannot read {shown}: {error.strerror}.", fix="the path of a Python file"
         ) from error
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(
+            f"{shown} is nested too deeply for Python {VERSION}.", fix="a simpler file"
+        ) from error
+    except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise UsageError(
             f"{shown}{f':{line}' if line else ''} is not valid Python {VERSION}: "
-            f"{getattr(error, 'msg', None) or type(error).__name__}.",
+            f"{getattr(error, 'msg', error)}.",
             fix="a file that Python can parse",
         ) from error
     module = Module(path, path.stem, text, tree)

@@ -145,9 +145,11 @@ def guarded_by_name(script: Script) -> Findings:
             continue
         tests = [one for one in call.inside(If) if not one.exits]
         test = next((one.test for one in tests if is_for_one_rank(one.test, one.taken)), None)
-        alike = [one for one in script.calls_in(call.scope) if one.method == call.method]
         if test is None or any(
-            is_for_others(way.test, way.taken) for one in alike for way in one.inside(If)
+            is_for_others(way.test, way.taken)
+            for one in script.calls_in(call.scope)
+            if one.method == call.method
+            for way in one.inside(If)
         ):
             continue  # a branch that rank 0 skips also calls it: `if rank != 0: barrier()`
         why = f"`{code(test)}` keeps the other ranks out of `{code(call.node.func)}`, and they do not call it anywhere else here."
