@@ -174,7 +174,7 @@ def _vary(
             accumulations = _accumulations(name, base, summary, split)
             combinations = list(product(accumulations, _lengths(base, summary, batch)))
             # Test these options only with the hardest combination; plain splits cover the others.
-            in_grid = name == "hybrid" and "shards" in split
+            in_grid = name == "hybrid" and not split.keys().isdisjoint(("shards", "zero"))
             if in_grid or (not pinned and not split.keys().isdisjoint(WAYS)):
                 combinations = combinations[-1:]
             for accumulate, samples in combinations:
@@ -236,12 +236,12 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
 
 
 def _grids(base: Request, split: Options) -> list[Options]:
-    """Return grids with several shards: with a pipeline, and without one, where the replicas may
-    also shard the parameters."""
+    """Return grids with several shards or sharded replicas: with a pipeline, and without one."""
     if base.shards or base.stages or base.micro_batches or base.zero:
         return []
     flat = {"replicas": split["replicas"], "stages": 1, "shards": 2}
-    return [split | {"shards": 2, "schedule": "1f1b"}, flat, flat | {"zero": 3}]
+    deep = split | {"schedule": "1f1b"}
+    return [deep | {"shards": 2}, deep | {"zero": 3}, flat, flat | {"zero": 3}]
 
 
 def _ways_to_shard(base: Request, split: Options) -> list[Options]:

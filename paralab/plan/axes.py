@@ -18,6 +18,13 @@ SHARDED: Mapping[int, tuple[tuple[str, ...], str]] = {
     2: (("all_gather", "reduce_scatter"), "the parameters before, the gradients after each unit"),
     3: (("all_gather", "reduce_scatter"), "the parameters before, the gradients after each unit"),
 }
+IN_STAGES: Mapping[int, tuple[tuple[str, ...], str]] = {  # FSDP in the stages of a pipeline
+    2: (SHARDED[2][0], "the stage's parameters and gradients, once per optimizer step"),
+    3: (
+        SHARDED[3][0],
+        "the parameters of each unit for each micro-batch, the gradients once per optimizer step",
+    ),
+}
 PASSED = ("send", "receive"), "activations and their gradients, for each micro-batch"
 SPLIT = ("all_reduce",), "the activations and their gradients, in each split layer"
 SEQUENCES = (
@@ -47,12 +54,17 @@ class Axis:
 
 
 def describe_axes(
-    cells: Sequence[Cell], zero: int | None, averages: bool = False, sequences: bool = False
+    cells: Sequence[Cell],
+    zero: int | None,
+    averages: bool = False,
+    sequences: bool = False,
+    stages: bool = False,
 ) -> tuple[Axis, ...]:
-    """Return the axes along which there is more than one rank."""
+    """Return the axes along which there is more than one rank. `stages` means that FSDP shards the
+    stages of a pipeline."""
     replicas = AVERAGES if averages else GRADIENTS
     exchanges = {
-        "replicas": SHARDED[zero] if zero else replicas,
+        "replicas": (IN_STAGES if stages else SHARDED)[zero] if zero else replicas,
         "stages": PASSED,
         "shards": SEQUENCES if sequences else SPLIT,
     }

@@ -18,6 +18,7 @@ from paralab.plan.request import (
     has_process_per_cell,
     has_shards,
     prefix_words,
+    shards_stages,
     splits_layers,
     splits_sequences,
     with_schedule,
@@ -106,7 +107,8 @@ def _check_combinations(request: Request) -> None:
             "and of its weights, but --recompute selective keeps its tensors only once.",
             fix="--recompute full, or another schedule",
         )
-    flag = f"--schedule {request.schedule}" if request.schedule else f"--shards {request.shards}"
+    flag = f"--shards {request.shards}" if has_shards(request) else f"--zero {request.zero}"
+    flag = f"--schedule {request.schedule}" if request.schedule else flag
     if has_process_per_cell(request) and request.placement == "same":
         raise UsageError(
             f"{flag} gives each stage its own process and device, "
@@ -132,20 +134,13 @@ def _check_grid(request: Request) -> None:
         raise UsageError(
             f"{given} is for a pipeline, but --stages 1 has none.", fix=f"{instead}, or --stages 2"
         )
-    if request.zero is None:
-        return
-    if request.zero == 1:
+    if request.zero == 3 and request.schedule == "zero-bubble":
         raise UsageError(
-            "--zero 1 needs replicas with one process each, but a replica of hybrid has several.",
-            fix="--zero 2 or --zero 3, or fsdp --zero 1",
+            "--schedule zero-bubble splits each backward pass in two, and the second half needs the "
+            "parameters that --zero 3 frees after the first.",
+            fix="--zero 2, or --schedule 1f1b",
         )
-    if stages > 1:
-        raise UsageError(
-            f"--zero {request.zero} does not combine with {stages} stages: FSDP gathers the "
-            "parameters of a stage for each micro-batch.",
-            fix="--stages 1, or leave out --zero",
-        )
-    if shards == 1:
+    if request.zero and stages == 1 and shards == 1:
         raise UsageError(
             f"hybrid --zero {request.zero} with one stage and one shard is fsdp.",
             fix=f"fsdp --zero {request.zero}, or --shards 2",
@@ -206,6 +201,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             fix="leave out --zero or --shards",
         )
     without_schedule = "--stages 1" if splits_layers(request) else "leave out --schedule"
+    without_schedule += " and --zero" if shards_stages(request) else ""
     if summary.whole_model and request.schedule:
         raise UsageError(
             f"--schedule {request.schedule} gives each stage its own optimizer, but "

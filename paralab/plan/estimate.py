@@ -9,7 +9,7 @@ activations a(n) of n samples. The estimate for each device is
     ddp                p + g + o         + a(n)
     fsdp               (p + g + o) / s   + a(n) + gathered parameters + unreduced gradients, where s
                        is the number of shards; with ZeRO-1, p + g + o of its own parameters
-    mp, pipeline,      p + g + o of its stage's parameters
+    mp, pipeline,      p + g + o of its stage's parameters, sharded as in fsdp with hybrid --zero,
     hybrid             + a of its stage, for each micro-batch between its forward and backward
     with shards        the same, but the model of the trial has only the first shard of each layer
                        that tp or hybrid splits
@@ -22,7 +22,7 @@ recomputes blocks if the plan does, so a(n) contains one recomputed block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -86,7 +86,7 @@ def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
     for rank in plan.ranks:
         names = list(dict.fromkeys(device.name for device in rank.devices))
         for name in names:
-            if plan.shards_parameters:
+            if plan.shards_parameters and not plan.schedule:
                 estimates.append(_estimate_shard(plan, trial, rank, name))
             elif plan.stage_parts and (plan.schedule or not plan.tensor_plan):
                 estimates.append(_estimate_stages(plan, trial, rank, name))
@@ -155,11 +155,10 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
     buckets, step_bytes = None, trial.step_bytes
     if plan.zero == 1:
-        own = owners([(each.group, each.elements) for each in trial.weights], plan.replicas)
-        mine = [w for w, owner in zip(trial.weights, own, strict=True) if owner == rank.rank]
-        state = replace(state, optimizer=_State.of(mine).optimizer)
+        owned = _owned(plan, trial.weights, rank)
+        state = replace(state, optimizer=_State.of(owned).optimizer)
         step_bytes //= plan.replicas
-    if plan.strategy == "ddp" or plan.zero == 1:
+    if plan.strategy in ("ddp", "fsdp"):
         buckets = 0 if plan.bucket_view else state.gradients
     elif plan.rank_replicas > 1:
         buckets = min(state.gradients, _bucket_bytes(plan))
@@ -170,6 +169,12 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     moving = max(moving, state.gradients + step_bytes)
     peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
     return _device(rank, name, state, trial.at(size, _kept), peak, buckets=buckets)
+
+
+def _owned(plan: Plan, weights: Sequence[Weight], rank: RankPlan) -> list[Weight]:
+    """Return the parameters that this rank updates with ZeRO-1."""
+    own = owners([(each.group, each.whole or each.elements) for each in weights], plan.replicas)
+    return [each for each, owner in zip(weights, own, strict=True) if owner == rank.replica]
 
 
 def _bucket_bytes(plan: Plan) -> int:
@@ -195,21 +200,11 @@ def _estimate_replica(
 
 
 def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device of fsdp. Each parameter is split like torch.chunk: 5 rows -> 3 2."""
+    """Estimate a device of fsdp."""
     ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
-    number = rank.replica % ranks
-    rows = {each.name: chunk_sizes(each.rows, ranks)[number] for each in trial.weights}
-
-    def shard(each: Weight, size: int) -> int:
-        return size * rows[each.name] // each.rows
-
-    state = _State(
-        sum(shard(each, each.bytes) for each in trial.weights),
-        sum(shard(each, each.gradient_bytes) for each in trial.weights),
-        sum(shard(each, each.state_bytes) + each.other_state_bytes for each in trial.weights),
-    )
+    state = _state_of_shards(plan, trial.weights, rank)
     size = widest(samples, plan.accumulate, 1)
-    gathered, unreduced = _gathered(plan, trial) if ranks > 1 else (None, None)
+    gathered, unreduced = _gathered(plan, trial, trial.weights) if ranks > 1 else (None, None)
     # At the start of the first backward pass, no gradients are sharded. At the end, all are.
     before = state.gradients if plan.accumulate > 1 and plan.sync_every_pass else 0
     start = before + trial.at(size, lambda each: each.again)
@@ -219,17 +214,30 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     return _device(rank, name, state, trial.at(size, _kept), peak, gathered, unreduced)
 
 
-def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
+def _state_of_shards(plan: Plan, weights: Iterable[Weight], rank: RankPlan) -> _State:
+    """Return this rank's shards. Each parameter is split like torch.chunk: 5 rows -> 3 2."""
+    ranks = plan.shards_per_parameter
+
+    def shard(each: Weight) -> Weight:
+        rows = chunk_sizes(each.rows, ranks)[rank.replica % ranks]
+        sizes = (each.bytes, each.gradient_bytes, each.state_bytes)
+        parameter, gradient, state = (size * rows // each.rows for size in sizes)
+        return replace(each, bytes=parameter, gradient_bytes=gradient, state_bytes=state)
+
+    return _State.of(map(shard, weights))
+
+
+def _gathered(plan: Plan, trial: MemoryTrial, weights: Sequence[Weight]) -> tuple[int, int]:
     """Return the bytes of fsdp's full parameters and full gradients that exist at the same time.
 
     The parameters are those outside all units and those of two neighboring units, because fsdp
     prefetches one. With ZeRO-2, all units count. The gradients are those of one unit, or of all
-    units if only the last accumulation step reduces them.
+    units if fsdp reduces them only after the last micro-batch.
     """
     low = plan.precision in LOW
     names = [*(trial.norms if low else ()), *plan.shard_units]
     units: dict[str, list[Weight]] = {name: [] for name in [*dict.fromkeys(names), ""]}
-    for each in trial.weights:
+    for each in weights:
         inside = [name for name in units if not name or each.name.startswith(f"{name}.")]
         units[max(inside, key=len)].append(each)
 
@@ -240,7 +248,7 @@ def _gathered(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
     gradients = [sum(each.bytes for each in unit if each.trained) for unit in units.values()]
     *own, rest = full
     pairs = [one + other for one, other in pairwise(own)] or own
-    together = plan.accumulate > 1 and not plan.sync_every_pass
+    together = bool(plan.schedule) or (plan.accumulate > 1 and not plan.sync_every_pass)
     together_gathered = sum(own) if plan.zero == 2 else max(pairs, default=0)
     return rest + together_gathered, (sum if together else max)(gradients)
 
@@ -251,18 +259,27 @@ def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) 
     own = list(_stages_on(rank, name))
     parts = [part for stage in own for part in range(stage, len(plan.stage_parts), plan.stages)]
     modules = {module for part in parts for module in plan.stage_parts[part].modules}
-    state = _State.of(w for w in trial.weights if w.name.rpartition(".")[0] in modules)
+    weights = [w for w in trial.weights if w.name.rpartition(".")[0] in modules]
+    state = _state_of_shards(plan, weights, rank)
+    gathered, unreduced = None, None
+    if plan.shards_per_parameter > 1:
+        gathered, unreduced = _gathered(plan, trial, weights)
+    elif plan.zero == 1:
+        # Each process has an optimizer for its own stages.
+        owned = _owned(plan, weights if plan.schedule else trial.weights, rank)
+        state = replace(state, optimizer=_State.of(w for w in weights if w in owned).optimizer)
 
     activations = sum(_kept_by_stage(plan, trial, samples, stage) for stage in own)
     size = widest(samples, plan.accumulate, plan.micro_batches)
     temporary = trial.at(size, lambda each: max(0, each.again - _kept(each)))
     buckets = None
-    if plan.rank_replicas > 1:
+    if plan.rank_replicas > 1 and not plan.shards_parameters:
         largest = _bucket_bytes(plan) if plan.schedule else state.gradients
         buckets = min(state.gradients, largest)
-    peak = state.total + activations + max(temporary, trial.step_bytes) + (buckets or 0)
+    more = sum(each or 0 for each in (buckets, gathered, unreduced))
+    peak = state.total + activations + max(temporary, trial.step_bytes) + more
     peak += _always(trial, samples)
-    return _device(rank, name, state, activations, peak, buckets=buckets)
+    return _device(rank, name, state, activations, peak, gathered, unreduced, buckets)
 
 
 def _stages_on(rank: RankPlan, name: str) -> Iterator[int]:

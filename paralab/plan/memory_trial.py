@@ -22,8 +22,9 @@ class Weight:
     state_bytes         optimizer state with the parameter's shape
     other_state_bytes   other optimizer state, such as a step counter
     group               the number of its parameter group in the optimizer; None without a group
+    whole               the elements of all shards
 
-    With tp, all numbers are for one shard.
+    With tp, all other numbers are for one shard.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Weight:
     state_bytes: int
     other_state_bytes: int
     group: int | None = 0
+    whole: int = 0
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Request:
         usual={"fsdp": 3},
         shown="3 for fsdp, nothing for hybrid",
         label="ZeRO-{}".format,
-        examples=({"zero": 1}, {"zero": 2}, {"zero": 3, "stages": 1, "shards": 2}),
+        examples=({"zero": 1}, {"zero": 2}, {"zero": 3, "stages": 2}),
     )
     shard_groups: int | None = option(
         "Groups of replicas that each hold all shards (HSDP); groups all-reduce gradients.",
@@ -137,7 +137,7 @@ class Request:
         PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
-        shown="one process for all of a replica's stages; 1f1b if --shards splits them",
+        shown="one process for all of a replica's stages; 1f1b if --shards or --zero divides them",
         label=str,
     )
     micro_batches: int | None = option(
@@ -333,9 +333,14 @@ def count_stages(request: Request) -> int:
     return (request.stages or 2) if request.strategy in STAGED else 1
 
 
+def shards_stages(request: Request) -> bool:
+    """Return whether FSDP shards the stages of a pipeline."""
+    return request.zero in (2, 3) and count_stages(request) > 1
+
+
 def has_process_per_cell(request: Request) -> bool:
     """Return whether each stage and shard of a replica has its own process."""
-    return bool(request.schedule) or has_shards(request)
+    return bool(request.schedule) or has_shards(request) or shards_stages(request)
 
 
 def cells_per_replica(request: Request) -> int:
@@ -345,8 +350,10 @@ def cells_per_replica(request: Request) -> int:
 
 
 def with_schedule(request: Request) -> Request:
-    """Choose a schedule if the user gave none, but each shard of a stage needs its own process."""
-    if request.schedule or not splits_layers(request) or count_stages(request) == 1:
+    """Choose a schedule if the user gave none, but each stage needs its own process: its layers are
+    split, or FSDP shards it. (FSDP works on one device and in one thread per process.)"""
+    needs_process = splits_layers(request) or shards_stages(request)
+    if request.schedule or not needs_process or count_stages(request) == 1:
         return request
     return replace(request, schedule="1f1b")
 

@@ -31,6 +31,7 @@ from paralab.plan.request import (
     BUCKETED,
     Request,
     has_process_per_cell,
+    shards_stages,
     splits_layers,
     with_schedule,
 )
@@ -120,10 +121,11 @@ def resolve(
         axes=describe_axes(
             [rank.cell for rank in ranks],
             zero,
+            stages=shards_stages(request),
             averages=bool(lossy.sync_every),
             sequences=sequence is not None,
         ),
-        shard_units=shard_units(zero, summary, reasons),
+        shard_units=shard_units(zero, summary, stage_parts, reasons),
         stage_parts=stage_parts,
         compile=bool(request.compile),
         compiled=choose_compiled(request, summary, device, reasons),
@@ -176,7 +178,8 @@ def _count_chunks(request: Request, batch: BatchPlan, given: str | None, reasons
         return 1
     chunks = PARTS_PER_RANK[request.schedule]
     idle = ideal_bubble(batch.stages, batch.micro_batches, request.schedule)
-    because = "requested" if given else "each shard of a stage has its own process"
+    sharded = "FSDP" if shards_stages(request) else "each shard of a stage"
+    because = "requested" if given else f"{sharded} needs its own process"
     because += f"; the ideal bubble is {idle:.1%} of the time"
     because += f"; {chunks} model parts per stage" if chunks > 1 else ""
     reasons.add("schedule", request.schedule, because)

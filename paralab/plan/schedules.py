@@ -25,9 +25,7 @@ from typing import NamedTuple
 PARTS_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 ONE_SLOT_EACH: Mapping[str, float] = {"F": 1.0, "B": 1.0, "I": 1.0, "W": 1.0}
 SCHEDULES = tuple(PARTS_PER_RANK)
-WITHOUT = (
-    "leave out --schedule (and --shards)"  # the fix for a model that cannot be cut into processes
-)
+WITHOUT = "leave out --schedule (and --shards or --zero)"  # the fix for a model that cannot be cut into processes
 UNCUT = f"cut elsewhere, or {WITHOUT}"  # the fix if only these cuts are the problem
 
 

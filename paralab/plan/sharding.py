@@ -10,10 +10,11 @@ gradients of equal shards:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from paralab.errors import UsageError
-from paralab.plan.plan import Reasons
+from paralab.plan.plan import Reasons, Stage
 from paralab.plan.request import Request
 from paralab.units import plural, size
 from paralab.workload.summary import Summary
@@ -78,12 +79,28 @@ def owners(parameters: Sequence[tuple[int | None, int]], ranks: int) -> list[int
     return result
 
 
-def shard_units(zero: int | None, summary: Summary, reasons: Reasons) -> tuple[str, ...]:
-    """Choose the units. Parameters outside all units are gathered together."""
+def is_in(module: str, unit: str) -> bool:
+    return f"{module}.".startswith(f"{unit}.")
+
+
+def units_in(part: Stage, units: Iterable[str]) -> list[str]:
+    """Return the units in this part of the model."""
+    return [unit for unit in units if any(is_in(module, unit) for module in part.modules)]
+
+
+def shard_units(
+    zero: int | None, summary: Summary, parts: Sequence[Stage], reasons: Reasons
+) -> tuple[str, ...]:
+    """Choose the units. Parameters outside all units are gathered together. If the model is cut
+    into parts, no cut is inside a unit."""
     if zero not in (2, 3):
         return ()
 
-    names = tuple(unit.name for unit in summary.units)
+    places = Counter(name for part in parts for name in units_in(part, _names(summary)))
+    cut = {
+        unit for unit in places for part in parts if part.start != unit and is_in(part.start, unit)
+    }
+    names = tuple(n for n in _names(summary) if not parts or (places[n] == 1 and n not in cut))
     if not names:
         reasons.add(
             "shard units",
@@ -92,7 +109,7 @@ def shard_units(zero: int | None, summary: Summary, reasons: Reasons) -> tuple[s
             "and is the only user of its parameters",
         )
         return ()
-    in_units = sum(unit.parameter_bytes for unit in summary.units)
+    in_units = sum(unit.parameter_bytes for unit in summary.units if unit.name in names)
     left = summary.parameter_bytes - in_units
     shown = ", ".join(names[:4]) + (f", … {names[-1]}" if len(names) > 4 else "")
     total = size(summary.parameter_bytes)
@@ -100,3 +117,7 @@ def shard_units(zero: int | None, summary: Summary, reasons: Reasons) -> tuple[s
     because += f"; the other {size(left)} are gathered together" if left else ""
     reasons.add("shard units", f"{len(names)}: {shown}", because)
     return names
+
+
+def _names(summary: Summary) -> list[str]:
+    return [unit.name for unit in summary.units]

@@ -52,7 +52,7 @@ def require_groups(
     assert plan.shards == shards
     if not plan.problem:
         plan = leave_cut_groups(plan, parts)
-        plan = leave_fused_groups(plan) if request.zero else plan
+        plan = leave_fused_groups(plan) if request.zero in (2, 3) else plan
     if not plan.problem and not plan.kept:
         plan = replace(plan, problem=next(group.reason for group in plan.groups))
     if plan.problem:

@@ -63,7 +63,7 @@ def show_table(table: Table) -> None:
     with console.capture() as text:
         console.print(table)
     for line in text.get().splitlines():
-        print(line.rstrip())
+        print(line.rstrip(), flush=True)  # progress goes to stderr
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:

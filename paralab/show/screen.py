@@ -10,7 +10,7 @@ from paralab.record.folder import RunFolder
 from paralab.show.console import console, errors
 from paralab.show.follow import Follower
 from paralab.show.live import LiveView
-from paralab.show.run import print_ranks, print_sentence
+from paralab.show.run import print_grid, print_ranks, print_sentence
 from paralab.units import rate
 
 
@@ -48,6 +48,7 @@ class Screen:
             ranks = self.follower.ranks
             pids = {rank.plan.rank: rank.started.pid for rank in ranks if rank.started}
             print_ranks(self.follower.plan, pids)
+            print_grid(self.follower.plan)
             self.view = self._open()
         if self.view:
             self.view.update()

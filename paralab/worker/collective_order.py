@@ -81,8 +81,9 @@ class CollectiveOrder:
         texts = [bytes(other.tolist()).rstrip(b"\0").decode(errors="replace") for other in every]
         actions = [text.partition(" ")[2] for text in texts]
         other = next(rank for rank, each in enumerate(actions) if each != actions[0])
-        theirs = f"rank {other} is about to {actions[other]}"
-        raise self._error(f"rank 0 is about to {actions[0]}, but {theirs}")
+        ranks = dist.get_process_group_ranks(self.group)
+        theirs = f"rank {ranks[other]} is about to {actions[other]}"
+        raise self._error(f"rank {ranks[0]} is about to {actions[0]}, but {theirs}")
 
     def _error(self, what: str) -> ParalabError:
         return ParalabError(

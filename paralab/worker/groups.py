@@ -21,7 +21,7 @@ PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a 
 #   replicas, stages, shards   the ranks that differ only along this axis of the grid
 #   parts       one of fsdp's shard groups, whose ranks together have all parts of a parameter
 #   copies      the ranks that have the same part, one in each shard group
-#   order       fsdp ranks compare their next collectives in this group before they run them
+#   order       the fsdp ranks of a stage compare their next collectives in this group before they run them
 #   checkpoint  writes checkpoints while training uses the other groups
 Purpose = Literal["all", "replicas", "stages", "shards", "parts", "copies", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
@@ -33,11 +33,11 @@ def make_groups(plan: Plan, saves: bool) -> None:
     """Create this plan's groups. All ranks in a launch must create all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
     if plan.shards_parameters:
-        keys.append(_key(plan, "order"))
+        keys += _order_keys(plan)
     if plan.shard_groups > 1:
         keys += [_key(plan, "parts", group) for group in range(plan.shard_groups)]
         keys += [_key(plan, "copies", shard) for shard in range(plan.shards_per_parameter)]
-    if plan.schedule or plan.tensor_plan or plan.sequence_plan:
+    if has_axes(plan):
         keys += [_axis_key(plan, axis, ranks) for axis in AXES for ranks in _along(plan, axis)]
     if plan.backend == "local":
         import paralab.collectives  # noqa: F401  registers the backend
@@ -57,7 +57,7 @@ def _key(plan: Plan, purpose: Purpose, number: int = 0) -> Key:
         if not (purpose == "parts" and rank.rank // plan.shards_per_parameter != number)
         and not (purpose == "copies" and rank.rank % plan.shards_per_parameter != number)
     ]
-    backend = "gloo" if purpose in ("order", "checkpoint") else plan.backend or ""
+    backend = "gloo" if purpose == "checkpoint" else plan.backend or ""
     return tuple(ranks), backend, purpose, number
 
 
@@ -83,11 +83,34 @@ def group_along(plan: Plan, axis: Axis, rank: int) -> dist.ProcessGroup:
     return _groups[_axis_key(plan, axis, ranks_with(plan, axis, rank))]
 
 
-def whole_model_group(plan: Plan, rank: int) -> dist.ProcessGroup:
-    """Return the group whose ranks together have all parts of this rank's parameters."""
+def has_axes(plan: Plan) -> bool:
+    """Return whether there is a group for each axis of the grid."""
+    return bool(plan.schedule or plan.tensor_plan or plan.sequence_plan)
+
+
+def replica_group(plan: Plan, rank: int) -> dist.ProcessGroup:
+    """Return the group of the ranks that have the same part of the model in other replicas."""
+    return group_along(plan, "replicas", rank) if has_axes(plan) else group_of(plan)
+
+
+def whole_model_groups(plan: Plan, rank: int) -> list[dist.ProcessGroup]:
+    """Return the groups along which the parts of this rank's parameters are divided."""
     if plan.shard_groups > 1:
-        return group_of(plan, "parts", rank // plan.shards_per_parameter)
-    return group_of(plan) if plan.shards_parameters else group_along(plan, "shards", rank)
+        return [group_of(plan, "parts", rank // plan.shards_per_parameter)]
+    groups = [replica_group(plan, rank)] if plan.shards_parameters else []
+    return groups + ([group_along(plan, "shards", rank)] if has_axes(plan) else [])
+
+
+def _order_keys(plan: Plan) -> list[Key]:
+    """Return the groups in which all ranks run the same FSDP collectives: all ranks, or those of
+    the same stage."""
+    stages = {rank.stage for rank in plan.ranks}
+    ranks = ([r.rank for r in plan.ranks if r.stage == stage] for stage in stages)
+    return [(tuple(each), "gloo", "order", 0) for each in ranks]
+
+
+def order_group(plan: Plan, rank: int) -> dist.ProcessGroup:
+    return next(_groups[key] for key in _order_keys(plan) if rank in key[0])
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup) -> None:

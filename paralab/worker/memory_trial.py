@@ -212,6 +212,7 @@ class _Trial:
                     state_bytes=like,
                     other_state_bytes=num_bytes(own) - like,
                     group=numbers.get(each),
+                    whole=each.numel(),
                 )
             )
         self.model.zero_grad(set_to_none=True)

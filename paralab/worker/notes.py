@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.machine.host import peak_resident_bytes
-from paralab.worker.groups import whole_model_group
+from paralab.worker.groups import whole_model_groups
 from paralab.worker.memory import num_bytes
 from paralab.worker.optimizer import own_optimizer
 from paralab.worker.rank_context import RankContext, Strategy
@@ -30,7 +30,8 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
 
     counts = torch.tensor([total, zeros, not_finite])
     if context.plan.shards_parameters or context.plan.tensor_plan:  # each rank has its own shards
-        dist.all_reduce(counts, group=whole_model_group(context.plan, context.rank.rank))
+        for group in whole_model_groups(context.plan, context.rank.rank):
+            dist.all_reduce(counts, group=group)
 
     scale = context.precision.scaler.get_scale() if context.plan.scaler else None
     fields = dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True))

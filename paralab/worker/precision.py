@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.plan.plan import Plan
+from paralab.workload.batch import map_tensors
 from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,6 +55,15 @@ class Precision:
         if self.name not in LOW or self.by_module:
             return nullcontext()
         return torch.autocast(self.device_type, LOW[self.name], cache_enabled=self.cache_casts)
+
+    def cast_inputs(self, tree: Any) -> Any:
+        """Cast the inputs of a stage, as FSDP does for those of a whole model."""
+        low = LOW[self.name]
+        return map_tensors(lambda t: t.to(low) if t.is_floating_point() else t, tree)
+
+    def cast_output(self, tree: Any) -> Any:
+        """Cast the output of the last stage, because the loss is computed in fp32."""
+        return map_tensors(lambda t: t.float() if t.is_floating_point() else t, tree)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()

@@ -42,6 +42,13 @@ class MicroBatch:
 AccumulationStep = list[MicroBatch]
 
 
+def with_idle_steps(steps: list[AccumulationStep], needed: int) -> list[AccumulationStep]:
+    """Add steps with weight zero if a small last batch has fewer steps than `needed`, because all
+    ranks must gather the same parameters equally often."""
+    idle = [replace(micro, share=0.0) for micro in steps[0]]
+    return [idle] * (needed - len(steps)) + steps
+
+
 @dataclass
 class RankContext:
     plan: Plan

@@ -22,6 +22,7 @@ from torch import nn
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
 from paralab.plan.schedules import UNCUT
+from paralab.worker.sharded_stage import ShardedStage, Shell
 from paralab.worker.stage_shapes import ShapeCache, ShapeMode
 from paralab.workload.batch import call_model, map_tensors, tensors
 from paralab.workload.sample_draws import samples_of
@@ -55,8 +56,9 @@ class _Run(ShapeMode):
         self.stage, self.received = stage, received
         self.returning = False  # True during backward
         self.begun = stage.number == 0
-        self.inputs = inputs if self.begun else map_tensors(lambda t: t.to("meta"), inputs)
-        for empty, value in zip(tensors(self.inputs), tensors(inputs), strict=True):
+        real = stage.cast(inputs)
+        self.inputs = real if self.begun else map_tensors(lambda t: t.to("meta"), inputs)
+        for empty, value in zip(tensors(self.inputs), tensors(real), strict=True):
             self.know(empty, value.to(stage.device))
 
     def begin(self, args: Any, kwargs: Any) -> Any:
@@ -109,6 +111,7 @@ class StageModule(nn.Module):
         device: torch.device,
         wire: torch.device,
         finish: Callable[[Any, int, bool], torch.Tensor],
+        sharded: ShardedStage | None = None,
     ) -> None:
         super().__init__()
         self.number, self.starts = number, [stage.start for stage in stages]
@@ -120,9 +123,9 @@ class StageModule(nn.Module):
         for module in own:
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                 tensor.data = tensor.data.to(device)
-        self.own_parameters = nn.ParameterList(
-            dict.fromkeys(p for module in own for p in module.parameters(recurse=False))
-        )
+        self.shells = nn.ModuleList(map(Shell, own))
+        self.sharded: ShardedStage | None = sharded
+        self.cast: Callable[[Any], Any] = lambda inputs: inputs
 
         self.inputs: list[Any] = []  # tensors per micro-batch
         self.runs: dict[int, _Run] = {}
@@ -180,12 +183,17 @@ class StageModule(nn.Module):
     def forward(self, *received: torch.Tensor) -> Any:
         run = _Run(self, self.inputs[self.micro_number], received)
         self.trial = None
+        call = partial(self._run, run)
+        if self.sharded:
+            call = partial(self.sharded, call)
         if self.live:
             self.runs[self.micro_number] = run
-            return self._run(run)
+            if self.sharded:
+                self.sharded.unpin()  # the trial is over
+            return call()
         before = state_of(self.model[0])
         try:
-            return self._run(run)
+            return call()
         finally:
             put_back(self.model[0], before)
             self.leaves_mode[self.shapes] = not run.replaced

@@ -58,7 +58,8 @@ class TrainingState:
         self.scaler = context.precision.scaler
         # Parameters on the meta device belong to other ranks' stages.
         self.parameters = {name: p for name, p in model.named_parameters() if not p.is_meta}
-        self.first_replica = context.rank.replica == 0 and not context.rank.shard
+        self.first_shard = not context.rank.shard
+        self.first_replica = context.rank.replica == 0 and self.first_shard
         names = [device.torch for device in context.rank.devices]
         self.gpus = [name for name in names if name.startswith("cuda")]
 
@@ -80,14 +81,14 @@ class TrainingState:
                 else:
                     plain.setdefault(name, {})[key] = value
 
+        # With --zero 1, no other replica has this state.
+        has_state = self.first_replica or (self.plan.zero == 1 and self.first_shard)
         if self.first_replica:
             model |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         else:
             model = _shards_of(model)
-            # With --zero 1, no other rank has this state.
-            optimizer = optimizer if self.plan.zero == 1 else _shards_of(optimizer)
-        state = model | optimizer
-        if self.first_replica or self.plan.zero == 1:
+        state = model | (optimizer if has_state else _shards_of(optimizer))
+        if has_state:
             state[f"plain.{self.rank}"] = _pickle(plain)
         if self.rank == 0:
             state["shared"] = _pickle(self._shared())

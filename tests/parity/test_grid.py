@@ -95,8 +95,9 @@ def workload():
     [
         ["--replicas", "1", "--stages", "2", "--shards", "2"],
         ["--replicas", "2", "--stages", "1", "--shards", "2", "--zero", "3"],
+        ["--replicas", "2", "--stages", "2", "--zero", "3"],
     ],
-    ids=["stages and shards", "sharded replicas and shards"],
+    ids=["stages and shards", "sharded replicas and shards", "sharded stages"],
 )
 def test_a_resumed_run_repeats_the_interrupted_one_with_dropout(tmp_path, grid):
     (tmp_path / "net.py").write_text(DROPOUT)

@@ -14,7 +14,7 @@ from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.plan.stage_groups import keep_together, leave_cut_groups
 from paralab.plan.stages import stage_loads
-from paralab.workload.summary import Layer
+from paralab.workload.summary import Layer, Unit
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
 from tests.plan.test_resolve import CPU, summary
 
@@ -70,6 +70,32 @@ def test_stages_with_shards_need_a_schedule(plan):
     assert [rank.stage for rank in flat.ranks] == [None] * 4
 
 
+def test_fsdp_needs_a_process_per_stage():
+    """ZeRO-1 is DDP with a sharded optimizer, so it does not."""
+    plan = hybrid(zero=3)
+    assert (plan.schedule, plan.world_size) == ("1f1b", 4)
+    assert {axis.name: axis.collectives for axis in plan.axes}["replicas"] == (
+        "all_gather",
+        "reduce_scatter",
+    )
+    assert hybrid(zero=2, schedule="zero-bubble").schedule == "zero-bubble"
+    plan = hybrid(zero=1)
+    assert (plan.schedule, plan.world_size) == (None, 2)
+    assert [device.role for device in plan.ranks[1].devices] == ["stage 0", "stage 1"]
+    assert hybrid(zero=1, shards=2).world_size == 8
+    places = [Place("n1", number, (), 1.0) for number in range(8)]
+    assert hybrid(places=places, zero=3).replicas == 4
+
+
+def test_no_cut_is_inside_a_unit():
+    """The stages begin at embed and at b.up: a unit that a cut divides is gathered with the rest."""
+    units = ("embed", "a", "b", "b.down", "head")
+    facts = {"units": tuple(Unit(name, 10) for name in units)}
+    plan = hybrid(zero=3, facts=facts, micro_batches=2)
+    assert plan.cuts == ["embed", "b.up"]
+    assert plan.shard_units == ("embed", "a", "b.down", "head")
+
+
 def test_one_shard_is_the_default():
     plan = hybrid()
     assert (plan.shards, plan.tensor_plan, plan.schedule, plan.world_size) == (1, None, None, 2)
@@ -105,7 +131,19 @@ def test_the_grid_is_drawn(plan):
         "0 2, 1 3, 4 6, 5 7",
         "0 1, 2 3, 4 5, 6 7",
     ]
-    assert grid_tables(hybrid()) == ()
+    assert grid_tables(hybrid(stages=1, shards=2, replicas=1)) == ()  # only one axis
+
+
+def test_stages_in_one_process_are_drawn_too():
+    cells, axes = grid_tables(hybrid())
+    assert [[cell.text for cell in row] for row in cells.rows] == [
+        ["replica 0", "rank 0, cpu:0", "rank 0, cpu:2"],
+        ["replica 1", "rank 1, cpu:1", "rank 1, cpu:3"],
+    ]
+    assert [[cell.text for cell in row][:3] for row in axes.rows] == [
+        ["replicas", "0 1", "all-reduce"],
+        ["stages", "within each rank", "copies"],
+    ]
 
 
 def test_cuts_keep_groups_together():
@@ -182,9 +220,11 @@ def test_launched_ranks_are_replicas_of_stages_and_shards():
 @pytest.mark.parametrize(
     ("options", "problem", "fix"),
     [
-        ({"zero": 1, "shards": 2}, "--zero 1", "--zero 2"),
-        ({"zero": 3, "shards": 2}, "2 stages", "--stages 1"),
+        ({"zero": 3, "schedule": "zero-bubble"}, "--zero 3", "--zero 2"),
         ({"zero": 3, "stages": 1}, "is fsdp", "fsdp --zero 3"),
+        ({"zero": 1, "stages": 1}, "is fsdp", "fsdp --zero 1"),
+        ({"zero": 3, "placement": "same"}, "--zero 3", "leave out"),
+        ({"zero": 2, "bucket_view": True}, "--zero 2", "leave out"),
         ({"stages": 1, "shards": 2, "micro_batches": 4}, "--stages 1", "--accumulate"),
         ({"stages": 1, "shards": 2, "schedule": "gpipe"}, "--stages 1", "leave out --schedule"),
         ({"stages": 1, "shards": 2, "schedule": "gpipe", "zero": 3}, "--stages 1", "leave out"),

@@ -95,7 +95,7 @@ def require_reduced(context: RankContext, model: nn.Module, reductions: list[Red
     strategy, step = context.plan.strategy, context.probe.step
     if strategy == "ddp":
         where, fix = "step", "--find-unused, which allows ranks to use different parameters"
-    elif context.plan.zero == 1:
+    elif strategy == "fsdp":
         where, fix = "step", "--zero 2, or ddp --find-unused"
     else:
         where = "the last micro-batch of step"

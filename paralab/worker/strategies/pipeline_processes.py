@@ -37,11 +37,26 @@ from paralab.errors import UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.plan.stage_groups import part_of
-from paralab.worker.groups import broadcast_model, group_along, group_of
+from paralab.worker.collective_order import CollectiveOrder
+from paralab.worker.groups import broadcast_model, group_along, group_of, order_group
 from paralab.worker.memory import addresses
-from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
+from paralab.worker.precision import LOW
+from paralab.worker.rank_context import (
+    AccumulationStep,
+    MicroBatch,
+    RankContext,
+    Strategy,
+    with_idle_steps,
+)
 from paralab.worker.replica_sum import sum_over_replicas
 from paralab.worker.sharded_layers import mixing_tensors
+from paralab.worker.sharded_stage import ShardedStage, any_rank
+from paralab.worker.sharded_units import (
+    explain_dtypes,
+    gathered_bytes,
+    replica_mesh,
+    stepping_on_shards,
+)
 from paralab.worker.shards import local, whole
 from paralab.worker.split_layers import (
     align_shards,
@@ -73,13 +88,18 @@ class PipelineProcesses(Strategy):
         self.pipeline = group_along(plan, "stages", rank.rank)
 
         owned = range(rank.stage, len(plan.stage_parts), plan.stages)
-        if plan.tensor_plan:
-            broadcast_model(model, group_of(plan))
+        broadcast_model(model, group_of(plan))
         free_other_stages(model, plan.stage_parts, set(owned))
-        self._split_layers(owned)
+        self.sharded: dict[int, ShardedStage] = {}
+        self._split(owned)
         places = self.device, self.wire, self._finish
-        self.modules = [StageModule(model, each, plan.stage_parts, *places) for each in owned]
+        self.modules = [
+            StageModule(model, each, plan.stage_parts, *places, self.sharded.get(each))
+            for each in owned
+        ]
         for module in self.modules:
+            if self.sharded and plan.precision in LOW:
+                module.cast = context.precision.cast_inputs
             module.on_entry = partial(context.note_split, rank.devices[0].name)
             module.autocast = context.precision.autocast
             module.splits_backward = plan.schedule == "zero-bubble"
@@ -93,25 +113,47 @@ class PipelineProcesses(Strategy):
         if plan.scaler:
             context.precision.agreed_over = group_of(plan)
 
-    def _split_layers(self, owned: range) -> None:
-        """Split the groups of layers in this rank's parts of the model."""
-        context, plan = self.context, self.context.plan
-        if plan.tensor_plan is None:
-            return
-        groups = [g for g in plan.tensor_plan.kept if part_of(g, plan.stage_parts) in owned]
-        shards = group_along(plan, "shards", context.rank.rank)
-        mesh = DeviceMesh.from_group(shards, plan.device, mesh_dim_names=("shards",))
-        split_layers(context, self.model, groups, mesh)
+    def _split(self, owned: range) -> None:
+        """Split the groups of layers in this rank's parts of the model over the shards, and shard
+        the parts over the replicas."""
+        context, plan, rank = self.context, self.context.plan, self.context.rank.rank
+        mesh = replica_mesh(plan, rank) if plan.shards_parameters else None
+        if plan.tensor_plan:
+            shards = group_along(plan, "shards", rank)
+            alone = DeviceMesh.from_group(shards, plan.device, mesh_dim_names=("shards",))
+            groups = [g for g in plan.tensor_plan.kept if part_of(g, plan.stage_parts) in owned]
+            split_layers(context, self.model, groups, mesh["shards"] if mesh else alone)
+        if mesh:
+            mesh = mesh["replicas"] if plan.tensor_plan else mesh
+            self.order_group = order_group(plan, rank)
+            self.order = CollectiveOrder(self.order_group, rank)
+            self.sharded = {
+                part: ShardedStage(context, self.model, part, mesh, self.order) for part in owned
+            }
 
     def device_parameters(self, device: str = "") -> list[nn.Parameter]:
         """Return all parameters on this rank, which has one device."""
-        return [parameter for module in self.modules for parameter in module.own_parameters]
+        return [parameter for module in self.modules for parameter in module.parameters()]
+
+    def transient_bytes(self) -> dict[str, int]:
+        """Count the bytes of the parameters that FSDP gathers, and of the gradients that it has not
+        reduced. It reduces them after the last micro-batch."""
+        plan = self.context.plan
+        if plan.shards_per_parameter == 1:
+            return {}
+        sharded = [stage.sharded for stage in self.sharded.values()]
+        unreduced = sum(unit.gradient_bytes for each in sharded for unit in each.units)
+        return {"gathered": gathered_bytes(sharded, plan.zero), "unreduced": unreduced}
 
     def forward_backward(self, accumulation_steps: list[AccumulationStep]) -> torch.Tensor:
         self.losses.clear()
         align_shards(self.context, self.model)
-        num_micros = self.context.plan.micro_batches
-        for number, micros in enumerate(accumulation_steps):
+        plan = self.context.plan
+        num_micros, steps = plan.micro_batches, accumulation_steps
+        if self.sharded:
+            steps = with_idle_steps(steps, plan.accumulate)
+            self.order.begin(self.context.probe.step)
+        for number, micros in enumerate(steps):
             self.micros = micros
             inputs = [filled(micro.inputs, self.width) for micro in micros]
             # A small last batch may have fewer micro-batches, so add copies with weight zero.
@@ -120,11 +162,12 @@ class PipelineProcesses(Strategy):
             schedule, stages = self._schedule_for(inputs[0])
             for module, stage in zip(self.modules, stages, strict=True):
                 module.inputs, stage.accumulation = inputs, number
-            with _explain_checkpointing(), running_shards(self.context):
+            around = _explain_checkpointing(), explain_dtypes(plan), running_shards(self.context)
+            with around[0], around[1], around[2]:
                 schedule.step(target=torch.arange(num_micros), return_outputs=False)
             self.context.meter.backward_done()
 
-        sum_over_replicas(self.context, self.device_parameters())
+        self._sum_gradients()
         none = torch.zeros((), device=self.device)
         if not self.losses:
             return none
@@ -132,17 +175,25 @@ class PipelineProcesses(Strategy):
         require_agreement(self.context, loss)
         return none if self.context.rank.shard else loss
 
+    def _sum_gradients(self) -> None:
+        if not self.sharded:
+            sum_over_replicas(self.context, self.device_parameters())
+            return
+        for stage in reversed(self.sharded.values()):
+            stage.reduce()
+        self.order.end()
+
     def stepping(self) -> AbstractContextManager[None]:
+        if self.sharded:
+            return stepping_on_shards(self.context.plan)
         return mixing_tensors() if self.context.plan.tensor_plan else nullcontext()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """Gather the model's state from the first replica's stages. Only rank 0 returns it."""
         context = self.context
-        if context.rank.replica:
-            return None
         values = ((name, value) for name, value in self.model.state_dict().items())
         own = {name: whole(value).cpu() for name, value in values if not value.is_meta}
-        if context.rank.shard:
+        if context.rank.replica or context.rank.shard:
             return None
         gathered: list[Any] = [None] * context.plan.stages
         first = context.rank.rank == 0
@@ -157,6 +208,11 @@ class PipelineProcesses(Strategy):
         key = shapes_of(inputs)
         for module in self.modules:
             module.expect(key)
+        if self.sharded and any_rank(key not in self.schedules, self.order_group):
+            # In a trial, a new schedule finds out the shapes. The other ranks do not run it, so
+            # gather the parameters before it.
+            for stage in self.sharded.values():
+                stage.pin()
         if key not in self.schedules:
             while len(self.schedules) >= MOST_SCHEDULES:
                 oldest = next(iter(self.schedules))
@@ -176,6 +232,8 @@ class PipelineProcesses(Strategy):
 
     def _finish(self, output: Any, micro_number: int, live: bool) -> torch.Tensor:
         """Compute the loss over the micro-batch's real samples, at the end of the last stage."""
+        if self.sharded and self.context.plan.precision in LOW:
+            output = self.context.precision.cast_output(output)
         if micro_number < len(self.micros):
             micro = self.micros[micro_number]
             real = num_samples(micro.inputs)

@@ -41,6 +41,9 @@ def make_strategy(context: RankContext, model: nn.Module) -> Strategy:
         return simulate(context, model, plan.simulation)
     if plan.schedule:
         return PipelineProcesses(context, model)
-    if plan.zero:
-        return Fsdp(context, model) if plan.shards_parameters else Ddp(context, model)
-    return (Tp if plan.tensor_plan else STRATEGIES[plan.strategy])(context, model)
+    if plan.shards_parameters:
+        return Fsdp(context, model)
+    if plan.tensor_plan:
+        return Tp(context, model)
+    name = "ddp" if plan.strategy == "fsdp" else plan.strategy
+    return STRATEGIES[name](context, model)
