@@ -106,112 +106,133 @@ def inspect_workload(inspection: Inspection) -> Summary:
     workload = load_workload(inspection.workload)
     gc.freeze()
     gc.enable()
-    # Without a GPU, use the CPU. The plan will reject `--device cuda` and say why.
-    wants_gpu = inspection.device in ("cuda", "auto")
-    device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
-    fake = fake_if_too_large(workload, device) if inspection.large else None
-    around: AbstractContextManager[Any] = fake or nullcontext()
-    seed_everything(0)
+    return _Inspector(inspection, workload).summarize()
 
-    def running(what: str) -> AbstractContextManager[None]:
-        return user_code(f"{what} of the workload failed with", user_folder(inspection.workload))
 
-    with running("model()"), around:
-        model = _build_model(workload).train()
-    if inspection.threads:
-        torch.set_num_threads(inspection.threads)
+class _Inspector:
+    """A workload with its model and a batch on the device."""
 
-    if not fake:
-        model = model.to(device)
+    def __init__(self, asked: Inspection, workload: Workload) -> None:
+        self.asked, self.workload = asked, workload
+        # Without a GPU, use the CPU. The plan will reject `--device cuda` and say why.
+        wants_gpu = asked.device in ("cuda", "auto")
+        self.device = "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
+        self.fake = fake_if_too_large(workload, self.device) if asked.large else None
+        self.around: AbstractContextManager[Any] = self.fake or nullcontext()
+        seed_everything(0)
 
-    with running("data"):
-        size = dataset_samples(workload)
-    if size == 0:
-        raise UsageError(f"The data of {workload.name} has no samples.", fix="at least one sample")
+        with self.running("model()"), self.around:
+            self.model = _build_model(workload).train()
+        if asked.threads:
+            torch.set_num_threads(asked.threads)
+        if not self.fake:
+            self.model = self.model.to(self.device)
+        with self.running("data"):
+            self.size = dataset_samples(workload)
+            if self.size == 0:
+                problem = f"The data of {workload.name} has no samples."
+                raise UsageError(problem, fix="at least one sample")
+            self.batch = self.load(asked.samples or workload.batch_size)
 
-    def load(samples: int) -> Any:
+    def running(self, what: str) -> AbstractContextManager[None]:
+        return user_code(f"{what} of the workload failed with", user_folder(self.asked.workload))
+
+    def load(self, samples: int) -> Any:
+        size = self.size
         first = GlobalBatch(step=0, epoch=0, first=0, size=min(samples, size or samples))
-        _, batch = next(rank_batches(workload, [first], samples=size))
-        return map_tensors(fake.from_tensor if fake else lambda t: t.to(device), batch)
-
-    with running("data"):
-        batch = load(inspection.samples or workload.batch_size)
-    with running("A trial step"), around:
-        trial = try_step(
-            workload, model, batch, lambda: batch if fake else load(MOST_BRANCHES), not fake
+        _, batch = next(rank_batches(self.workload, [first], samples=size))
+        return map_tensors(
+            self.fake.from_tensor if self.fake else lambda t: t.to(self.device), batch
         )
-    with running("optimizer"), around:
-        optimizer = make_optimizer(workload, model)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    with running("scheduler"):
-        make_scheduler(workload, optimizer)
 
-    parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    details: Details = {}
-    if inspection.layers:
-        with running("forward"):
-            details |= _inspect_layers(workload, model, batch, trial, fake)
-        details["by_position"] = chooses_by_position(workload, model)
-    if inspection.units:
-        inputs, _ = (workload.unpack or unpack)(take(batch, 0, 2))
-        with around:
-            units = find_units(model, inputs)
-        details |= {"units": units, "whole_tensors": mixes_rows(workload)}
-        details["whole_model"] = mixes_parameters(workload)
-    if inspection.blocks:
-        with running("A trial step"):
-            details["blocks"] = _inspect_blocks(workload, model, take(batch, 0, 2))
-    if inspection.verify:  # this is last because it changes the model's dtype
-        with running("A trial step"):
-            trial = replace(trial, casts=find_casts(workload, model, batch))
-            started = time.perf_counter()
-            problem = find_split_problem(workload, model, batch, trial.controls)
-            # A small batch may lack the rare samples that reveal a problem, so try a larger one.
-            # With random numbers or state, the first call has already replaced the model's forward.
-            again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
-            if not problem and again and workload.batch_size < ENOUGH:
-                problem = find_split_problem(workload, model, load(ENOUGH), trial.controls)
+    def summarize(self) -> Summary:
+        workload, model, fake = self.workload, self.model, self.fake
+
+        def branches() -> Any:
+            return self.batch if fake else self.load(MOST_BRANCHES)
+
+        with self.running("A trial step"), self.around:
+            trial = try_step(workload, model, self.batch, branches, not fake)
+        with self.running("optimizer"), self.around:
+            optimizer = make_optimizer(workload, model)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        with self.running("scheduler"):
+            make_scheduler(workload, optimizer)
+        named = dict(model.named_parameters())
+        facts = Summary(
+            name=workload.name,
+            parameters=sum(p.numel() for p in named.values()),
+            parameter_bytes=sum(p.nbytes for p in named.values()),
+            samples=self.size,
+            batch_size=workload.batch_size,
+            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            data_path=workload.data_path,
+            weighted=workload.weight is not None,
+            optimizer=type(optimizer).__name__,
+            too_large=fake is not None,
+            scalars=tuple(name for name, p in named.items() if not p.ndim),
+            imaginary=tuple(name for name, p in named.items() if p.is_complex()),
+            **vars(trial),
+        )
+        return replace(facts, **self.details(trial))
+
+    def details(self, trial: Trial) -> Details:
+        """Return the fields of `Summary` that only some strategies need."""
+        asked, workload, model = self.asked, self.workload, self.model
+        details: Details = {}
+        if asked.layers:
+            with self.running("forward"):
+                details |= self.layers(trial)
+            details["by_position"] = chooses_by_position(workload, model)
+        if asked.units:
+            inputs, _ = (workload.unpack or unpack)(take(self.batch, 0, 2))
+            with self.around:
+                units = find_units(model, inputs)
+            details |= {"units": units, "whole_tensors": mixes_rows(workload)}
+        if asked.layers or asked.units:
+            details["whole_model"] = mixes_parameters(workload)
+        if asked.blocks:
+            with self.running("A trial step"):
+                details["blocks"] = _inspect_blocks(workload, model, take(self.batch, 0, 2))
+        if asked.verify:  # this is last because it changes the model's dtype
+            with self.running("A trial step"):
+                details |= self.splits(trial)
+        return details
+
+    def layers(self, trial: Trial) -> Details:
+        """Return the fields that only a strategy with stages needs."""
+        workload = self.workload
+        inputs, targets = (workload.unpack or unpack)(self.batch)
+
+        def loss(output: Any) -> torch.Tensor:
+            return workload.loss(output, targets)
+
+        with self.around:
+            layers, reason = find_layers(
+                self.model, inputs, loss, workload.split_points, trial.sometimes
+            )
+        if self.fake:  # the trial computed nothing
+            layers = tuple(replace(layer, seconds=0.0) for layer in layers)
+        return {
+            "layers": layers,
+            "uncut_reason": reason,
+            "optimizer_bytes_per_byte": state_bytes_per_byte(workload),
+        }
+
+    def splits(self, trial: Trial) -> Details:
+        """Return why a batch cannot be split, and the casts that `verify` must know."""
+        workload, model = self.workload, self.model
+        casts = find_casts(workload, model, self.batch)
+        started = time.perf_counter()
+        problem = find_split_problem(workload, model, self.batch, trial.controls)
+        # A small batch may lack the rare samples that reveal a problem, so try a larger one.
+        # With random numbers or state, the first call has already replaced the model's forward.
+        again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
+        if not problem and again and workload.batch_size < ENOUGH:
+            problem = find_split_problem(workload, model, self.load(ENOUGH), trial.controls)
         if trial.hooked and not problem:
             problem = f"the gradient hook of {trial.hooked[0]} runs for each part of a batch"
-        details["split_problem"] = problem
-
-    return Summary(
-        name=workload.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        parameter_bytes=parameter_bytes,
-        samples=size,
-        batch_size=workload.batch_size,
-        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-        data_path=workload.data_path,
-        weighted=workload.weight is not None,
-        optimizer=type(optimizer).__name__,
-        too_large=fake is not None,
-        scalars=tuple(name for name, parameter in model.named_parameters() if not parameter.ndim),
-        imaginary=tuple(name for name, p in model.named_parameters() if p.is_complex()),
-        **vars(trial),
-        **details,
-    )
-
-
-def _inspect_layers(
-    workload: Workload, model: nn.Module, batch: Any, trial: Trial, fake: Any
-) -> Details:
-    """Return the fields of `Summary` that only a strategy with stages needs."""
-    inputs, targets = (workload.unpack or unpack)(batch)
-
-    def loss(output: Any) -> torch.Tensor:
-        return workload.loss(output, targets)
-
-    with fake or nullcontext():
-        layers, reason = find_layers(model, inputs, loss, workload.split_points, trial.sometimes)
-    if fake:  # the trial computed nothing
-        layers = tuple(replace(layer, seconds=0.0) for layer in layers)
-    return {
-        "layers": layers,
-        "uncut_reason": reason,
-        "optimizer_bytes_per_byte": state_bytes_per_byte(workload),
-        "whole_model": mixes_parameters(workload),
-    }
+        return {"casts": casts, "split_problem": problem}
 
 
 def _inspect_blocks(workload: Workload, model: nn.Module, samples: Any) -> tuple[Block, ...]:
