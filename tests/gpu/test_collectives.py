@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tests.collectives.test_group import finish, start
+from tests.collectives.test_group import CHECKS, finish, passed_checks, start
 from tests.conftest import ROOT, run_paralab, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.processes]
@@ -19,11 +19,7 @@ DAEMON = "nvidia-cuda-mps-control"
 
 
 def test_torch_components_run_on_one_gpu():
-    codes, outputs = finish(start("conformance.py", "local", "cuda"))
-    assert codes == [0, 0, 0], outputs
-    names = [line for line in outputs[0][0].splitlines() if line.isidentifier()]
-    assert names[-1] == "left_to_gloo"
-    assert {"ddp", "fsdp", "dtensor", "pipeline", "same_on_every_device", "large"} < set(names)
+    assert passed_checks("local", "cuda") == CHECKS
 
 
 @pytest.mark.parametrize(
