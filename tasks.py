@@ -128,10 +128,9 @@ def test() -> None:
         return
     lint()
     system()
-    # Tests in one file share launches, so each file runs in one process. tests/conftest.py sorts
-    # the files. Use three processes even on two cores, because many tests wait.
-    parallel = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
-    code = subprocess.run([*PYTEST, *parallel, *arguments], cwd=ROOT).returncode
+    # Use three processes even on two cores, because many tests wait. tests/conftest.py sorts the
+    # files and runs each of them in one process.
+    code = subprocess.run([*PYTEST, "--numprocesses=3", *arguments], cwd=ROOT).returncode
     failed = last_failed()
     if code == 1 and len(failed) <= FEW:
         print(f"Running alone: {', '.join(failed)}", flush=True)

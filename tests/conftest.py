@@ -75,6 +75,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run all tests of a file in one worker, because they share launches. Pure tests do not."""
+    from xdist.scheduler import LoadFileScheduling, LoadScheduling
+
+    config.option.loadscopereorder = False  # keep our order
+    pure = config.option.markexpr == "not processes"
+    return (LoadScheduling if pure else LoadFileScheduling)(config, log)
+
+
 def _skip_without_gpu(marked: list[pytest.Item]) -> None:
     """Import torch only if a test marked `gpu` was collected."""
     if not marked:

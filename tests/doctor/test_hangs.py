@@ -85,7 +85,7 @@ HEALTHY = {
         model = DDP(nn.Linear(2, 1))
         for step in range(2):
             if rank == 1:
-                time.sleep(2.5)
+                time.sleep(1.5)
             model(torch.randn(4, 2)).sum().backward()
     """,
     "all ranks leave early, together": """

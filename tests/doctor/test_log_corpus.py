@@ -15,7 +15,7 @@ from tests.doctor.cases import broken
 from tests.doctor.ranks import observed
 
 pytestmark = pytest.mark.processes
-AT_A_TIME = 2
+AT_A_TIME = 4  # most of them wait
 STARTS = {"torchrun": 2, "python": 0}
 # torchrun's own report matters here, or the script must import torch itself.
 LAUNCHED = {"H16-broken", "H19-variant_environment"}

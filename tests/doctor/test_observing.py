@@ -20,6 +20,7 @@ from paralab.errors import UsageError
 from paralab.observe.mmap_log import PIECE, MmapLog
 from paralab.record.operations import OpenOperations, read_open_operations
 from paralab.record.reader import Tail, parse_watched
+from tests import forked
 from tests.conftest import ROOT
 from tests.doctor.ranks import waited_in
 
@@ -123,7 +124,7 @@ def test_spawned_ranks_workers_and_a_sitecustomize_of_the_user(tmp_path, capfd, 
 
 
 @pytest.mark.processes
-def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path, capfd):
+def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path):
     checkpoint = tmp_path / "model.pt"
     checkpoint.write_text("of the last real training")
     script = written(
@@ -147,10 +148,12 @@ def test_a_trial_of_a_gpu_script_ends_after_its_steps_and_spares_files(tmp_path,
                 print(len(torch.load(sys.argv[1], map_location=f"cuda:{local}")), flush=True)
         """,
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    seen = observe([*torchrun, str(script), str(checkpoint)], steps=3, folder=tmp_path / "seen")
-    assert (seen.stopped, seen.exit_code) == (True, None), capfd.readouterr()
-    assert capfd.readouterr().out.split() == ["2", "2", "2"]
+    seen = observe(
+        [*forked.python(2), str(script), str(checkpoint)], steps=3, folder=tmp_path / "seen"
+    )
+    printed = (tmp_path / "seen" / "rank0.txt").read_text()
+    assert (seen.stopped, seen.exit_code) == (True, None), printed
+    assert printed.split() == ["2", "2", "2"]
     assert checkpoint.read_text() == "of the last real training"
     notes = " | ".join(seen.notes)
     for what in ("nccl", "device_ids", "saving over"):
@@ -194,7 +197,7 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
 
 
 @pytest.mark.processes
-def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
+def test_no_memory_is_kept_that_the_program_gives_back(tmp_path):
     """Watching must not keep a batch, loss, model, or optimizer alive, not even until Python
     collects cycles, and neither in watched steps nor after them. CUDA once killed DataLoader
     workers that found pinned memory in such a cycle."""
@@ -248,10 +251,10 @@ def test_no_memory_is_kept_that_the_program_gives_back(tmp_path, capfd):
         print([thing() for thing in gone])
         """,
     )
-    command = [sys.executable, str(script), str(tmp_path / "meeting")]
+    command = [*forked.python(), str(script), str(tmp_path / "meeting")]
     plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     seen = observe(command, folder=tmp_path / "seen")
-    assert (seen.exit_code, capfd.readouterr().out) == (0, plain)
+    assert (seen.exit_code, (tmp_path / "seen" / "rank0.txt").read_text()) == (0, plain)
     assert plain.endswith(f"{[None] * 6}\n")
     assert Observation.read(tmp_path / "seen").ranks[0].made == 160, (
         "the second model's steps follow the first one's"

@@ -9,7 +9,7 @@ from tests.doctor.cases import broken, healthy
 from tests.doctor.ranks import observe_all
 
 pytestmark = pytest.mark.processes
-AT_A_TIME = 2
+AT_A_TIME = 4  # most of them wait
 COVERED = checked_ids("ranks")
 WRONG = [
     case
