@@ -1,9 +1,11 @@
 """Each failure's file registers an entry in the catalog, and checks for one or more sources.
 
-ENTRY = describe(__doc__, symptom=…, …)
+ENTRY = describe(__doc__, Message(…), …)
 
 @check("H03", source="script")
 def partial_collective(script: Script) -> Findings: ...
+
+The module's docstring is the entry's text.
 """
 
 import re
@@ -21,6 +23,7 @@ Findings = Iterator[Finding]
 Source = Literal["script", "ranks", "log", "run", "machine"]
 Check = Callable[[Any], Iterable[Finding] | Finding | None]
 C = TypeVar("C", bound=Check)
+FIELD = re.compile(r"^(Symptom|Cause|Fix|Limits|Reported): ", re.MULTILINE)
 REPORT = re.compile(r"([^\s#]*)#(\d+)")
 registered: dict[Source, dict[Check, tuple[str, ...]]] = {way: {} for way in get_args(Source)}
 
@@ -70,27 +73,20 @@ class Entry:
         entries[self.id] = self
 
 
-def describe(
-    doc: str | None,
-    *,
-    symptom: str,
-    cause: str,
-    fix: str,
-    example: str,
-    sources: str = "",
-    silent: bool = False,
-    limits: str | None = None,
-    messages: tuple[Message, ...] = (),
-) -> Entry:
-    """Register the entry of a file, whose docstring begins with its id and title. `sources` lists
-    public reports: "a/b#1 #2 c/d#3" means a/b#1, a/b#2, and c/d#3."""
+def describe(doc: str | None, *messages: Message, silent: bool = False) -> Entry:
+    """Register the entry in a file's docstring: its id and title, fields such as `Symptom: …`, and
+    an example. `Reported: a/b#1 #2 c/d#3` means a/b#1, a/b#2, and c/d#3."""
     if doc is None:
         raise UsageError("The doctor needs docstrings, which python -OO removes.", fix="python -O")
-    id, _, title = " ".join(doc.split()).partition(". ")[0].removesuffix(".").partition(": ")
-    found: list[str] = []
-    for name, number in REPORT.findall(sources):
-        found.append(f"{name or found[-1].partition('#')[0]}#{number}")
-    return Entry(id, title, symptom, cause, fix, example, tuple(found), silent, limits, messages)
+    head, fields, example = doc.split("\n\n", 2)
+    id, _, title = " ".join(head.split()).partition(". ")[0].removesuffix(".").partition(": ")
+    _, *parts = FIELD.split(fields)
+    texts = {n.lower(): " ".join(t.split()) for n, t in zip(parts[::2], parts[1::2], strict=True)}
+    sources: list[str] = []
+    for name, number in REPORT.findall(texts.pop("reported", "")):
+        sources.append(f"{name or sources[-1].partition('#')[0]}#{number}")
+    texts["example"] = example
+    return Entry(id, title, **texts, sources=tuple(sources), silent=silent, messages=messages)
 
 
 def check(*ids: str, source: Source) -> Callable[[C], C]:

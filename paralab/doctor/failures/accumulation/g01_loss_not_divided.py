@@ -1,4 +1,17 @@
-"""G01: The loss is not divided by the accumulation steps."""
+"""G01: The loss is not divided by the accumulation steps.
+
+Symptom: No error. With N accumulated passes, the gradient is N times too large.
+Cause: Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.
+Fix: Divide the loss by N before `backward`.
+Reported: verl-project/verl#3332
+
+- loss = criterion(model(x), y)
++ loss = criterion(model(x), y) / N
+  loss.backward()
+  if (i + 1) % N == 0:
+      optimizer.step()
+      optimizer.zero_grad()
+"""
 
 import ast
 
@@ -17,22 +30,7 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.windows import Window as Observed
 from paralab.doctor.windows import accumulated, is_close
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. With N accumulated passes, the gradient is N times too large.",
-    cause="Gradients add up over backward passes. The sum of N means is N times the mean over the large batch.",
-    fix="Divide the loss by N before `backward`.",
-    example="""\
-- loss = criterion(model(x), y)
-+ loss = criterion(model(x), y) / N
-  loss.backward()
-  if (i + 1) % N == 0:
-      optimizer.step()
-      optimizer.zero_grad()
-""",
-    sources="verl-project/verl#3332",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 _SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")

@@ -1,4 +1,18 @@
-"""G02: Every accumulated pass synchronizes gradients."""
+"""G02: Every accumulated pass synchronizes gradients.
+
+Symptom: The results are correct, but each step all-reduces all gradients N times instead of once.
+Cause: DDP synchronizes in every backward pass unless the pass runs under `no_sync()`.
+Fix: Run the forward and backward of every pass except the last under `with model.no_sync():`.
+Reported: speechbrain/speechbrain#1802 goodfire-ai/spd#215 Lightning-AI/pytorch-lightning#2595
+
+  for i, (x, y) in enumerate(loader):
+-     (criterion(model(x), y) / N).backward()
++     with nullcontext() if (i + 1) % N == 0 else model.no_sync():
++         (criterion(model(x), y) / N).backward()
+      if (i + 1) % N == 0:
+          optimizer.step()
+          optimizer.zero_grad()
+"""
 
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, reduces, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, windows
@@ -13,23 +27,7 @@ from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural, seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="The results are correct, but each step all-reduces all gradients N times instead of once.",
-    cause="DDP synchronizes in every backward pass unless the pass runs under `no_sync()`.",
-    fix="Run the forward and backward of every pass except the last under `with model.no_sync():`.",
-    example="""\
-  for i, (x, y) in enumerate(loader):
--     (criterion(model(x), y) / N).backward()
-+     with nullcontext() if (i + 1) % N == 0 else model.no_sync():
-+         (criterion(model(x), y) / N).backward()
-      if (i + 1) % N == 0:
-          optimizer.step()
-          optimizer.zero_grad()
-""",
-    sources="speechbrain/speechbrain#1802 goodfire-ai/spd#215 Lightning-AI/pytorch-lightning#2595",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("G02", source="script")

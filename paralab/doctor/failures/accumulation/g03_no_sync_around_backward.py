@@ -1,4 +1,15 @@
-"""G03: no_sync covers backward but not forward."""
+"""G03: no_sync covers backward but not forward.
+
+Symptom: The results are correct, but no time is saved: every pass still synchronizes.
+Cause: DDP decides in forward whether backward synchronizes, and forward runs outside `no_sync()`.
+Fix: Move the forward pass into the `no_sync` block too.
+Reported: facebookresearch/ClassyVision#706 KellerJordan/modded-nanogpt#31 pytorch/PiPPy#1133
+
+- loss = criterion(model(x), y) / N
+  with model.no_sync():
++     loss = criterion(model(x), y) / N
+      loss.backward()
+"""
 
 import ast
 
@@ -12,20 +23,7 @@ from paralab.doctor.static.report import At, at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, occurrences
 
-ENTRY = describe(
-    __doc__,
-    symptom="The results are correct, but no time is saved: every pass still synchronizes.",
-    cause="DDP decides in forward whether backward synchronizes, and forward runs outside `no_sync()`.",
-    fix="Move the forward pass into the `no_sync` block too.",
-    example="""\
-- loss = criterion(model(x), y) / N
-  with model.no_sync():
-+     loss = criterion(model(x), y) / N
-      loss.backward()
-""",
-    sources="facebookresearch/ClassyVision#706 KellerJordan/modded-nanogpt#31 pytorch/PiPPy#1133",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("G03", source="script")

@@ -1,4 +1,16 @@
-"""G04: The optimizer steps on gradients that are not averaged."""
+"""G04: The optimizer steps on gradients that are not averaged.
+
+Symptom: No error. The ranks' parameters drift apart and stay different.
+Cause: The last pass before the step also runs under `no_sync()`, or the epoch ends in the middle of an accumulation window.
+Fix: Run the last micro-batch before every step outside `no_sync`, including the last one of an epoch.
+
+- with model.no_sync():
+-     loss = criterion(model(x), y)
+-     loss.backward()
++ loss = criterion(model(x), y)
++ loss.backward()
+  optimizer.step()
+"""
 
 import ast
 from collections.abc import Iterator
@@ -20,21 +32,7 @@ from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, occurrences
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. The ranks' parameters drift apart and stay different.",
-    cause="The last pass before the step also runs under `no_sync()`, or the epoch ends in the middle of an accumulation window.",
-    fix="Run the last micro-batch before every step outside `no_sync`, including the last one of an epoch.",
-    example="""\
-- with model.no_sync():
--     loss = criterion(model(x), y)
--     loss.backward()
-+ loss = criterion(model(x), y)
-+ loss.backward()
-  optimizer.step()
-""",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 ONE_TEST = "Use one condition for both: use `no_sync` exactly when no step follows."
 
 

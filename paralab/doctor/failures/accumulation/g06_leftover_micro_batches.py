@@ -1,4 +1,16 @@
-"""G06: Leftover micro-batches are dropped, or leak into the next epoch."""
+"""G06: Leftover micro-batches are dropped, or leak into the next epoch.
+
+Symptom: No error. With 10 batches and N = 4, the gradients of the last two batches leak into the next epoch.
+Cause: The step runs after every N batches, and the number of batches is not a multiple of N.
+Fix: Also step after the last batch, and divide each leftover loss by the number of leftover batches.
+Reported: timoschick/pet#36 meta-pytorch/torchtune#2745 Lightning-AI/pytorch-lightning#19987
+tomhosking/torchseq#8 huggingface/transformers#2533
+
+- if (i + 1) % N == 0:
++ if (i + 1) % N == 0 or i + 1 == len(loader):
+      optimizer.step()
+      optimizer.zero_grad()
+"""
 
 import ast
 from collections.abc import Iterator
@@ -16,21 +28,7 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event
 from paralab.doctor.windows import accumulated
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. With 10 batches and N = 4, the gradients of the last two batches leak into the next epoch.",
-    cause="The step runs after every N batches, and the number of batches is not a multiple of N.",
-    fix="Also step after the last batch, and divide each leftover loss by the number of leftover batches.",
-    example="""\
-- if (i + 1) % N == 0:
-+ if (i + 1) % N == 0 or i + 1 == len(loader):
-      optimizer.step()
-      optimizer.zero_grad()
-""",
-    sources="timoschick/pet#36 meta-pytorch/torchtune#2745 Lightning-AI/pytorch-lightning#19987 "
-    "tomhosking/torchseq#8 huggingface/transformers#2533",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("G06", source="script")

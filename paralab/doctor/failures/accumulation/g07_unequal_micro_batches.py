@@ -1,4 +1,16 @@
-"""G07: Micro-batches of different sizes get the same weight."""
+"""G07: Micro-batches of different sizes get the same weight.
+
+Symptom: No error. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).
+Cause: Averaging the means of the micro-batches gives more weight to samples in small ones.
+Fix: Weight each loss by the size of its micro-batch, `loss * len(x) / samples`, or use drop_last=True.
+Reported: Lightning-AI/pytorch-lightning#19987
+
++ samples = sum(len(x) for x, _ in micro_batches)
+  for x, y in micro_batches:
+-     loss = criterion(model(x), y) / len(micro_batches)
++     loss = criterion(model(x), y) * len(x) / samples
+      loss.backward()
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
@@ -6,22 +18,7 @@ from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import describe
 from paralab.doctor.windows import accumulated, are_weighted_by
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).",
-    cause="Averaging the means of the micro-batches gives more weight to samples in small ones.",
-    fix="Weight each loss by the size of its micro-batch, `loss * len(x) / samples`, or use "
-    "drop_last=True.",
-    example="""\
-+ samples = sum(len(x) for x, _ in micro_batches)
-  for x, y in micro_batches:
--     loss = criterion(model(x), y) / len(micro_batches)
-+     loss = criterion(model(x), y) * len(x) / samples
-      loss.backward()
-""",
-    sources="Lightning-AI/pytorch-lightning#19987",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check_each_rank("G07")

@@ -1,4 +1,20 @@
-"""G08: Tokens in short sequences count more than tokens in long ones."""
+"""G08: Tokens in short sequences count more than tokens in long ones.
+
+Symptom: No error. The gradient differs from that of the whole batch, and may even point in another direction.
+Cause: Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks.
+Neither takes the token counts into account.
+Fix: Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.
+Reported: huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917
+allenai/open-instruct#1736 modelscope/ms-swift#10165
+
++ count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
++ dist.all_reduce(count)
+  for tokens, targets in micro_batches:
+-     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD)
+-     (loss / len(micro_batches)).backward()
++     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
++     (loss * dist.get_world_size() / count).backward()
+"""
 
 import math
 from collections import defaultdict
@@ -8,24 +24,7 @@ from paralab.doctor.rank_checks import make_finding, watched
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.windows import MicroStep, are_weighted_by, windows
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. The gradient differs from that of the whole batch, and may even point in another direction.",
-    cause="Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.",
-    fix="Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.",
-    example="""\
-+ count = torch.tensor(sum(int((targets != PAD).sum()) for _, targets in micro_batches))
-+ dist.all_reduce(count)
-  for tokens, targets in micro_batches:
--     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD)
--     (loss / len(micro_batches)).backward()
-+     loss = F.cross_entropy(model(tokens).transpose(1, 2), targets, ignore_index=PAD, reduction="sum")
-+     (loss * dist.get_world_size() / count).backward()
-""",
-    sources="huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917 "
-    "allenai/open-instruct#1736 modelscope/ms-swift#10165",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 SPREAD = 1.5  # report if the largest token count is at least this many times the smallest

@@ -1,4 +1,16 @@
-"""G09: The scheduler steps for every micro-batch."""
+"""G09: The scheduler steps for every micro-batch.
+
+Symptom: No error. The learning rate falls N times too fast.
+Cause: `scheduler.step()` is outside the branch in which the optimizer steps.
+Fix: Step the scheduler right after the optimizer.
+Reported: tracel-ai/burn#5695
+
+  if (i + 1) % N == 0:
+      optimizer.step()
+      optimizer.zero_grad()
+- scheduler.step()
++     scheduler.step()
+"""
 
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
@@ -11,21 +23,7 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, extra_tests, occurrences
 from paralab.doctor.windows import accumulated
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. The learning rate falls N times too fast.",
-    cause="`scheduler.step()` is outside the branch in which the optimizer steps.",
-    fix="Step the scheduler right after the optimizer.",
-    example="""\
-  if (i + 1) % N == 0:
-      optimizer.step()
-      optimizer.zero_grad()
-- scheduler.step()
-+     scheduler.step()
-""",
-    sources="tracel-ai/burn#5695",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("G09", source="script")

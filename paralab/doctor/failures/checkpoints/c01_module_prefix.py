@@ -1,4 +1,14 @@
-"""C01: Saved names begin with 'module.'."""
+"""C01: Saved names begin with 'module.'.
+
+Symptom: 'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"'.
+Cause: The checkpoint contains the state of the DDP wrapper, which prefixes every name with 'module.'.
+Fix: Save `model.module.state_dict()`.
+Reported: pytorch/pytorch#3805 menzelab/implicit-shape-reconstruction#2 facebookresearch/fairchem#76
+
+  model = DistributedDataParallel(net)
+- torch.save(model.state_dict(), "net.pt")
++ torch.save(model.module.state_dict(), "net.pt")
+"""
 
 import ast
 import re
@@ -23,29 +33,18 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom='\'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"\'.',
-    cause="The checkpoint contains the state of the DDP wrapper, which prefixes every name with 'module.'.",
-    fix="Save `model.module.state_dict()`.",
-    example="""\
-  model = DistributedDataParallel(net)
-- torch.save(model.state_dict(), "net.pt")
-+ torch.save(model.module.state_dict(), "net.pt")
-""",
-    sources="pytorch/pytorch#3805 menzelab/implicit-shape-reconstruction#2 facebookresearch/fairchem#76",
-    messages=(
-        Message(
-            r"loading state_dict for (?!DistributedDataParallel|DataParallel).*Unexpected key\(s\) in "
-            r"state_dict:.*?\"module\.",
-            "The names in the checkpoint begin with `module.`{at}: it was saved from a DDP or "
-            "DataParallel wrapper, but is loaded into a plain model.",
-        ),
-        Message(
-            # Every name in a wrapper begins with `module.`, so missing names prove nothing.
-            r"loading state_dict for (?:DistributedDataParallel|DataParallel):.*Unexpected key\(s\) in "
-            r"state_dict:\s*\"(?!module\.)",
-            "The names in the checkpoint lack `module.`{at}: it was saved from a plain model, but "
-            "is loaded into a DDP or DataParallel wrapper.",
-        ),
+    Message(
+        r"loading state_dict for (?!DistributedDataParallel|DataParallel).*Unexpected key\(s\) in "
+        r"state_dict:.*?\"module\.",
+        "The names in the checkpoint begin with `module.`{at}: it was saved from a DDP or "
+        "DataParallel wrapper, but is loaded into a plain model.",
+    ),
+    Message(
+        # Every name in a wrapper begins with `module.`, so missing names prove nothing.
+        r"loading state_dict for (?:DistributedDataParallel|DataParallel):.*Unexpected key\(s\) in "
+        r"state_dict:\s*\"(?!module\.)",
+        "The names in the checkpoint lack `module.`{at}: it was saved from a plain model, but "
+        "is loaded into a DDP or DataParallel wrapper.",
     ),
 )
 

@@ -1,4 +1,14 @@
-"""C02: strict=False loads nothing."""
+"""C02: strict=False loads nothing.
+
+Symptom: No error. Training continues from random weights.
+Cause: All names differ by the prefix 'module.', so none matches. strict=False ignores that, and nothing checks the result.
+Fix: Save `model.module.state_dict()` or remove the prefix. Load strictly, or check what load_state_dict returns.
+Reported: pytorch/examples#1029
+
+  state = torch.load("net.pt", map_location="cpu")
+- net.load_state_dict(state, strict=False)
++ net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
+"""
 
 import ast
 
@@ -19,19 +29,7 @@ from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Training continues from random weights.",
-    cause="All names differ by the prefix 'module.', so none matches. strict=False ignores that, and nothing checks the result.",
-    fix="Save `model.module.state_dict()` or remove the prefix. Load strictly, or check what load_state_dict returns.",
-    example="""\
-  state = torch.load("net.pt", map_location="cpu")
-- net.load_state_dict(state, strict=False)
-+ net.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
-""",
-    sources="pytorch/examples#1029",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("C02", source="script")

@@ -1,4 +1,16 @@
-"""C03: Every rank saves to the same file."""
+"""C03: Every rank saves to the same file.
+
+Symptom: Occasionally a checkpoint is unreadable: 'PytorchStreamReader failed reading file'.
+Cause: All ranks truncate and write the same file at the same time.
+Fix: Save on rank 0 only, rename the finished file into place, and call `dist.barrier()` before others read it.
+Reported: DLLXW/baby-llama2-chinese#56 MLI-lab/DeepDeWedge#41 pytorch/pytorch#73168
+
+- torch.save(model.module.state_dict(), "net.pt")
++ if dist.get_rank() == 0:
++     torch.save(model.module.state_dict(), "net.pt.new")
++     os.replace("net.pt.new", "net.pt")
++ dist.barrier()
+"""
 
 import ast
 import os
@@ -19,26 +31,13 @@ from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
 ENTRY = describe(
     __doc__,
-    symptom="Occasionally a checkpoint is unreadable: 'PytorchStreamReader failed reading file'.",
-    cause="All ranks truncate and write the same file at the same time.",
-    fix="Save on rank 0 only, rename the finished file into place, and call `dist.barrier()` before others read it.",
-    example="""\
-- torch.save(model.module.state_dict(), "net.pt")
-+ if dist.get_rank() == 0:
-+     torch.save(model.module.state_dict(), "net.pt.new")
-+     os.replace("net.pt.new", "net.pt")
-+ dist.barrier()
-""",
-    sources="DLLXW/baby-llama2-chinese#56 MLI-lab/DeepDeWedge#41 pytorch/pytorch#73168",
-    silent=True,
-    messages=(
-        Message(
-            r"PytorchStreamReader failed (?:reading|locating|finding)",
-            "{who} read a damaged checkpoint{at}. Several ranks wrote it at once (certain if "
-            "torch.save runs on every rank), its writer was killed, or a download was incomplete.",
-            severity="suspect",
-        ),
+    Message(
+        r"PytorchStreamReader failed (?:reading|locating|finding)",
+        "{who} read a damaged checkpoint{at}. Several ranks wrote it at once (certain if "
+        "torch.save runs on every rank), its writer was killed, or a download was incomplete.",
+        severity="suspect",
     ),
+    silent=True,
 )
 # A condition of unknown value may check the rank if it contains one of these words.
 _ABOUT_RANKS = re.compile(

@@ -1,4 +1,13 @@
-"""C04: torch.load without map_location."""
+"""C04: torch.load without map_location.
+
+Symptom: Every rank puts a copy of the checkpoint on GPU 0, which then runs out of memory.
+Cause: torch.load puts tensors back on the device they were saved from, usually rank 0's.
+Fix: Pass `map_location='cpu'`, or the rank's own device.
+Limits: Only visible on GPUs.
+
+- state = torch.load("net.pt")
++ state = torch.load("net.pt", map_location="cpu")
+"""
 
 import os
 import re
@@ -15,17 +24,7 @@ from paralab.doctor.static.report import add_keyword, code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to
 
-ENTRY = describe(
-    __doc__,
-    symptom="Every rank puts a copy of the checkpoint on GPU 0, which then runs out of memory.",
-    cause="torch.load puts tensors back on the device they were saved from, usually rank 0's.",
-    fix="Pass `map_location='cpu'`, or the rank's own device.",
-    example="""\
-- state = torch.load("net.pt")
-+ state = torch.load("net.pt", map_location="cpu")
-""",
-    limits="Only visible on GPUs.",
-)
+ENTRY = describe(__doc__)
 _CHECKPOINT = re.compile(r"resum|checkpoint|ckpt|snapshot|last|latest|best|restart|continue", re.I)
 _PRETRAINED = re.compile(r"pretrain|init|vgg|lpips|inception|imagenet|teacher|weights", re.I)
 _LOADS = re.compile(r"^_?(load|restore)(_model|_state\w*|_weights|_network)?$", re.I)

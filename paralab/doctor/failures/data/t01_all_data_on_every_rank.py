@@ -1,4 +1,14 @@
-"""T01: Every rank sees all the data. The check of watched ranks also reports T04."""
+"""T01: Every rank sees all the data. The check of watched ranks also reports T04.
+
+Symptom: No error. An epoch takes as long as on one device, and every rank uses every sample.
+Cause: The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.
+Fix: Pass `sampler=DistributedSampler(data)` instead of `shuffle=True`, and call `set_epoch` in every epoch.
+Reported: Lightning-AI/pytorch-lightning#91 #81 huggingface/datasets#5360
+
+- loader = DataLoader(data, batch_size=32, shuffle=True)
++ sampler = DistributedSampler(data, shuffle=True)
++ loader = DataLoader(data, batch_size=32, sampler=sampler)
+"""
 
 import ast
 
@@ -22,18 +32,7 @@ from paralab.doctor.static.names import DDP, LOADER, SAMPLER
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. An epoch takes as long as on one device, and every rank uses every sample.",
-    cause="The DataLoader has no DistributedSampler, so each rank goes through the whole dataset.",
-    fix="Pass `sampler=DistributedSampler(data)` instead of `shuffle=True`, and call `set_epoch` in every epoch.",
-    example="""\
-- loader = DataLoader(data, batch_size=32, shuffle=True)
-+ sampler = DistributedSampler(data, shuffle=True)
-+ loader = DataLoader(data, batch_size=32, sampler=sampler)
-""",
-    sources="Lightning-AI/pytorch-lightning#91 #81 huggingface/datasets#5360",
-)
+ENTRY = describe(__doc__)
 IF_UNDIVIDED = "if nothing else divides the data between the ranks"
 
 

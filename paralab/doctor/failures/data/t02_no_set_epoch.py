@@ -1,4 +1,16 @@
-"""T02: Every epoch has the same order."""
+"""T02: Every epoch has the same order.
+
+Symptom: No error. Every epoch has the same batches in the same order.
+Cause: DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.
+Fix: Call `sampler.set_epoch(epoch)` at the start of every epoch.
+Reported: pytorch/pytorch#31771 kan-bayashi/ParallelWaveGAN#177 cszn/KAIR#106 Spijkervet/SimCLR#26
+facebookresearch/ClassyVision#118
+
+  sampler = DistributedSampler(data)
+  for epoch in range(10):
++     sampler.set_epoch(epoch)
+      train(loader)
+"""
 
 import ast
 import re
@@ -24,21 +36,7 @@ from paralab.doctor.static.report import at, code, found, insert, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, ways_to
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Every epoch has the same batches in the same order.",
-    cause="DistributedSampler shuffles with seed + epoch, and nothing sets the epoch.",
-    fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
-    example="""\
-  sampler = DistributedSampler(data)
-  for epoch in range(10):
-+     sampler.set_epoch(epoch)
-      train(loader)
-""",
-    sources="pytorch/pytorch#31771 kan-bayashi/ParallelWaveGAN#177 cszn/KAIR#106 "
-    "Spijkervet/SimCLR#26 facebookresearch/ClassyVision#118",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 _SAMPLER_NAME = re.compile("Sampler")

@@ -1,4 +1,14 @@
-"""T03: A DataLoader gets both shuffle and sampler."""
+"""T03: A DataLoader gets both shuffle and sampler.
+
+Symptom: 'sampler option is mutually exclusive with shuffle'.
+Cause: The sampler decides the order, so the DataLoader must not shuffle.
+Fix: Let the sampler shuffle. If there may be no sampler: `shuffle=(sampler is None)`.
+
+- sampler = DistributedSampler(data)
+- loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
++ sampler = DistributedSampler(data, shuffle=True)
++ loader = DataLoader(data, batch_size=32, sampler=sampler)
+"""
 
 from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.names import LOADER
@@ -7,20 +17,9 @@ from paralab.doctor.static.script import OBJECT, Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'sampler option is mutually exclusive with shuffle'.",
-    cause="The sampler decides the order, so the DataLoader must not shuffle.",
-    fix="Let the sampler shuffle. If there may be no sampler: `shuffle=(sampler is None)`.",
-    example="""\
-- sampler = DistributedSampler(data)
-- loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
-+ sampler = DistributedSampler(data, shuffle=True)
-+ loader = DataLoader(data, batch_size=32, sampler=sampler)
-""",
-    messages=(
-        Message(
-            r"sampler option is mutually exclusive with shuffle",
-            "The DataLoader{at} got shuffle=True and a sampler. The sampler decides the order.",
-        ),
+    Message(
+        r"sampler option is mutually exclusive with shuffle",
+        "The DataLoader{at} got shuffle=True and a sampler. The sampler decides the order.",
     ),
 )
 

@@ -1,4 +1,18 @@
-"""T04: Every rank reads a whole IterableDataset. T01's file checks watched ranks."""
+"""T04: Every rank reads a whole IterableDataset. T01's file checks watched ranks.
+
+Symptom: No error. Every rank and every loader worker yields all samples.
+Cause: No sampler can divide an IterableDataset; its __iter__ must do it. This one ignores the rank and the worker.
+Fix: In __iter__, yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker.
+Reported: huggingface/datasets#5360 #3423 Lightning-AI/pytorch-lightning#15734 huggingface/transformers#11254
+
+  class Stream(IterableDataset):
+      def __iter__(self):
+-         yield from read(self.path)
++         worker = get_worker_info()
++         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
++         first = dist.get_rank() * workers + number
++         yield from islice(read(self.path), first, None, dist.get_world_size() * workers)
+"""
 
 import ast
 import re
@@ -16,28 +30,12 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No error. Every rank and every loader worker yields all samples.",
-    cause="No sampler can divide an IterableDataset; its __iter__ must do it. This one ignores the rank and the worker.",
-    fix="In __iter__, yield sample i only if `i % n == r`, with n = ranks × workers and r = rank × workers + worker.",
-    example="""\
-  class Stream(IterableDataset):
-      def __iter__(self):
--         yield from read(self.path)
-+         worker = get_worker_info()
-+         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-+         first = dist.get_rank() * workers + number
-+         yield from islice(read(self.path), first, None, dist.get_world_size() * workers)
-""",
-    sources="huggingface/datasets#5360 #3423 Lightning-AI/pytorch-lightning#15734 "
-    "huggingface/transformers#11254",
-    silent=True,
-    messages=(
-        Message(
-            r"DataLoader with IterableDataset: expected unspecified (?P<option>\w+) option",
-            "The DataLoader{at} got a {option} for an IterableDataset, which cannot be indexed. The "
-            "dataset itself must skip the samples of other ranks.",
-        ),
+    Message(
+        r"DataLoader with IterableDataset: expected unspecified (?P<option>\w+) option",
+        "The DataLoader{at} got a {option} for an IterableDataset, which cannot be indexed. The "
+        "dataset itself must skip the samples of other ranks.",
     ),
+    silent=True,
 )
 
 

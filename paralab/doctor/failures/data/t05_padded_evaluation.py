@@ -1,4 +1,14 @@
-"""T05: The evaluation counts some samples twice."""
+"""T05: The evaluation counts some samples twice.
+
+Symptom: The accuracy depends on the number of ranks.
+Cause: DistributedSampler repeats samples until all ranks have the same number.
+Fix: Split the evaluation data without padding, then all-reduce the sums and the counts.
+Reported: pytorch/pytorch#25162 #22584 pytorch/examples#1063 roboflow/rf-detr#1507 areal-project/AReaL#1100
+
+- test_sampler = DistributedSampler(test_data, shuffle=False)
++ test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())
+  test_loader = DataLoader(test_data, sampler=test_sampler)
+"""
 
 import ast
 import re
@@ -14,20 +24,7 @@ from paralab.doctor.static.names import SAMPLER
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="The accuracy depends on the number of ranks.",
-    cause="DistributedSampler repeats samples until all ranks have the same number.",
-    fix="Split the evaluation data without padding, then all-reduce the sums and the counts.",
-    example="""\
-- test_sampler = DistributedSampler(test_data, shuffle=False)
-+ test_sampler = range(dist.get_rank(), len(test_data), dist.get_world_size())
-  test_loader = DataLoader(test_data, sampler=test_sampler)
-""",
-    sources="pytorch/pytorch#25162 #22584 pytorch/examples#1063 roboflow/rf-detr#1507 "
-    "areal-project/AReaL#1100",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("T05", source="script")

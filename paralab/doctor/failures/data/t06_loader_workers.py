@@ -1,4 +1,14 @@
-"""T06: Too few loader workers, or more workers than cores."""
+"""T06: Too few loader workers, or more workers than cores.
+
+Symptom: Steps wait for data, or all cores are busy and everything is slow.
+Cause: num_workers is per rank, and ranks × workers compete for the same cores.
+Fix: Start with (cores ÷ ranks) − 1 workers per rank, then measure with other values.
+Reported: Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841
+
+- loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
++ cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
++ loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=sampler)
+"""
 
 from paralab.doctor.events import Loader
 from paralab.doctor.failures.data.uses import Use, uses
@@ -10,18 +20,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import plural, seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="Steps wait for data, or all cores are busy and everything is slow.",
-    cause="num_workers is per rank, and ranks × workers compete for the same cores.",
-    fix="Start with (cores ÷ ranks) − 1 workers per rank, then measure with other values.",
-    example="""\
-- loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
-+ cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
-+ loader = DataLoader(data, batch_size=32, num_workers=max(1, cores - 1), sampler=sampler)
-""",
-    sources="Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841",
-)
+ENTRY = describe(__doc__)
 
 
 ENOUGH_BATCHES = 20  # batches to measure before judging waiting times

@@ -1,4 +1,16 @@
-"""D01: The loss comes back as a vector."""
+"""D01: The loss comes back as a vector.
+
+Symptom: 'Was asked to gather along dimension 0, but all input tensors were scalars', then 'grad can
+be implicitly created only …'.
+Cause: The model computes the loss itself, so DataParallel returns one per GPU. backward needs a single number.
+Fix: Average over the GPUs first: `loss.mean().backward()`.
+Reported: Lightning-AI/pytorch-lightning#249 pytorch/pytorch#9811 #7956 airsplay/lxmert#17
+
+  model = nn.DataParallel(net_that_returns_its_loss)
+- loss = model(x, y)
++ loss = model(x, y).mean()
+  loss.backward()
+"""
 
 import ast
 
@@ -10,32 +22,17 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom=(
-        "'Was asked to gather along dimension 0, but all input tensors were scalars', then 'grad can be "
-        "implicitly created only …'."
+    Message(
+        r"grad can be implicitly created only for scalar outputs",
+        "The DataParallel model computes the loss itself, so every GPU returns one, and "
+        "backward(){at} gets a vector.",
+        beside=r"Was asked to gather along dimension 0, but all input tensors were scalars",
     ),
-    cause="The model computes the loss itself, so DataParallel returns one per GPU. backward needs a single number.",
-    fix="Average over the GPUs first: `loss.mean().backward()`.",
-    example="""\
-  model = nn.DataParallel(net_that_returns_its_loss)
-- loss = model(x, y)
-+ loss = model(x, y).mean()
-  loss.backward()
-""",
-    sources="Lightning-AI/pytorch-lightning#249 pytorch/pytorch#9811 #7956 airsplay/lxmert#17",
-    messages=(
-        Message(
-            r"grad can be implicitly created only for scalar outputs",
-            "The DataParallel model computes the loss itself, so every GPU returns one, and "
-            "backward(){at} gets a vector.",
-            beside=r"Was asked to gather along dimension 0, but all input tensors were scalars",
-        ),
-        note(
-            r"Was asked to gather along dimension 0, but all input tensors were scalars",
-            "The DataParallel model computes the loss itself, so every GPU returns one, and the "
-            "script gets a vector.",
-            severity="warning",
-        ),
+    note(
+        r"Was asked to gather along dimension 0, but all input tensors were scalars",
+        "The DataParallel model computes the loss itself, so every GPU returns one, and the "
+        "script gets a vector.",
+        severity="warning",
     ),
 )
 

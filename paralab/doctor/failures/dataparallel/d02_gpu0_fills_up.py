@@ -1,4 +1,15 @@
-"""D02: GPU 0 fills up first."""
+"""D02: GPU 0 fills up first.
+
+Symptom: GPU 0 runs out of memory while the others have room.
+Cause: GPU 0 gathers all outputs and holds the parameters, gradients, and optimizer state.
+Fix: Use DistributedDataParallel, or compute the loss inside forward so that only one number per GPU is gathered.
+Limits: Needs GPUs that report their memory use.
+
+- model = nn.DataParallel(net)
+- loss = criterion(model(x), y)
++ model = nn.DataParallel(WithLoss(net, criterion))
++ loss = model(x, y).mean()
+"""
 
 from collections.abc import Sequence
 
@@ -7,19 +18,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import describe
 from paralab.units import seconds, size
 
-ENTRY = describe(
-    __doc__,
-    symptom="GPU 0 runs out of memory while the others have room.",
-    cause="GPU 0 gathers all outputs and holds the parameters, gradients, and optimizer state.",
-    fix="Use DistributedDataParallel, or compute the loss inside forward so that only one number per GPU is gathered.",
-    example="""\
-- model = nn.DataParallel(net)
-- loss = criterion(model(x), y)
-+ model = nn.DataParallel(WithLoss(net, criterion))
-+ loss = model(x, y).mean()
-""",
-    limits="Needs GPUs that report their memory use.",
-)
+ENTRY = describe(__doc__)
 IMBALANCE = 1.3  # ratio of device 0 to the mean of the others
 
 

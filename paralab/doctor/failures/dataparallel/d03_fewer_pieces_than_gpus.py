@@ -1,4 +1,14 @@
-"""D03: A batch splits into fewer chunks than there are GPUs."""
+"""D03: A batch splits into fewer chunks than there are GPUs.
+
+Symptom: 'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.
+Cause: DataParallel rounds the chunk size up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.
+Fix: Use a batch size that is a multiple of the number of GPUs, and drop_last=True.
+Reported: pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677
+
+  model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
+- loader = DataLoader(data, batch_size=9)
++ loader = DataLoader(data, batch_size=8, drop_last=True)
+"""
 
 import math
 
@@ -17,24 +27,13 @@ from paralab.doctor.static.sizes import drops_last
 
 ENTRY = describe(
     __doc__,
-    symptom="'Caught TypeError in replica … missing 1 required positional argument', or some GPUs are idle.",
-    cause="DataParallel rounds the chunk size up: 9 samples on 4 GPUs become 3 + 3 + 3, and the fourth GPU gets none.",
-    fix="Use a batch size that is a multiple of the number of GPUs, and drop_last=True.",
-    example="""\
-  model = nn.DataParallel(net, device_ids=[0, 1, 2, 3])
-- loader = DataLoader(data, batch_size=9)
-+ loader = DataLoader(data, batch_size=8, drop_last=True)
-""",
-    sources="pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677",
-    silent=True,
-    messages=(
-        Message(
-            r"Caught TypeError in replica (?P<replica>\d+) on device (?P<device>\d+).*missing \d+ required "
-            r"positional argument",
-            "Replica {replica} on device {device} got no input{at}: the batch had too few rows for "
-            "all GPUs (9 rows on 4 GPUs become chunks of 3, 3, 3, and nothing).",
-        ),
+    Message(
+        r"Caught TypeError in replica (?P<replica>\d+) on device (?P<device>\d+).*missing \d+ required "
+        r"positional argument",
+        "Replica {replica} on device {device} got no input{at}: the batch had too few rows for "
+        "all GPUs (9 rows on 4 GPUs become chunks of 3, 3, 3, and nothing).",
     ),
+    silent=True,
 )
 
 

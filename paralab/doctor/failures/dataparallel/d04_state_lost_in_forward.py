@@ -1,4 +1,20 @@
-"""D04: State that forward sets is lost."""
+"""D04: State that forward sets is lost.
+
+Symptom: No error. Counters and statistics that forward stores on self never change.
+Cause: forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.
+Fix: Use DistributedDataParallel, or return the value and update it outside of forward.
+Limits: Needs two GPUs, so the doctor checks only the script.
+Reported: pytorch/pytorch#1051
+
+  class Net(nn.Module):
+      def forward(self, x):
+          self.seen = self.seen + len(x)
+          return self.layer(x)
+
+
+- model = nn.DataParallel(Net())
++ model = DistributedDataParallel(Net())
+"""
 
 import ast
 
@@ -9,25 +25,7 @@ from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Counters and statistics that forward stores on self never change.",
-    cause="forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.",
-    fix="Use DistributedDataParallel, or return the value and update it outside of forward.",
-    example="""\
-  class Net(nn.Module):
-      def forward(self, x):
-          self.seen = self.seen + len(x)
-          return self.layer(x)
-
-
-- model = nn.DataParallel(Net())
-+ model = DistributedDataParallel(Net())
-""",
-    sources="pytorch/pytorch#1051",
-    silent=True,
-    limits="Needs two GPUs, so the doctor checks only the script.",
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("D04", source="script")

@@ -1,4 +1,13 @@
-"""D05: The script looks for a model attribute on the wrapper."""
+"""D05: The script looks for a model attribute on the wrapper.
+
+Symptom: "'DataParallel' object has no attribute 'weight'".
+Cause: The wrapper is a separate module, and the model is its `.module`.
+Fix: Read `model.module.weight`.
+
+  model = nn.DataParallel(net)
+- print(model.weight.norm())
++ print(model.module.weight.norm())
+"""
 
 import ast
 
@@ -12,20 +21,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="\"'DataParallel' object has no attribute 'weight'\".",
-    cause="The wrapper is a separate module, and the model is its `.module`.",
-    fix="Read `model.module.weight`.",
-    example="""\
-  model = nn.DataParallel(net)
-- print(model.weight.norm())
-+ print(model.module.weight.norm())
-""",
-    messages=(
-        Message(
-            r"'(?P<wrapper>DataParallel|DistributedDataParallel)' object has no attribute '(?P<name>\w+)'",
-            "The script reads `{name}` from the {wrapper} wrapper{at}; only the model inside has it.",
-            fix="Use model.module.{name}.",
-        ),
+    Message(
+        r"'(?P<wrapper>DataParallel|DistributedDataParallel)' object has no attribute '(?P<name>\w+)'",
+        "The script reads `{name}` from the {wrapper} wrapper{at}; only the model inside has it.",
+        fix="Use model.module.{name}.",
     ),
 )
 

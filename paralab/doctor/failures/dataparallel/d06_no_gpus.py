@@ -1,4 +1,13 @@
-"""D06: DataParallel without GPUs does nothing."""
+"""D06: DataParallel without GPUs does nothing.
+
+Symptom: No error. The model runs as if it were not wrapped.
+Cause: Without CUDA the list of devices is empty, and forward calls the model directly.
+Fix: Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.
+
++ if torch.cuda.device_count() < 2:
++     raise SystemExit("DataParallel needs two GPUs or more")
+  model = nn.DataParallel(net)
+"""
 
 from paralab.doctor.events import Wrap
 from paralab.doctor.finding import Finding
@@ -6,18 +15,7 @@ from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import describe
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. The model runs as if it were not wrapped.",
-    cause="Without CUDA the list of devices is empty, and forward calls the model directly.",
-    fix="Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.",
-    example="""\
-+ if torch.cuda.device_count() < 2:
-+     raise SystemExit("DataParallel needs two GPUs or more")
-  model = nn.DataParallel(net)
-""",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check_each_rank("D06")

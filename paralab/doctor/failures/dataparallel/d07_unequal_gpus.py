@@ -1,4 +1,13 @@
-"""D07: GPUs of unequal speed or memory."""
+"""D07: GPUs of unequal speed or memory.
+
+Symptom: 'There is an imbalance between your GPUs. You may want to exclude GPU …'.
+Cause: Every GPU gets an equal share, so the weakest GPU limits step time and batch size.
+Fix: List only equal GPUs in device_ids.
+Limits: Needs unequal GPUs, so only logs and the machine check show it.
+
+- model = nn.DataParallel(net)
++ model = nn.DataParallel(net, device_ids=[0, 1])
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
@@ -7,21 +16,11 @@ from paralab.units import size
 
 ENTRY = describe(
     __doc__,
-    symptom="'There is an imbalance between your GPUs. You may want to exclude GPU …'.",
-    cause="Every GPU gets an equal share, so the weakest GPU limits step time and batch size.",
-    fix="List only equal GPUs in device_ids.",
-    example="""\
-- model = nn.DataParallel(net)
-+ model = nn.DataParallel(net, device_ids=[0, 1])
-""",
-    limits="Needs unequal GPUs, so only logs and the machine check show it.",
-    messages=(
-        printed(
-            r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
-            "GPU {gpu} has less than 75 % of the memory or cores of the largest one. DataParallel gives "
-            "every GPU the same share, so each step waits for GPU {gpu}.",
-            severity="warning",
-        ),
+    printed(
+        r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
+        "GPU {gpu} has less than 75 % of the memory or cores of the largest one. DataParallel gives "
+        "every GPU the same share, so each step waits for GPU {gpu}.",
+        severity="warning",
     ),
 )
 

@@ -1,4 +1,15 @@
-"""H01: Ranks have different numbers of batches."""
+"""H01: Ranks have different numbers of batches.
+
+Symptom: Training hangs near the end of an epoch, until a timeout ('Timed out waiting … for recv operation').
+Cause: One rank runs out of batches and stops calling backward. The other ranks wait for it in the all-reduce.
+Fix: Give every rank the same number of batches (DistributedSampler, drop_last), or use `with model.join():`.
+Reported: pytorch/pytorch#33148 #38174 microsoft/PyMarlin#80 Lightning-AI/pytorch-lightning#20404 #9851
+
+- mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+- loader = DataLoader(mine, batch_size=32)
++ mine = DistributedSampler(data, drop_last=True)
++ loader = DataLoader(data, batch_size=32, sampler=mine)
+"""
 
 import ast
 import re
@@ -10,20 +21,7 @@ from paralab.doctor.static.project import Scope, dotted_key
 from paralab.doctor.static.report import at, code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="Training hangs near the end of an epoch, until a timeout ('Timed out waiting … for recv operation').",
-    cause="One rank runs out of batches and stops calling backward. The other ranks wait for it in the all-reduce.",
-    fix="Give every rank the same number of batches (DistributedSampler, drop_last), or use `with model.join():`.",
-    example="""\
-- mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
-- loader = DataLoader(mine, batch_size=32)
-+ mine = DistributedSampler(data, drop_last=True)
-+ loader = DataLoader(data, batch_size=32, sampler=mine)
-""",
-    sources="pytorch/pytorch#33148 #38174 microsoft/PyMarlin#80 "
-    "Lightning-AI/pytorch-lightning#20404 #9851",
-)
+ENTRY = describe(__doc__)
 
 EVALUATION = re.compile(r"eval|valid|test|infer|predict", re.IGNORECASE)
 

@@ -1,5 +1,16 @@
 """H03: A collective that only some ranks call. H02, H04, H05, and H07 share its checks of
-scripts."""
+scripts.
+
+Symptom: Rank 0 waits in a collective until the timeout. The other ranks wait in their next collective, or have exited.
+Cause: The collective is in a branch that only one rank enters (`if rank == 0:`), but every rank must call it.
+Fix: Call the collective on all ranks, and keep only the local work (printing, saving) in the branch.
+Reported: alan-turing-institute/autocast#386
+
++ dist.all_reduce(loss)
+  if dist.get_rank() == 0:
+-     dist.all_reduce(loss)
+      print(loss.item())
+"""
 
 import ast
 import re
@@ -21,19 +32,7 @@ from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import Difference, differences_of
 
-ENTRY = describe(
-    __doc__,
-    symptom="Rank 0 waits in a collective until the timeout. The other ranks wait in their next collective, or have exited.",
-    cause="The collective is in a branch that only one rank enters (`if rank == 0:`), but every rank must call it.",
-    fix="Call the collective on all ranks, and keep only the local work (printing, saving) in the branch.",
-    example="""\
-+ dist.all_reduce(loss)
-  if dist.get_rank() == 0:
--     dist.all_reduce(loss)
-      print(loss.item())
-""",
-    sources="alan-turing-institute/autocast#386",
-)
+ENTRY = describe(__doc__)
 IF_REACHED = "if the enclosing conditions are true on that rank"
 
 

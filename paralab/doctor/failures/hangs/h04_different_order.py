@@ -1,13 +1,10 @@
-"""H04: Ranks call collectives in different orders."""
+"""H04: Ranks call collectives in different orders.
 
-from paralab.doctor.registry import describe, printed
+Symptom: All ranks time out together, each in a different collective.
+Cause: Ranks match collectives by their order, not by name: the first call on one rank belongs to the first on every other.
+Fix: Call the same collectives in the same order on every rank.
+Reported: pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443
 
-ENTRY = describe(
-    __doc__,
-    symptom="All ranks time out together, each in a different collective.",
-    cause="Ranks match collectives by their order, not by name: the first call on one rank belongs to the first on every other.",
-    fix="Call the same collectives in the same order on every rank.",
-    example="""\
 - if dist.get_rank() == 0:
 -     dist.broadcast(weights, src=0)
 -     dist.all_reduce(loss)
@@ -16,17 +13,19 @@ ENTRY = describe(
 -     dist.broadcast(weights, src=0)
 + dist.broadcast(weights, src=0)
 + dist.all_reduce(loss)
-""",
-    sources="pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443",
-    messages=(
-        printed(
-            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
-            r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<mine>\w+)\b.*?but Rank "
-            r"(?P<other>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+, )?"
-            r"OpType=(?!(?P=mine)\b)(?P<its>\w+)",
-            "At collective {number}, rank {rank} calls {mine}, and rank {other} calls {its}{at}. Ranks "
-            "match collectives by their order, not by name.",
-            blames=False,
-        ),
+"""
+
+from paralab.doctor.registry import describe, printed
+
+ENTRY = describe(
+    __doc__,
+    printed(
+        r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
+        r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<mine>\w+)\b.*?but Rank "
+        r"(?P<other>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+, )?"
+        r"OpType=(?!(?P=mine)\b)(?P<its>\w+)",
+        "At collective {number}, rank {rank} calls {mine}, and rank {other} calls {its}{at}. Ranks "
+        "match collectives by their order, not by name.",
+        blames=False,
     ),
 )

@@ -1,4 +1,20 @@
-"""H05: Ranks swap two similar collectives and silently mix up their values."""
+"""H05: Ranks swap two similar collectives and silently mix up their values.
+
+Symptom: No error. Two reduced values are mixed up: part of the accuracy ends up in the loss.
+Cause: Some ranks make two calls with the same operation and shape in a different order, so nothing fails.
+Fix: Reduce in the same order on every rank, or pack the values into one tensor and reduce that.
+Reported: alan-turing-institute/autocast#386
+
+- if dist.get_rank() == 0:
+-     dist.all_reduce(loss)
+-     dist.all_reduce(accuracy)
+- else:
+-     dist.all_reduce(accuracy)
+-     dist.all_reduce(loss)
++ both = torch.stack([loss, accuracy])
++ dist.all_reduce(both)
++ loss, accuracy = both
+"""
 
 import itertools
 
@@ -12,25 +28,7 @@ from paralab.doctor.source_context import opposite, statement_at
 
 Calls = dict[int, Collective]
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Two reduced values are mixed up: part of the accuracy ends up in the loss.",
-    cause="Some ranks make two calls with the same operation and shape in a different order, so nothing fails.",
-    fix="Reduce in the same order on every rank, or pack the values into one tensor and reduce that.",
-    example="""\
-- if dist.get_rank() == 0:
--     dist.all_reduce(loss)
--     dist.all_reduce(accuracy)
-- else:
--     dist.all_reduce(accuracy)
--     dist.all_reduce(loss)
-+ both = torch.stack([loss, accuracy])
-+ dist.all_reduce(both)
-+ loss, accuracy = both
-""",
-    sources="alan-turing-institute/autocast#386",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("H05", source="ranks")

@@ -1,29 +1,28 @@
-"""H06: Ranks pass tensors of different sizes to one collective."""
+"""H06: Ranks pass tensors of different sizes to one collective.
 
-from paralab.doctor.registry import describe, printed
+Symptom: gloo: 'Received data size doesn't match expected size' on one rank, 'Connection reset by peer' on the others.
+Cause: all_gather and all_reduce need the same shape on every rank, but on one rank, for example, the last batch is shorter.
+Fix: Pad to the largest size, use all_gather_object, or drop the shorter last batch.
+Reported: pytorch/pytorch#79901
 
-ENTRY = describe(
-    __doc__,
-    symptom="gloo: 'Received data size doesn't match expected size' on one rank, 'Connection reset by peer' on the others.",
-    cause="all_gather and all_reduce need the same shape on every rank, but on one rank, for example, the last batch is shorter.",
-    fix="Pad to the largest size, use all_gather_object, or drop the shorter last batch.",
-    example="""\
   outputs = model(last_batch)
 - parts = [torch.empty_like(outputs) for _ in range(dist.get_world_size())]
 - dist.all_gather(parts, outputs)
 + parts = [None for _ in range(dist.get_world_size())]
 + dist.all_gather_object(parts, outputs.cpu())
-""",
-    sources="pytorch/pytorch#79901",
-    messages=(
-        printed(
-            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
-            r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<call>\w+)"
-            r"(?:, TensorShape=(?P<mine>\[[\d, ]*\]))?.*?but Rank (?P<other>\d+) is running collective: "
-            r"CollectiveFingerPrint\((?:SequenceNumber=\d+, )?OpType=\w+(?:, TensorShape=(?P<its>\[[\d, ]*\]))?",
-            "At collective {number}, rank {rank} calls {call} with shape {mine}, and rank {other} with "
-            "shape {its}{at}.",
-            blames=False,
-        ),
+"""
+
+from paralab.doctor.registry import describe, printed
+
+ENTRY = describe(
+    __doc__,
+    printed(
+        r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: "
+        r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<call>\w+)"
+        r"(?:, TensorShape=(?P<mine>\[[\d, ]*\]))?.*?but Rank (?P<other>\d+) is running collective: "
+        r"CollectiveFingerPrint\((?:SequenceNumber=\d+, )?OpType=\w+(?:, TensorShape=(?P<its>\[[\d, ]*\]))?",
+        "At collective {number}, rank {rank} calls {call} with shape {mine}, and rank {other} with "
+        "shape {its}{at}.",
+        blames=False,
     ),
 )

@@ -1,4 +1,16 @@
-"""H08: Each rank decides on its own when to stop."""
+"""H08: Each rank decides on its own when to stop.
+
+Symptom: One rank leaves the loop. The others time out one step later.
+Cause: Every rank compares the loss of its own batches, so the ranks decide differently.
+Fix: All-reduce the metric, or broadcast rank 0's decision, before any rank stops.
+Reported: Lightning-AI/pytorch-lightning#379 #3381 speechbrain/speechbrain#2051
+
+- if loss.item() < 0.01:
++ total = loss.detach().clone()
++ dist.all_reduce(total)
++ if total.item() / dist.get_world_size() < 0.01:
+      break
+"""
 
 import ast
 import re
@@ -24,20 +36,7 @@ from paralab.doctor.static.report import Place, at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.sequences import differences_of, trees_of
 
-ENTRY = describe(
-    __doc__,
-    symptom="One rank leaves the loop. The others time out one step later.",
-    cause="Every rank compares the loss of its own batches, so the ranks decide differently.",
-    fix="All-reduce the metric, or broadcast rank 0's decision, before any rank stops.",
-    example="""\
-- if loss.item() < 0.01:
-+ total = loss.detach().clone()
-+ dist.all_reduce(total)
-+ if total.item() / dist.get_world_size() < 0.01:
-      break
-""",
-    sources="Lightning-AI/pytorch-lightning#379 #3381 speechbrain/speechbrain#2051",
-)
+ENTRY = describe(__doc__)
 
 PATIENCE = re.compile(r"patience|early.?stop|stop.?early|should.?stop", re.IGNORECASE)
 CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")

@@ -1,4 +1,17 @@
-"""H09: Nothing tells NCCL which GPU a rank uses."""
+"""H09: Nothing tells NCCL which GPU a rank uses.
+
+Symptom: NCCL guesses the GPU from the rank and warns that this can hang. barrier() may never return.
+Cause: The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the first collective has to guess.
+Fix: Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.
+Limits: Only NCCL guesses. CPU ranks cannot trigger it, so only scripts and logs show it.
+Reported: pytorch/pytorch#134617 #178977 #159262 deepspeedai/DeepSpeed#7266
+
+- dist.init_process_group("nccl")
++ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
++ torch.cuda.set_device(device)
++ dist.init_process_group("nccl", device_id=device)
+  dist.barrier()
+"""
 
 from paralab.doctor.failures.hangs.groups import backends
 from paralab.doctor.failures.launch.devices import destination, moves
@@ -12,26 +25,12 @@ from paralab.doctor.static.ways import ways_to
 
 ENTRY = describe(
     __doc__,
-    symptom="NCCL guesses the GPU from the rank and warns that this can hang. barrier() may never return.",
-    cause="The script neither calls `torch.cuda.set_device` nor passes `device_id=`, so the first collective has to guess.",
-    fix="Set the device from LOCAL_RANK before init_process_group, and pass it as device_id.",
-    example="""\
-- dist.init_process_group("nccl")
-+ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-+ torch.cuda.set_device(device)
-+ dist.init_process_group("nccl", device_id=device)
-  dist.barrier()
-""",
-    sources="pytorch/pytorch#134617 #178977 #159262 deepspeedai/DeepSpeed#7266",
-    limits="Only NCCL guesses. CPU ranks cannot trigger it, so only scripts and logs show it.",
-    messages=(
-        printed(
-            r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
-            r"currently unknown|Guessing device ID based on global rank",
-            "NCCL guessed the GPU of {who} from the rank, because the first collective ran before "
-            "torch.cuda.set_device. A wrong guess makes the job hang.",
-            severity="warning",
-        ),
+    printed(
+        r"using GPU (?P<gpu>\d+) (?:to perform barrier )?as (?:the )?devices? used by this process (?:is|are) "
+        r"currently unknown|Guessing device ID based on global rank",
+        "NCCL guessed the GPU of {who} from the rank, because the first collective ran before "
+        "torch.cuda.set_device. A wrong guess makes the job hang.",
+        severity="warning",
     ),
 )
 

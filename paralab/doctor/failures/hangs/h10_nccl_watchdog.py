@@ -1,4 +1,17 @@
-"""H10: The NCCL watchdog killed the job."""
+"""H10: The NCCL watchdog killed the job.
+
+Symptom: 'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…)' on every rank that waited.
+Cause: One rank did not reach a collective. Only the ranks that waited print this, and it does not name the missing rank.
+Fix: Compare 'last enqueued' on all ranks, and check the rank with the smallest number. Turn on the Flight Recorder.
+Limits: Occurs only with NCCL; found in logs. On gloo, the doctor observes the hang itself.
+Reported: pytorch/pytorch#118369 XPixelGroup/BasicSR#737 hiyouga/LlamaFactory#7396
+NVIDIA/Megatron-LM#1207 meta-llama/llama-cookbook#65
+
+- subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
++ recorder = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
++ command = ["torchrun", "--nproc_per_node=8", "--redirects=3", "--log-dir=logs", "train.py"]
++ subprocess.run(command, env={**os.environ, **recorder})
+"""
 
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.doctor.failures.hangs.recorder import explain_mismatch
@@ -10,21 +23,7 @@ from paralab.doctor.messages import explains, named
 from paralab.doctor.registry import Findings, check, describe, entries
 from paralab.units import seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…)' on every rank that waited.",
-    cause="One rank did not reach a collective. Only the ranks that waited print this, and it does not name the missing rank.",
-    fix="Compare 'last enqueued' on all ranks, and check the rank with the smallest number. Turn on the Flight Recorder.",
-    example="""\
-- subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
-+ recorder = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-+ command = ["torchrun", "--nproc_per_node=8", "--redirects=3", "--log-dir=logs", "train.py"]
-+ subprocess.run(command, env={**os.environ, **recorder})
-""",
-    sources="pytorch/pytorch#118369 XPixelGroup/BasicSR#737 hiyouga/LlamaFactory#7396 "
-    "NVIDIA/Megatron-LM#1207 meta-llama/llama-cookbook#65",
-    limits="Occurs only with NCCL; found in logs. On gloo, the doctor observes the hang itself.",
-)
+ENTRY = describe(__doc__)
 
 RECORD = (
     "Compare the last lines of all ranks. Next time set TORCH_FR_BUFFER_SIZE=2000 and "

@@ -1,4 +1,19 @@
-"""H11: An exception on one rank stopped the job."""
+"""H11: An exception on one rank stopped the job.
+
+Symptom: One rank has a Python traceback. The others report 'Connection closed by peer' (gloo) or hang (NCCL).
+Cause: One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are consequences.
+Fix: Fix the first error that is not a lost connection. `@record` makes torchrun print it.
+
++ from torch.distributed.elastic.multiprocessing.errors import record
++
++
++ @record
+  def main():
+      train()
+
+
+  main()
+"""
 
 from dataclasses import replace
 
@@ -20,112 +35,96 @@ NO_MEMORY = (
 )
 ENTRY = describe(
     __doc__,
-    symptom="One rank has a Python traceback. The others report 'Connection closed by peer' (gloo) or hang (NCCL).",
-    cause="One rank failed: a bad sample, a failed assertion, a full GPU. The other errors are consequences.",
-    fix="Fix the first error that is not a lost connection. `@record` makes torchrun print it.",
-    example="""\
-+ from torch.distributed.elastic.multiprocessing.errors import record
-+
-+
-+ @record
-  def main():
-      train()
-
-
-  main()
-""",
-    messages=(
-        Message(
-            r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)",
-            "{who} ran out of GPU memory{at}: it tried to allocate {asked}.",
-            fix=LESS_MEMORY,
-        ),
-        Message(r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
-        printed(r"NCCL WARN Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
-        Message(
-            r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
-            r"|driver version is insufficient for CUDA runtime",
-            "The NVIDIA driver on this machine is too old for this build of torch{at}. The "
-            "training code is not the cause.",
-            fix="Update the driver, or install a torch build for an older CUDA version.",
-        ),
-        Message(
-            r"No inf checks were recorded for this optimizer",
-            "{who} called scaler.step(optimizer){at}, and no parameter of that optimizer has a gradient. "
-            "The loss does not depend on them, they are frozen, or backward did not run.",
-            fix="Print `[n for n, p in model.named_parameters() if p.grad is not None]` before the step.",
-        ),
-        Message(
-            r"element \d+ of tensors does not require grad",
-            "{who} called backward on a loss that does not depend on any trainable parameter{at}: "
-            "all are frozen, the "
-            "loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
-            fix="Check requires_grad of the parameters. For checkpointing, pass use_reentrant=False.",
-        ),
-        Message(
-            r"Tensors must be CUDA and dense|No backend type associated with device type cpu",
-            "{who} gave NCCL a tensor that is not on a GPU, or is sparse{at}. A model and all its "
-            "buffers must be on the GPU before DDP wraps it.",
-            fix="Move the model or the tensor to the rank's GPU first, or use gloo for CPU tensors.",
-        ),
-        Message(
-            r"(?:Must flatten tensors with|`?FlatParameter`? requires) uniform (?P<what>\w+)",
-            "FSDP stores the parameters of one wrapped module in one tensor{at}, so they need the same "
-            "{what}. Here they differ, for example because of adapters (LoRA) next to a model in "
-            "lower precision.",
-            fix="Convert the parameters, pass use_orig_params=True, or wrap the parts separately.",
-        ),
-        printed(
-            r"NVRM: Xid \([^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?|CUDA error: .{0,40}ncorrectable ECC"
-            r"|ncorrectable ECC error encountered",
-            "The driver reports a hardware error (Xid {xid}, or ECC) on the GPU of {who}.",
-            fix="Exclude this GPU or node and tell its administrator; `nvidia-smi -q` shows the counters.",
-        ),
-        Message(
-            r"device-side assert",
-            "A check inside a GPU kernel failed on {who}{at}, usually a class or token number out of "
-            "range. The traceback shows where the failure was noticed, not where it happened.",
-            fix="CUDA_LAUNCH_BLOCKING=1 shows the right line. Compare the largest label with the number "
-            "of classes.",
-        ),
-        Message(
-            r"illegal memory access",
-            "A GPU kernel on {who} accessed memory out of bounds{at}. The traceback shows where "
-            "the failure was noticed, not where it happened.",
-            fix="CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows the kernel.",
-        ),
-        printed(
-            r"NCCL_SOCKET_IFNAME set by environment to (?P<name>\S+)",
-            "NCCL cannot use the network interface {name}, which NCCL_SOCKET_IFNAME names.",
-            fix="Set NCCL_SOCKET_IFNAME to an interface that `ip addr` lists on every node, or unset it.",
-            blames=False,
-            beside=r"ncclInternalError|ncclSystemError|is neither AF_INET|no socket interface found",
-        ),
-        printed(
-            r"ncclSystemError|unhandled system error|ncclSocketInit|with error 12, opcode|IBV_WC_RETRY_EXC_ERR"
-            r"|transport retry counter exceeded",
-            "NCCL reports a system error on {who}{at}: a problem with the network, the driver, or the "
-            "machine, not with the training code.",
-            fix="Run with NCCL_DEBUG=INFO and read NCCL's first WARN line. Check the interface "
-            "(NCCL_SOCKET_IFNAME), the InfiniBand links, and /dev/shm.",
-        ),
-        printed(
-            r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
-            "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU had already failed, or the "
-            "driver does not match.",
-            fix=FIRST_CUDA_ERROR,
-        ),
-        printed(
-            r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",
-            "A CUDA call inside NCCL failed on {who}{at}: the GPU had already failed, or the driver "
-            "does not match.",
-            fix=FIRST_CUDA_ERROR,
-        ),
-        printed(
-            r"unrecognized arguments: --local[-_]rank",
-            "torch.distributed.launch passes --local-rank to the script, which does not accept it.",
-            fix='Start with torchrun and read int(os.environ["LOCAL_RANK"]).',
-        ),
+    Message(
+        r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)",
+        "{who} ran out of GPU memory{at}: it tried to allocate {asked}.",
+        fix=LESS_MEMORY,
+    ),
+    Message(r"CUDA error: out of memory|Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
+    printed(r"NCCL WARN Cuda failure \d*\s*'out of memory'", *NO_MEMORY),
+    Message(
+        r"NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+        r"|driver version is insufficient for CUDA runtime",
+        "The NVIDIA driver on this machine is too old for this build of torch{at}. The "
+        "training code is not the cause.",
+        fix="Update the driver, or install a torch build for an older CUDA version.",
+    ),
+    Message(
+        r"No inf checks were recorded for this optimizer",
+        "{who} called scaler.step(optimizer){at}, and no parameter of that optimizer has a gradient. "
+        "The loss does not depend on them, they are frozen, or backward did not run.",
+        fix="Print `[n for n, p in model.named_parameters() if p.grad is not None]` before the step.",
+    ),
+    Message(
+        r"element \d+ of tensors does not require grad",
+        "{who} called backward on a loss that does not depend on any trainable parameter{at}: "
+        "all are frozen, the "
+        "loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
+        fix="Check requires_grad of the parameters. For checkpointing, pass use_reentrant=False.",
+    ),
+    Message(
+        r"Tensors must be CUDA and dense|No backend type associated with device type cpu",
+        "{who} gave NCCL a tensor that is not on a GPU, or is sparse{at}. A model and all its "
+        "buffers must be on the GPU before DDP wraps it.",
+        fix="Move the model or the tensor to the rank's GPU first, or use gloo for CPU tensors.",
+    ),
+    Message(
+        r"(?:Must flatten tensors with|`?FlatParameter`? requires) uniform (?P<what>\w+)",
+        "FSDP stores the parameters of one wrapped module in one tensor{at}, so they need the same "
+        "{what}. Here they differ, for example because of adapters (LoRA) next to a model in "
+        "lower precision.",
+        fix="Convert the parameters, pass use_orig_params=True, or wrap the parts separately.",
+    ),
+    printed(
+        r"NVRM: Xid \([^)]*\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?|CUDA error: .{0,40}ncorrectable ECC"
+        r"|ncorrectable ECC error encountered",
+        "The driver reports a hardware error (Xid {xid}, or ECC) on the GPU of {who}.",
+        fix="Exclude this GPU or node and tell its administrator; `nvidia-smi -q` shows the counters.",
+    ),
+    Message(
+        r"device-side assert",
+        "A check inside a GPU kernel failed on {who}{at}, usually a class or token number out of "
+        "range. The traceback shows where the failure was noticed, not where it happened.",
+        fix="CUDA_LAUNCH_BLOCKING=1 shows the right line. Compare the largest label with the number "
+        "of classes.",
+    ),
+    Message(
+        r"illegal memory access",
+        "A GPU kernel on {who} accessed memory out of bounds{at}. The traceback shows where "
+        "the failure was noticed, not where it happened.",
+        fix="CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows the kernel.",
+    ),
+    printed(
+        r"NCCL_SOCKET_IFNAME set by environment to (?P<name>\S+)",
+        "NCCL cannot use the network interface {name}, which NCCL_SOCKET_IFNAME names.",
+        fix="Set NCCL_SOCKET_IFNAME to an interface that `ip addr` lists on every node, or unset it.",
+        blames=False,
+        beside=r"ncclInternalError|ncclSystemError|is neither AF_INET|no socket interface found",
+    ),
+    printed(
+        r"ncclSystemError|unhandled system error|ncclSocketInit|with error 12, opcode|IBV_WC_RETRY_EXC_ERR"
+        r"|transport retry counter exceeded",
+        "NCCL reports a system error on {who}{at}: a problem with the network, the driver, or the "
+        "machine, not with the training code.",
+        fix="Run with NCCL_DEBUG=INFO and read NCCL's first WARN line. Check the interface "
+        "(NCCL_SOCKET_IFNAME), the InfiniBand links, and /dev/shm.",
+    ),
+    printed(
+        r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
+        "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU had already failed, or the "
+        "driver does not match.",
+        fix=FIRST_CUDA_ERROR,
+    ),
+    printed(
+        r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",
+        "A CUDA call inside NCCL failed on {who}{at}: the GPU had already failed, or the driver "
+        "does not match.",
+        fix=FIRST_CUDA_ERROR,
+    ),
+    printed(
+        r"unrecognized arguments: --local[-_]rank",
+        "torch.distributed.launch passes --local-rank to the script, which does not accept it.",
+        fix='Start with torchrun and read int(os.environ["LOCAL_RANK"]).',
     ),
 )
 

@@ -1,4 +1,15 @@
-"""H12: A worker was killed from outside."""
+"""H12: A worker was killed from outside.
+
+Symptom: torchrun reports 'Signal 9 (SIGKILL)', without a traceback. The other ranks report 'Connection reset by peer'.
+Cause: The machine or container ran out of memory and the kernel killed this process, or the scheduler killed the job.
+Fix: Use less host memory (fewer loader workers, no separate copy of the data per rank), or ask for more.
+Reported: lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/LlamaFactory#163
+
+- samples = [load(path) for path in paths]
+- loader = DataLoader(samples, batch_size=32, num_workers=16)
++ samples = LoadedWhenNeeded(paths)
++ loader = DataLoader(samples, batch_size=32, num_workers=2)
+"""
 
 import re
 
@@ -12,31 +23,19 @@ from paralab.units import plural, size
 
 ENTRY = describe(
     __doc__,
-    symptom="torchrun reports 'Signal 9 (SIGKILL)', without a traceback. The other ranks report 'Connection reset by peer'.",
-    cause="The machine or container ran out of memory and the kernel killed this process, or the scheduler killed the job.",
-    fix="Use less host memory (fewer loader workers, no separate copy of the data per rank), or ask for more.",
-    example="""\
-- samples = [load(path) for path in paths]
-- loader = DataLoader(samples, batch_size=32, num_workers=16)
-+ samples = LoadedWhenNeeded(paths)
-+ loader = DataLoader(samples, batch_size=32, num_workers=2)
-""",
-    sources="lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/LlamaFactory#163",
-    messages=(
-        Message(
-            r"was killed by SIGKILL|disappeared without an error|is gone without a word"
-        ),  # paralab's launcher
-        printed(
-            r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
-            "A loader worker on {who} was killed with SIGKILL{at}. The kernel does this when "
-            "the host runs out of memory.",
-        ),
-        Message(
-            r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
-            "A loader worker on {who} got SIGTERM{at}: the launcher, the scheduler, or a person "
-            "stopped it. Look for an earlier error.",
-            severity="suspect",
-        ),
+    Message(
+        r"was killed by SIGKILL|disappeared without an error|is gone without a word"
+    ),  # paralab's launcher
+    printed(
+        r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Killed",
+        "A loader worker on {who} was killed with SIGKILL{at}. The kernel does this when "
+        "the host runs out of memory.",
+    ),
+    Message(
+        r"DataLoader worker \(pid\(?s?\)? ?\d+\) is killed by signal: Terminated",
+        "A loader worker on {who} got SIGTERM{at}: the launcher, the scheduler, or a person "
+        "stopped it. Look for an earlier error.",
+        severity="suspect",
     ),
 )
 

@@ -1,4 +1,17 @@
-"""H13: Rank 0 prepares data for longer than the other ranks wait."""
+"""H13: Rank 0 prepares data for longer than the other ranks wait.
+
+Symptom: 'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the first barrier.
+Cause: The other ranks wait in a barrier with the default timeout while rank 0 downloads or tokenizes.
+Fix: Prepare the data before starting the job, or pass a long enough `timeout` to init_process_group.
+Reported: JIA-Lab-research/LongLoRA#45 hiyouga/LlamaFactory#2424 NVIDIA/nccl#865
+huggingface/accelerate#2528 huggingface/transformers#17106
+
+- dist.init_process_group("nccl")
++ dist.init_process_group("nccl", timeout=timedelta(hours=3))
+  if dist.get_rank() == 0:
+      download("https://example.org/corpus")
+  dist.barrier()
+"""
 
 from paralab.doctor.registry import Findings, check, describe, printed
 from paralab.doctor.static.facts import Call, If
@@ -13,28 +26,14 @@ FIRST_COLLECTIVE = (
 )
 ENTRY = describe(
     __doc__,
-    symptom="'Socket Timeout' while fetching the NCCL id from the store, or a timeout in the first barrier.",
-    cause="The other ranks wait in a barrier with the default timeout while rank 0 downloads or tokenizes.",
-    fix="Prepare the data before starting the job, or pass a long enough `timeout` to init_process_group.",
-    example="""\
-- dist.init_process_group("nccl")
-+ dist.init_process_group("nccl", timeout=timedelta(hours=3))
-  if dist.get_rank() == 0:
-      download("https://example.org/corpus")
-  dist.barrier()
-""",
-    sources="JIA-Lab-research/LongLoRA#45 hiyouga/LlamaFactory#2424 NVIDIA/nccl#865 "
-    "huggingface/accelerate#2528 huggingface/transformers#17106",
-    messages=(
-        printed(
-            FIRST_COLLECTIVE,
-            "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
-            "The launcher stopped a rank that was still running: if it was rank {other}, it was still "
-            "preparing data, or it never calls this collective (H03).",
-            severity="suspect",
-            blames=False,
-            beside=r"closing signal SIGTERM",
-        ),
+    printed(
+        FIRST_COLLECTIVE,
+        "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
+        "The launcher stopped a rank that was still running: if it was rank {other}, it was still "
+        "preparing data, or it never calls this collective (H03).",
+        severity="suspect",
+        blames=False,
+        beside=r"closing signal SIGTERM",
     ),
 )
 

@@ -1,4 +1,15 @@
-"""H15: The GPUs cannot access each other directly."""
+"""H15: The GPUs cannot access each other directly.
+
+Symptom: All ranks hang in the first all-reduce, with every GPU at 100 % load.
+Cause: PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs.
+Fix: Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.
+Limits: Needs two GPUs. Logs show the hang, not the hardware.
+Reported: NVIDIA/nccl#631 #1160 pytorch/pytorch#85334 dmlc/xgboost#11242
+
+- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
++ around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
@@ -6,19 +17,7 @@ from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="All ranks hang in the first all-reduce, with every GPU at 100 % load.",
-    cause="PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs.",
-    fix="Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.",
-    example="""\
-- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-+ around = {**os.environ, "NCCL_P2P_DISABLE": "1"}
-+ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
-""",
-    sources="NVIDIA/nccl#631 #1160 pytorch/pytorch#85334 dmlc/xgboost#11242",
-    limits="Needs two GPUs. Logs show the hang, not the hardware.",
-)
+ENTRY = describe(__doc__)
 
 
 @check("H15", source="machine")

@@ -1,22 +1,21 @@
-"""H16: torchrun's 'Root Cause' names the victim."""
+"""H16: torchrun's 'Root Cause' names the victim.
+
+Symptom: 'Root Cause (first observed failure)' shows a rank whose only error is a lost connection or a timeout.
+Cause: torchrun reports the process that exited first: the one that waited, not the one that left or got stuck.
+Fix: Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the rank without an error.
+Limits: Only logs show torchrun's report. When the doctor watches the ranks, it sees the culprit directly.
+Reported: yangjianxin1/Firefly#171 xiuqhou/Salience-DETR#4 Facico/Chinese-Vicuna#113
+
+- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
++ subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.registry import Findings, check, describe
 
-ENTRY = describe(
-    __doc__,
-    symptom="'Root Cause (first observed failure)' shows a rank whose only error is a lost connection or a timeout.",
-    cause="torchrun reports the process that exited first: the one that waited, not the one that left or got stuck.",
-    fix="Keep one log per rank (--log-dir, --redirects=3), use `@record`, and look for the rank without an error.",
-    example="""\
-- subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-+ subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
-""",
-    sources="yangjianxin1/Firefly#171 xiuqhou/Salience-DETR#4 Facico/Chinese-Vicuna#113",
-    limits="Only logs show torchrun's report. When the doctor watches the ranks, it sees the culprit directly.",
-)
+ENTRY = describe(__doc__)
 
 
 @check("H16", source="log")

@@ -1,4 +1,16 @@
-"""H17: The process group is never destroyed, or only one rank destroys it."""
+"""H17: The process group is never destroyed, or only one rank destroys it.
+
+Symptom: 'destroy_process_group() was not called before program exit', or the job hangs at exit.
+Cause: The script never calls destroy_process_group, or only some ranks reach the call.
+Fix: Call it on every rank when training ends, preferably in a `finally` block.
+Limits: Only NCCL prints the warning. gloo exits quietly.
+Reported: pytorch/pytorch#75097 #126275 #122358
+
+  train(model, loader)
+- if dist.get_rank() == 0:
+-     dist.destroy_process_group()
++ dist.destroy_process_group()
+"""
 
 import re
 
@@ -14,23 +26,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'destroy_process_group() was not called before program exit', or the job hangs at exit.",
-    cause="The script never calls destroy_process_group, or only some ranks reach the call.",
-    fix="Call it on every rank when training ends, preferably in a `finally` block.",
-    example="""\
-  train(model, loader)
-- if dist.get_rank() == 0:
--     dist.destroy_process_group()
-+ dist.destroy_process_group()
-""",
-    sources="pytorch/pytorch#75097 #126275 #122358",
-    limits="Only NCCL prints the warning. gloo exits quietly.",
-    messages=(
-        note(
-            r"destroy_process_group\(\) was not called before program exit",
-            "{who} exited without destroy_process_group(). The run itself succeeded.",
-            severity="warning",
-        ),
+    note(
+        r"destroy_process_group\(\) was not called before program exit",
+        "{who} exited without destroy_process_group(). The run itself succeeded.",
+        severity="warning",
     ),
 )
 

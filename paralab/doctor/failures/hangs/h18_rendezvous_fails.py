@@ -1,4 +1,13 @@
-"""H18: The ranks never find each other."""
+"""H18: The ranks never find each other.
+
+Symptom: 'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client socket has timed out'.
+Cause: WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong, a firewall blocks the port, or some ranks were not started.
+Fix: Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and MASTER_PORT. torchrun does this for you.
+
+- around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+- subprocess.run(["python", "train.py"], env=around)
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
+"""
 
 import ast
 
@@ -19,77 +28,67 @@ from paralab.record.victims import WAITED
 
 ENTRY = describe(
     __doc__,
-    symptom="'Timed out after … seconds waiting for clients. 1/2 clients joined', or 'The client socket has timed out'.",
-    cause="WORLD_SIZE, MASTER_ADDR, or MASTER_PORT is wrong, a firewall blocks the port, or some ranks were not started.",
-    fix="Start WORLD_SIZE ranks, all with the same reachable MASTER_ADDR and MASTER_PORT. torchrun does this for you.",
-    example="""\
-- around = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
-- subprocess.run(["python", "train.py"], env=around)
-+ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    messages=(
-        printed(
-            r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients "
-            r"joined",
-            "Only {came} of {wanted} processes connected within {seconds} s{at}. The others were "
-            "not started, they use a different MASTER_ADDR or MASTER_PORT, or a firewall blocks "
-            "them.",
-            blames=False,
-        ),
-        Message(
-            r"init_process_group.*wait timeout after (?P<limit>\d+) ?ms, keys: \S*/\w*//\S*?(?P<other>\d+)\s*$",
-            "{who} waited {limit} ms in init_process_group{at} for the address of rank {other}. Fewer "
-            "processes were started than world_size requires, or rank {other} failed earlier.",
-            blames=False,
-        ),
-        printed(
-            FIRST_COLLECTIVE,
-            "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not "
-            "reach its first collective in time: it failed earlier, is still busy (H13), or "
-            "takes a different path (H03). The log of rank {other} would confirm this.",
-            fix="Read the log of rank {other}: its last lines show where it is.",
-            severity="suspect",
-            blames=False,
-        ),
-        printed(
-            r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) cannot be retrieved",
-            "The name {host} has no address on this machine, so {who} cannot reach port {port} there.",
-            blames=False,
-        ),
-        printed(
-            r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
-            r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
-            "{who} tried to reach {host}:{port} for {limit}{at}. Rank 0 is not running there, it "
-            "listens on another port, or a firewall blocks the connection.",
-            blames=False,
-        ),
-        printed(
-            r"failed to connect to any network address of \((?P<host>[^,)]+), (?P<port>\d+)\)",
-            "{who} cannot reach {host}:{port}: the name is wrong, rank 0 is not running there, or "
-            "a firewall blocks the connection.",
-            blames=False,
-        ),
-        Message(
-            r"c10d_rendezvous_backend\.py.*(?:reset by peer|Broken pipe|closed by peer)",
-            "A launcher lost its connection to the node that runs the rendezvous: that node stopped first, "
-            "or the network is down.",
-            fix="Read the log of the node that --rdzv-endpoint names. Use the same --nnodes, --rdzv-id, and "
-            "--rdzv-endpoint on all nodes.",
-            severity="suspect",
-            blames=False,
-        ),
-        Message(
-            r"connect\(\) timed out",
-            "{who} could not connect to the rendezvous{at}: no process listens at that address, or "
-            "a firewall blocks the connection.",
-            blames=False,
-        ),
-        Message(
-            r"(?P<error>Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error)",
-            "The launchers on the nodes did not find each other ({error}). One was not started, "
-            "or uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
-            blames=False,
-        ),
+    printed(
+        r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<wanted>\d+) clients "
+        r"joined",
+        "Only {came} of {wanted} processes connected within {seconds} s{at}. The others were "
+        "not started, they use a different MASTER_ADDR or MASTER_PORT, or a firewall blocks "
+        "them.",
+        blames=False,
+    ),
+    Message(
+        r"init_process_group.*wait timeout after (?P<limit>\d+) ?ms, keys: \S*/\w*//\S*?(?P<other>\d+)\s*$",
+        "{who} waited {limit} ms in init_process_group{at} for the address of rank {other}. Fewer "
+        "processes were started than world_size requires, or rank {other} failed earlier.",
+        blames=False,
+    ),
+    printed(
+        FIRST_COLLECTIVE,
+        "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not "
+        "reach its first collective in time: it failed earlier, is still busy (H13), or "
+        "takes a different path (H03). The log of rank {other} would confirm this.",
+        fix="Read the log of rank {other}: its last lines show where it is.",
+        severity="suspect",
+        blames=False,
+    ),
+    printed(
+        r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) cannot be retrieved",
+        "The name {host} has no address on this machine, so {who} cannot reach port {port} there.",
+        blames=False,
+    ),
+    printed(
+        r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to "
+        r"\(?'?(?P<host>[^,':)\s]+)'?[,:] ?(?P<port>\d+)\)?",
+        "{who} tried to reach {host}:{port} for {limit}{at}. Rank 0 is not running there, it "
+        "listens on another port, or a firewall blocks the connection.",
+        blames=False,
+    ),
+    printed(
+        r"failed to connect to any network address of \((?P<host>[^,)]+), (?P<port>\d+)\)",
+        "{who} cannot reach {host}:{port}: the name is wrong, rank 0 is not running there, or "
+        "a firewall blocks the connection.",
+        blames=False,
+    ),
+    Message(
+        r"c10d_rendezvous_backend\.py.*(?:reset by peer|Broken pipe|closed by peer)",
+        "A launcher lost its connection to the node that runs the rendezvous: that node stopped first, "
+        "or the network is down.",
+        fix="Read the log of the node that --rdzv-endpoint names. Use the same --nnodes, --rdzv-id, and "
+        "--rdzv-endpoint on all nodes.",
+        severity="suspect",
+        blames=False,
+    ),
+    Message(
+        r"connect\(\) timed out",
+        "{who} could not connect to the rendezvous{at}: no process listens at that address, or "
+        "a firewall blocks the connection.",
+        blames=False,
+    ),
+    Message(
+        r"(?P<error>Rendezvous(?:Timeout|Connection|Closed|GracefulExit)Error)",
+        "The launchers on the nodes did not find each other ({error}). One was not started, "
+        "or uses a different --rdzv-endpoint, --rdzv-id, or --nnodes.",
+        blames=False,
     ),
 )
 

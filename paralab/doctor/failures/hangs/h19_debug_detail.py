@@ -1,4 +1,18 @@
-"""H19: TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job."""
+"""H19: TORCH_DISTRIBUTED_DEBUG=DETAIL crashes the job.
+
+Symptom: Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps the model.
+Cause: The extra checks that DETAIL turns on have a bug in torch itself (seen with 2.12 and 2.13).
+Fix: Use INFO. To find mismatched collectives, use the Flight Recorder or `paralab doctor -- COMMAND`.
+Limits: Seen on gloo; NCCL is untested. The script does not show variables that are set outside it.
+Reported: pytorch/pytorch#148976 #129672 #178977 #75011
+
+- os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
++ os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+  import torch  # reads the variable
+
+  dist.init_process_group("gloo")
+  model = DistributedDataParallel(model)
+"""
 
 import ast
 
@@ -13,23 +27,7 @@ from paralab.doctor.static.names import DDP
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = describe(
-    __doc__,
-    symptom="Healthy scripts with DDP on gloo die with SIGSEGV (exit code -11) while DDP wraps the model.",
-    cause="The extra checks that DETAIL turns on have a bug in torch itself (seen with 2.12 and 2.13).",
-    fix="Use INFO. To find mismatched collectives, use the Flight Recorder or `paralab doctor -- COMMAND`.",
-    example="""\
-- os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-+ os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
-  import torch  # reads the variable
-
-  dist.init_process_group("gloo")
-  model = DistributedDataParallel(model)
-""",
-    sources="pytorch/pytorch#148976 #129672 #178977 #75011",
-    silent=True,
-    limits="Seen on gloo; NCCL is untested. The script does not show variables that are set outside it.",
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("H19", source="ranks")

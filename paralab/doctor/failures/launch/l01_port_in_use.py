@@ -1,4 +1,15 @@
-"""L01: The port is in use."""
+"""L01: The port is in use.
+
+Symptom: 'The server socket has failed to listen … EADDRINUSE … address already in use'.
+Cause: Another job, a leftover process, or another rank of this job listens on the same port.
+Fix: Stop the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.
+Limits: A script does not show which ports are free, only whether its ranks compete for one.
+Reported: pytorch/pytorch#126510 #85604 meta-pytorch/torchtune#392 #1025 vllm-project/vllm#39015
+
+- os.environ["MASTER_PORT"] = "29500"
++ os.environ["MASTER_PORT"] = str(port_that_is_free)
+  dist.init_process_group("gloo", rank=rank, world_size=2)
+"""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
@@ -13,30 +24,18 @@ FREE_PORT = (
 )
 ENTRY = describe(
     __doc__,
-    symptom="'The server socket has failed to listen … EADDRINUSE … address already in use'.",
-    cause="Another job, a leftover process, or another rank of this job listens on the same port.",
-    fix="Stop the other job or use another port; `torchrun --standalone` finds a free one. Let only one rank host a store.",
-    example="""\
-- os.environ["MASTER_PORT"] = "29500"
-+ os.environ["MASTER_PORT"] = str(port_that_is_free)
-  dist.init_process_group("gloo", rank=rank, world_size=2)
-""",
-    sources="pytorch/pytorch#126510 #85604 meta-pytorch/torchtune#392 #1025 vllm-project/vllm#39015",
-    limits="A script does not show which ports are free, only whether its ranks compete for one.",
-    messages=(
-        printed(
-            r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?"
-            r"(?:EADDRINUSE|ddress already in use)"
-            r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
-            "Port {port} is already in use on this host, by another job or by a process left over "
-            "from an earlier one.",
-            fix=FREE_PORT,
-        ),
-        Message(
-            r"EADDRINUSE|ddress already in use",
-            "The port that {who} wants to listen on{at} is already in use.",
-            fix=FREE_PORT,
-        ),
+    printed(
+        r"(?:server socket has failed to listen.{0,160}?)?(?:port: |\]:|\d:)(?P<port>\d{4,5})\b.{0,160}?"
+        r"(?:EADDRINUSE|ddress already in use)"
+        r"|server socket has failed to listen.{0,160}?(?:EADDRINUSE|ddress already in use)",
+        "Port {port} is already in use on this host, by another job or by a process left over "
+        "from an earlier one.",
+        fix=FREE_PORT,
+    ),
+    Message(
+        r"EADDRINUSE|ddress already in use",
+        "The port that {who} wants to listen on{at} is already in use.",
+        fix=FREE_PORT,
     ),
 )
 

@@ -1,4 +1,12 @@
-"""L02: The script was started without a launcher."""
+"""L02: The script was started without a launcher.
+
+Symptom: 'environment variable RANK expected, but not set'.
+Cause: init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.
+Fix: Start the script with torchrun.
+
+- subprocess.run(["python", "train.py"])
++ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
@@ -6,20 +14,11 @@ from paralab.doctor.registry import Findings, Message, check, describe
 
 ENTRY = describe(
     __doc__,
-    symptom="'environment variable RANK expected, but not set'.",
-    cause="init_process_group reads RANK and WORLD_SIZE from the environment; torchrun sets them, python does not.",
-    fix="Start the script with torchrun.",
-    example="""\
-- subprocess.run(["python", "train.py"])
-+ subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    messages=(
-        Message(
-            r"Error initializing torch\.distributed using env:// rendezvous: environment variable "
-            r"(?P<name>\w+) expected, but not set",
-            "init_process_group{at} reads {name} from the environment, but it is not set: the script "
-            "was started with plain python.",
-        ),
+    Message(
+        r"Error initializing torch\.distributed using env:// rendezvous: environment variable "
+        r"(?P<name>\w+) expected, but not set",
+        "init_process_group{at} reads {name} from the environment, but it is not set: the script "
+        "was started with plain python.",
     ),
 )
 

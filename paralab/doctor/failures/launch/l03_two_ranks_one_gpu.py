@@ -1,4 +1,19 @@
-"""L03: Two ranks on one GPU."""
+"""L03: Two ranks on one GPU.
+
+Symptom: 'ncclInvalidUsage … Duplicate GPU detected : rank 0 and rank 1 both on CUDA device …'.
+Cause: Every rank uses 'cuda:0' because nothing sets the device from LOCAL_RANK, or there are more
+ranks than GPUs. From NCCL 2.30 (torch 2.14) on, NCCL_MULTI_RANK_GPU_ENABLE=1 allows this
+(experimental).
+Fix: Call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and start at most one rank per GPU.
+Limits: Needs NCCL; CPU ranks cannot trigger it, so only scripts and logs show it.
+Reported: Peterande/D-FINE#289 NVIDIA/Megatron-LM#661 csguoh/MambaIR#39 facebookresearch/fairchem#597 verl-project/verl#161
+
+- device = torch.device("cuda:0")
++ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
++ torch.cuda.set_device(device)
+  dist.init_process_group("nccl")
+  model = DistributedDataParallel(model.to(device))
+"""
 
 from paralab.doctor.failures.launch.devices import destination, fixed_device, hides_gpus, moves
 from paralab.doctor.finding import Finding, Severity
@@ -11,35 +26,17 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="'ncclInvalidUsage … Duplicate GPU detected : rank 0 and rank 1 both on CUDA device …'.",
-    cause=(
-        "Every rank uses 'cuda:0' because nothing sets the device from LOCAL_RANK, or there are more ranks "
-        "than GPUs. From NCCL 2.30 (torch 2.14) on, NCCL_MULTI_RANK_GPU_ENABLE=1 allows this (experimental)."
+    printed(
+        r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
+        r"(?P<device>\w+)",
+        "Ranks {rank} and {other} both use the GPU {device}: no rank called "
+        "torch.cuda.set_device(LOCAL_RANK), or there are more ranks than GPUs.",
+        blames=False,
     ),
-    fix="Call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and start at most one rank per GPU.",
-    example="""\
-- device = torch.device("cuda:0")
-+ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-+ torch.cuda.set_device(device)
-  dist.init_process_group("nccl")
-  model = DistributedDataParallel(model.to(device))
-""",
-    sources="Peterande/D-FINE#289 NVIDIA/Megatron-LM#661 csguoh/MambaIR#39 "
-    "facebookresearch/fairchem#597 verl-project/verl#161",
-    limits="Needs NCCL; CPU ranks cannot trigger it, so only scripts and logs show it.",
-    messages=(
-        printed(
-            r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
-            r"(?P<device>\w+)",
-            "Ranks {rank} and {other} both use the GPU {device}: no rank called "
-            "torch.cuda.set_device(LOCAL_RANK), or there are more ranks than GPUs.",
-            blames=False,
-        ),
-        Message(
-            r"invalid device ordinal|device >= 0 && device < num_gpus",
-            "{who} uses a GPU that does not exist{at}: there are more ranks than visible GPUs.",
-            fix="Start at most one rank per GPU (--nproc_per_node), and check CUDA_VISIBLE_DEVICES.",
-        ),
+    Message(
+        r"invalid device ordinal|device >= 0 && device < num_gpus",
+        "{who} uses a GPU that does not exist{at}: there are more ranks than visible GPUs.",
+        fix="Start at most one rank per GPU (--nproc_per_node), and check CUDA_VISIBLE_DEVICES.",
     ),
 )
 

@@ -1,4 +1,15 @@
-"""L04: Every rank also uses GPU 0."""
+"""L04: Every rank also uses GPU 0.
+
+Symptom: nvidia-smi shows all processes on GPU 0, and only GPU 0 runs out of memory.
+Cause: `.cuda()` or torch.load ran before set_device, or the device number is the global rank instead of the local rank.
+Fix: Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.
+Limits: Only the memory use of several GPUs would show it, so the doctor checks only the script.
+Reported: pytorch/pytorch#159262
+
++ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+  model = Net().cuda()
+- torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+"""
 
 import ast
 
@@ -10,19 +21,7 @@ from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="nvidia-smi shows all processes on GPU 0, and only GPU 0 runs out of memory.",
-    cause="`.cuda()` or torch.load ran before set_device, or the device number is the global rank instead of the local rank.",
-    fix="Call `torch.cuda.set_device` with LOCAL_RANK before anything uses a GPU.",
-    example="""\
-+ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-  model = Net().cuda()
-- torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-""",
-    sources="pytorch/pytorch#159262",
-    limits="Only the memory use of several GPUs would show it, so the doctor checks only the script.",
-)
+ENTRY = describe(__doc__)
 
 
 @check("L04", source="script")

@@ -1,4 +1,12 @@
-"""L05: This build of torch does not have the backend."""
+"""L05: This build of torch does not have the backend.
+
+Symptom: 'Distributed package doesn't have NCCL built in'.
+Cause: torch builds for CPUs, Windows, or macOS come with gloo only.
+Fix: Use gloo where there is no GPU, or install the CUDA build.
+
+- dist.init_process_group("nccl")
++ dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
@@ -7,20 +15,11 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="'Distributed package doesn't have NCCL built in'.",
-    cause="torch builds for CPUs, Windows, or macOS come with gloo only.",
-    fix="Use gloo where there is no GPU, or install the CUDA build.",
-    example="""\
-- dist.init_process_group("nccl")
-+ dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-""",
-    messages=(
-        Message(
-            r"Distributed package doesn't have (?P<backend>\w+) built in"
-            r"|ProcessGroupNCCL is only supported with GPUs, no GPUs found|NCCL is not available",
-            "{who} requests NCCL or another backend that is not available{at}: this build of torch does "
-            "not have it, or the machine has no GPU.",
-        ),
+    Message(
+        r"Distributed package doesn't have (?P<backend>\w+) built in"
+        r"|ProcessGroupNCCL is only supported with GPUs, no GPUs found|NCCL is not available",
+        "{who} requests NCCL or another backend that is not available{at}: this build of torch does "
+        "not have it, or the machine has no GPU.",
     ),
 )
 

@@ -1,4 +1,13 @@
-"""L06: DDP or the sampler is created before the process group."""
+"""L06: DDP or the sampler is created before the process group.
+
+Symptom: 'Default process group has not been initialized, please make sure to call init_process_group'.
+Cause: DistributedDataParallel and DistributedSampler need the process group, which does not exist yet.
+Fix: Call init_process_group first.
+
++ dist.init_process_group("gloo")
+  sampler = DistributedSampler(data)
+- dist.init_process_group("gloo")
+"""
 
 import ast
 import re
@@ -12,19 +21,9 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'Default process group has not been initialized, please make sure to call init_process_group'.",
-    cause="DistributedDataParallel and DistributedSampler need the process group, which does not exist yet.",
-    fix="Call init_process_group first.",
-    example="""\
-+ dist.init_process_group("gloo")
-  sampler = DistributedSampler(data)
-- dist.init_process_group("gloo")
-""",
-    messages=(
-        Message(
-            r"(?:Default )?process group (?:has not been|is not) initialized",
-            "{who} uses the process group{at} before init_process_group was called.",
-        ),
+    Message(
+        r"(?:Default )?process group (?:has not been|is not) initialized",
+        "{who} uses the process group{at} before init_process_group was called.",
     ),
 )
 

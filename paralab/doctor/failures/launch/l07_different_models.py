@@ -1,4 +1,15 @@
-"""L07: Ranks build different models."""
+"""L07: Ranks build different models.
+
+Symptom: 'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' rank 0's.
+Cause: A size in the model depends on the rank itself, on random numbers, or on files that only one rank has.
+Fix: Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0.
+
+- classes = sorted({label for _, label in files_of(rank)})
+- model = DistributedDataParallel(Net(len(classes)))
++ classes = [sorted({label for _, label in all_files()})]
++ dist.broadcast_object_list(classes, src=0)
++ model = DistributedDataParallel(Net(len(classes[0])))
+"""
 
 import math
 
@@ -9,40 +20,28 @@ from paralab.doctor.registry import Findings, Message, check, describe
 
 ENTRY = describe(
     __doc__,
-    symptom="'DDP expects same model across all ranks', or a parameter whose size 'appears not to match' rank 0's.",
-    cause="A size in the model depends on the rank itself, on random numbers, or on files that only one rank has.",
-    fix="Build the model from values that are the same on all ranks: broadcast sizes (vocabulary, classes) from rank 0.",
-    example="""\
-- classes = sorted({label for _, label in files_of(rank)})
-- model = DistributedDataParallel(Net(len(classes)))
-+ classes = [sorted({label for _, label in all_files()})]
-+ dist.broadcast_object_list(classes, src=0)
-+ model = DistributedDataParallel(Net(len(classes[0])))
-""",
-    messages=(
-        Message(
-            r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
-            r"rank (?P<other>\d+) has inconsistent 0 params",
-            "Rank {rank} compared its {own} parameters with rank {other}, but the other rank's "
-            "count never arrived. Rank {other} failed, or did not reach this line. Its own log "
-            "would confirm this.",
-            fix="Find the first error of the other rank. Then check that all ranks wrap the same model.",
-            severity="suspect",
-            blames=False,
-        ),
-        Message(
-            r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
-            r"rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
-            "Rank {rank} wraps a model with {own} parameters, but rank {other} wraps one with "
-            "{others}{at}. DDP pairs parameters by position.",
-            blames=False,
-        ),
-        Message(
-            r"\[(?P<rank>\d+)\]: params\[(?P<index>\d+)\] in this process with sizes \[(?P<shape>[\d, ]*)\] "
-            r"appears not to match",
-            "Parameter {index} has shape ({shape}) on rank {rank} and a different shape on rank "
-            "0{at}: the model depends on the rank.",
-        ),
+    Message(
+        r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
+        r"rank (?P<other>\d+) has inconsistent 0 params",
+        "Rank {rank} compared its {own} parameters with rank {other}, but the other rank's "
+        "count never arrived. Rank {other} failed, or did not reach this line. Its own log "
+        "would confirm this.",
+        fix="Find the first error of the other rank. Then check that all ranks wrap the same model.",
+        severity="suspect",
+        blames=False,
+    ),
+    Message(
+        r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<own>\d+) params, while "
+        r"rank (?P<other>\d+) has inconsistent (?P<others>\d+) params",
+        "Rank {rank} wraps a model with {own} parameters, but rank {other} wraps one with "
+        "{others}{at}. DDP pairs parameters by position.",
+        blames=False,
+    ),
+    Message(
+        r"\[(?P<rank>\d+)\]: params\[(?P<index>\d+)\] in this process with sizes \[(?P<shape>[\d, ]*)\] "
+        r"appears not to match",
+        "Parameter {index} has shape ({shape}) on rank {rank} and a different shape on rank "
+        "0{at}: the model depends on the rank.",
     ),
 )
 

@@ -1,4 +1,13 @@
-"""L08: device_ids for a model on the CPU."""
+"""L08: device_ids for a model on the CPU.
+
+Symptom: 'DistributedDataParallel device_ids and output_device arguments only work with … GPU
+modules', although the message also names CPU.
+Cause: The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.
+Fix: Move the model first (`model.to(device)`). On CPU ranks, leave out device_ids.
+
+- model = DistributedDataParallel(Net(), device_ids=[local_rank])
++ model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
+"""
 
 import ast
 
@@ -10,22 +19,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom=(
-        "'DistributedDataParallel device_ids and output_device arguments only work with … GPU modules', although "
-        "the message also names CPU."
-    ),
-    cause="The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.",
-    fix="Move the model first (`model.to(device)`). On CPU ranks, leave out device_ids.",
-    example="""\
-- model = DistributedDataParallel(Net(), device_ids=[local_rank])
-+ model = DistributedDataParallel(Net().to(local_rank), device_ids=[local_rank])
-""",
-    messages=(
-        Message(
-            r"device_ids and output_device arguments only work with .{0,80}but got device_ids "
-            r"(?P<ids>\[[^\]]*\])",
-            "DDP got device_ids={ids}{at}, but the model's parameters are not on that GPU.",
-        ),
+    Message(
+        r"device_ids and output_device arguments only work with .{0,80}but got device_ids "
+        r"(?P<ids>\[[^\]]*\])",
+        "DDP got device_ids={ids}{at}, but the model's parameters are not on that GPU.",
     ),
 )
 

@@ -1,4 +1,14 @@
-"""L09: Too many or too few threads per rank."""
+"""L09: Too many or too few threads per rank.
+
+Symptom: CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.
+Cause: torchrun sets OMP_NUM_THREADS to 1 if you do not set it. mp.spawn does not set it, so each rank uses all cores.
+Fix: Use cores ÷ ranks threads per rank.
+Reported: pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677
+
+  def worker(rank, ranks):
++     torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
+      train(rank)
+"""
 
 from dataclasses import replace
 
@@ -13,30 +23,19 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.",
-    cause="torchrun sets OMP_NUM_THREADS to 1 if you do not set it. mp.spawn does not set it, so each rank uses all cores.",
-    fix="Use cores ÷ ranks threads per rank.",
-    example="""\
-  def worker(rank, ranks):
-+     torch.set_num_threads(len(os.sched_getaffinity(0)) // ranks)
-      train(rank)
-""",
-    sources="pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677",
-    messages=(
-        printed(
-            r"This DataLoader will create (?P<asked>\d+) worker processes in total\. Our suggested max number "
-            r"of worker .{0,80}?is (?P<cores>\d+)",
-            "Each rank starts {asked} loader workers on {cores} cores, so they compete with training.",
-            fix="Set num_workers to cores / ranks.",
-            severity="warning",
-        ),
-        note(
-            r"Setting OMP_NUM_THREADS environment variable for each process to be (?P<threads>\d+) in default",
-            "OMP_NUM_THREADS is not set, so torchrun gave every process {threads} thread. If the machine "
-            "has more cores than ranks, work on the CPU is slower than necessary.",
-            fix="Set OMP_NUM_THREADS to cores / ranks before torchrun.",
-            severity="suspect",
-        ),
+    printed(
+        r"This DataLoader will create (?P<asked>\d+) worker processes in total\. Our suggested max number "
+        r"of worker .{0,80}?is (?P<cores>\d+)",
+        "Each rank starts {asked} loader workers on {cores} cores, so they compete with training.",
+        fix="Set num_workers to cores / ranks.",
+        severity="warning",
+    ),
+    note(
+        r"Setting OMP_NUM_THREADS environment variable for each process to be (?P<threads>\d+) in default",
+        "OMP_NUM_THREADS is not set, so torchrun gave every process {threads} thread. If the machine "
+        "has more cores than ranks, work on the CPU is slower than necessary.",
+        fix="Set OMP_NUM_THREADS to cores / ranks before torchrun.",
+        severity="suspect",
     ),
 )
 

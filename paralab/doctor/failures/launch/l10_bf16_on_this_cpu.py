@@ -1,15 +1,10 @@
-"""L10: bf16 crashes on this CPU with an illegal instruction."""
+"""L10: bf16 crashes on this CPU with an illegal instruction.
 
-from paralab.doctor.finding import Finding, Severity
-from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, Message, check, describe
+Symptom: 'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.
+Cause: The CPU reports AMX, but this virtual machine probably does not allow its instructions.
+Fix: Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.
+Limits: We had no CPU that lists AMX but fails on it. Only logs and the machine check show this failure.
 
-ENTRY = describe(
-    __doc__,
-    symptom="'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.",
-    cause="The CPU reports AMX, but this virtual machine probably does not allow its instructions.",
-    fix="Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.",
-    example="""\
 + import os
 +
 + os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
@@ -17,12 +12,16 @@ ENTRY = describe(
 
   with torch.autocast("cpu", dtype=torch.bfloat16):
       loss = model(x).mean()
-""",
+"""
+
+from paralab.doctor.finding import Finding, Severity
+from paralab.doctor.preflight import Facts
+from paralab.doctor.registry import Findings, Message, check, describe
+
+ENTRY = describe(
+    __doc__,
+    Message(r"was killed by SIGILL"),  # paralab's launcher
     silent=True,
-    limits="We had no CPU that lists AMX but fails on it. Only logs and the machine check show this failure.",
-    messages=(
-        Message(r"was killed by SIGILL"),  # paralab's launcher
-    ),
 )
 
 

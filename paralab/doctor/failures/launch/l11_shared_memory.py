@@ -1,4 +1,14 @@
-"""L11: Shared memory is too small for loader workers."""
+"""L11: Shared memory is too small for loader workers.
+
+Symptom: 'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.
+Cause: Workers pass batches through /dev/shm, and a container has only 64 MB of it by default.
+Fix: Start the container with a larger --shm-size or --ipc=host, or use fewer workers.
+Limits: The script does not show the size of /dev/shm; logs, runs, and the machine check do.
+Reported: pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297
+
+- subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
++ subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
+"""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
@@ -7,28 +17,17 @@ from paralab.units import size
 
 ENTRY = describe(
     __doc__,
-    symptom="'DataLoader worker (pid …) is killed by signal: Bus error', or 'unable to allocate shared memory(shm)'.",
-    cause="Workers pass batches through /dev/shm, and a container has only 64 MB of it by default.",
-    fix="Start the container with a larger --shm-size or --ipc=host, or use fewer workers.",
-    example="""\
-- subprocess.run(["docker", "run", "image", "torchrun", "--nproc_per_node=2", "train.py"])
-+ subprocess.run(["docker", "run", "--shm-size=8g", "image", "torchrun", "--nproc_per_node=2", "train.py"])
-""",
-    sources="pytorch/pytorch#5040 #108861 NVlabs/Deep_Object_Pose#297",
-    limits="The script does not show the size of /dev/shm; logs, runs, and the machine check do.",
-    messages=(
-        Message(r"was killed by SIGBUS"),  # paralab's launcher
-        printed(
-            r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)|out of shared memory"
-            r"|DataLoader worker .{0,40}Bus error",
-            "A loader worker on {who} ran out of shared memory{at}. Batches pass through /dev/shm, "
-            "and containers get only 64 MB of it by default.",
-        ),
-        printed(
-            r"NCCL WARN .{0,80}No space left on device",
-            "NCCL could not create its shared-memory segment: /dev/shm is full. Containers get "
-            "only 64 MB of it by default.",
-        ),
+    Message(r"was killed by SIGBUS"),  # paralab's launcher
+    printed(
+        r"unable to (?:allocate shared memory\(shm\)|(?:write to|resize) file </torch_)|out of shared memory"
+        r"|DataLoader worker .{0,40}Bus error",
+        "A loader worker on {who} ran out of shared memory{at}. Batches pass through /dev/shm, "
+        "and containers get only 64 MB of it by default.",
+    ),
+    printed(
+        r"NCCL WARN .{0,80}No space left on device",
+        "NCCL could not create its shared-memory segment: /dev/shm is full. Containers get "
+        "only 64 MB of it by default.",
     ),
 )
 

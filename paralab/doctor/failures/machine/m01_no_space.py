@@ -1,20 +1,19 @@
-"""M01: The disk is full or not writable."""
+"""M01: The disk is full or not writable.
+
+Symptom: Training stops at its first checkpoint: 'No space left on device', 'Permission denied'.
+Cause: The disk is full, or the folder belongs to someone else. Many clusters limit the size of the home folder.
+Fix: Save where there is space, set TMPDIR for temporary files, and delete old checkpoints.
+
+- torch.save(model.state_dict(), "/home/me/last.pt")
++ torch.save(model.state_dict(), os.path.join(os.environ["SCRATCH"], "last.pt"))
+"""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import size
 
-ENTRY = describe(
-    __doc__,
-    symptom="Training stops at its first checkpoint: 'No space left on device', 'Permission denied'.",
-    cause="The disk is full, or the folder belongs to someone else. Many clusters limit the size of the home folder.",
-    fix="Save where there is space, set TMPDIR for temporary files, and delete old checkpoints.",
-    example="""\
-- torch.save(model.state_dict(), "/home/me/last.pt")
-+ torch.save(model.state_dict(), os.path.join(os.environ["SCRATCH"], "last.pt"))
-""",
-)
+ENTRY = describe(__doc__)
 ROOM_BYTES = 2**30  # smaller than many checkpoints
 
 

@@ -1,23 +1,20 @@
-"""M02: Process limits are too low."""
+"""M02: Process limits are too low.
+
+Symptom: 'Too many open files' from a loader worker; or NCCL does not use InfiniBand.
+Cause: Every tensor that a worker passes to training is an open file, and InfiniBand needs locked memory.
+Fix: Set `ulimit -n 65536` and `ulimit -l unlimited`. In a container: --ulimit memlock=-1. In Slurm:
+PropagateResourceLimitsExcept=MEMLOCK.
+
++ resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
+  subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
+"""
 
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import size
 
-ENTRY = describe(
-    __doc__,
-    symptom="'Too many open files' from a loader worker; or NCCL does not use InfiniBand.",
-    cause="Every tensor that a worker passes to training is an open file, and InfiniBand needs locked memory.",
-    fix=(
-        "Set `ulimit -n 65536` and `ulimit -l unlimited`. In a container: --ulimit memlock=-1. In Slurm: "
-        "PropagateResourceLimitsExcept=MEMLOCK."
-    ),
-    example="""\
-+ resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))
-  subprocess.run(["torchrun", "--nproc_per_node=8", "train.py"])
-""",
-)
+ENTRY = describe(__doc__)
 OPEN_FILES = 1024
 
 

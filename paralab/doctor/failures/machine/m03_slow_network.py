@@ -1,4 +1,13 @@
-"""M03: The connection between ranks is slow or blocked."""
+"""M03: The connection between ranks is slow or blocked.
+
+Symptom: More ranks make training slower; or the first all-reduce never returns.
+Cause: The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.
+Fix: Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.
+
+- os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
++ os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
+  dist.init_process_group("gloo")
+"""
 
 from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
@@ -6,17 +15,7 @@ from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds, size
 
-ENTRY = describe(
-    __doc__,
-    symptom="More ranks make training slower; or the first all-reduce never returns.",
-    cause="The ranks use the wrong network interface or a slow link, the machine is busy, or a firewall blocks the loopback interface.",
-    fix="Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measure again on an idle machine.",
-    example="""\
-- os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-+ os.environ["GLOO_SOCKET_IFNAME"] = "ib0"
-  dist.init_process_group("gloo")
-""",
-)
+ENTRY = describe(__doc__)
 AGAINST_COPY = 40  # ratio to a copy in memory; gloo on one machine takes 5 to 15 times as long
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second; even PCIe through host memory is faster

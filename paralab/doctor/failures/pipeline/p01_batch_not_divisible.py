@@ -1,4 +1,14 @@
-"""P01: The batch does not split into equal micro-batches. Its checks also report P02 and P04."""
+"""P01: The batch does not split into equal micro-batches. Its checks also report P02 and P04.
+
+Symptom: The last stage raises 'The size of tensor a (3) must match the size of tensor b (2)'; the first loses the connection.
+Cause: The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.
+Fix: Use a batch size that is a multiple of n_microbatches, and drop_last=True.
+Reported: pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25
+
+  schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
+- loader = DataLoader(data, batch_size=10)
++ loader = DataLoader(data, batch_size=12, drop_last=True)
+"""
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.hangs.failed_ranks import is_uneven
@@ -15,24 +25,13 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="The last stage raises 'The size of tensor a (3) must match the size of tensor b (2)'; the first loses the connection.",
-    cause="The micro-batches differ in size, but the receive buffers between stages keep the shape of the first.",
-    fix="Use a batch size that is a multiple of n_microbatches, and drop_last=True.",
-    example="""\
-  schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
-- loader = DataLoader(data, batch_size=10)
-+ loader = DataLoader(data, batch_size=12, drop_last=True)
-""",
-    sources="pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25",
-    silent=True,
-    messages=(
-        Message(
-            r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((?P<a>\d+)\) must match "
-            r"the size of tensor b \((?P<b>\d+)\)",
-            "{who} got micro-batches of {a} and {b} rows in one step{at}, but receive buffers keep the "
-            "shape of the first micro-batch.",
-        ),
+    Message(
+        r"pipelining[/\\](?:schedules|stage)\.py.*The size of tensor a \((?P<a>\d+)\) must match "
+        r"the size of tensor b \((?P<b>\d+)\)",
+        "{who} got micro-batches of {a} and {b} rows in one step{at}, but receive buffers keep the "
+        "shape of the first micro-batch.",
     ),
+    silent=True,
 )
 
 

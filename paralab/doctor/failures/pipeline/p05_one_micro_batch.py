@@ -1,4 +1,12 @@
-"""P05: A pipeline with one micro-batch."""
+"""P05: A pipeline with one micro-batch.
+
+Symptom: No error. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.
+Cause: A single micro-batch cannot overlap with anything.
+Fix: Use at least four micro-batches per stage.
+
+- schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
++ schedule = ScheduleGPipe(stage, n_microbatches=4 * stage.num_stages, loss_fn=loss_fn)
+"""
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
@@ -12,17 +20,7 @@ from paralab.doctor.static.script import Script
 from paralab.plan.schedules import ideal_bubble
 from paralab.units import plural
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Only one stage works at a time: with S stages, the devices idle (S−1)/S of the time.",
-    cause="A single micro-batch cannot overlap with anything.",
-    fix="Use at least four micro-batches per stage.",
-    example="""\
-- schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=loss_fn)
-+ schedule = ScheduleGPipe(stage, n_microbatches=4 * stage.num_stages, loss_fn=loss_fn)
-""",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 IDLE = 0.15  # share of the stages' time; a smaller share is normal for a pipeline
 ENOUGH = 4  # micro-batches per stage
 

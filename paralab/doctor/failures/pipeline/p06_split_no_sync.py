@@ -1,20 +1,12 @@
-"""P06: Forward and backward of a pipeline stage under DDP have separate no_sync blocks."""
+"""P06: Forward and backward of a pipeline stage under DDP have separate no_sync blocks.
 
-from paralab.doctor.failures.accumulation.windows import averaged_by, quiet, timelines
-from paralab.doctor.registry import Findings, check, describe
-from paralab.doctor.static.report import code, found, line_of
-from paralab.doctor.static.script import Script
-from paralab.doctor.static.timeline import Event, excludes, occurrences
+Symptom: The replicas of a stage silently drift apart, or gradients are sent more often than needed.
+Cause: DDP checks `no_sync()` in forward only. If all forward passes run first, the last one
+prepares DDP to send, the first backward sends, and later gradients stay on each rank (measured with
+torch 2.13).
+Fix: Run forward and backward of a micro-batch in one `no_sync()` block, or use torch.distributed.pipelining.
+Reported: pytorch/PiPPy#1133
 
-ENTRY = describe(
-    __doc__,
-    symptom="The replicas of a stage silently drift apart, or gradients are sent more often than needed.",
-    cause=(
-        "DDP checks `no_sync()` in forward only. If all forward passes run first, the last one prepares DDP to "
-        "send, the first backward sends, and later gradients stay on each rank (measured with torch 2.13)."
-    ),
-    fix="Run forward and backward of a micro-batch in one `no_sync()` block, or use torch.distributed.pipelining.",
-    example="""\
   for number, x in enumerate(parts):
       with stage.no_sync() if number < last else nullcontext():
 -         outputs.append(stage(x))
@@ -22,10 +14,15 @@ ENTRY = describe(
 -     with stage.no_sync() if number < last else nullcontext():
 -         loss_fn(output).backward()
 +         loss_fn(stage(x)).backward()
-""",
-    sources="pytorch/PiPPy#1133",
-    silent=True,
-)
+"""
+
+from paralab.doctor.failures.accumulation.windows import averaged_by, quiet, timelines
+from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.report import code, found, line_of
+from paralab.doctor.static.script import Script
+from paralab.doctor.static.timeline import Event, excludes, occurrences
+
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("P06", source="script")

@@ -1,4 +1,17 @@
-"""A01: Gradients are clipped while they are still scaled."""
+"""A01: Gradients are clipped while they are still scaled.
+
+Symptom: No error. Almost every step is clipped, and the model barely learns.
+Cause: `clip_grad_norm_` runs before `unscale_`, so it clips gradients that are still multiplied by
+the loss scale (65536 at first).
+Fix: Call `scaler.unscale_(optimizer)` before clipping.
+Reported: milesial/Pytorch-UNet#470
+
+  scaler.scale(loss).backward()
++ scaler.unscale_(optimizer)
+  clip_grad_norm_(model.parameters(), 1.0)
+  scaler.step(optimizer)
+  scaler.update()
+"""
 
 from paralab.doctor.events import Amp, Clip
 from paralab.doctor.failures.precision.scaling import (
@@ -19,24 +32,7 @@ from paralab.doctor.static.report import code, found, insert_line, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, excludes
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Almost every step is clipped, and the model barely learns.",
-    cause=(
-        "`clip_grad_norm_` runs before `unscale_`, so it clips gradients that are still multiplied "
-        "by the loss scale (65536 at first)."
-    ),
-    fix="Call `scaler.unscale_(optimizer)` before clipping.",
-    example="""\
-  scaler.scale(loss).backward()
-+ scaler.unscale_(optimizer)
-  clip_grad_norm_(model.parameters(), 1.0)
-  scaler.step(optimizer)
-  scaler.update()
-""",
-    sources="milesial/Pytorch-UNet#470",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("A01", source="script")

@@ -1,4 +1,17 @@
-"""A02: unscale_ is called twice in one step."""
+"""A02: unscale_ is called twice in one step.
+
+Symptom: 'unscale_() has already been called on this optimizer since the last update()'.
+Cause: `unscale_` runs for every micro-batch, or a branch that skips the step also skips `update()`.
+Fix: Unscale once per step, right before the step, and call `update()` after every `unscale_`.
+Reported: huggingface/accelerate#641 microsoft/Swin-Transformer#311 Haian-Jin/LVSM#19 huggingface/transformers#24840
+
+  for x, y in micro_batches:
+      scaler.scale(criterion(model(x), y) / N).backward()
+-     scaler.unscale_(optimizer)
++ scaler.unscale_(optimizer)
+  scaler.step(optimizer)
+  scaler.update()
+"""
 
 import ast
 
@@ -21,26 +34,10 @@ from paralab.doctor.static.timeline import (
 
 ENTRY = describe(
     __doc__,
-    symptom="'unscale_() has already been called on this optimizer since the last update()'.",
-    cause="`unscale_` runs for every micro-batch, or a branch that skips the step also skips "
-    "`update()`.",
-    fix="Unscale once per step, right before the step, and call `update()` after every `unscale_`.",
-    example="""\
-  for x, y in micro_batches:
-      scaler.scale(criterion(model(x), y) / N).backward()
--     scaler.unscale_(optimizer)
-+ scaler.unscale_(optimizer)
-  scaler.step(optimizer)
-  scaler.update()
-""",
-    sources="huggingface/accelerate#641 microsoft/Swin-Transformer#311 Haian-Jin/LVSM#19 "
-    "huggingface/transformers#24840",
-    messages=(
-        Message(
-            r"unscale_\(\) has already been called on this optimizer since the last update",
-            "{who} called scaler.unscale_ twice before scaler.update(){at}. Gradients are unscaled "
-            "once per optimizer step, and an earlier micro-batch already unscaled them.",
-        ),
+    Message(
+        r"unscale_\(\) has already been called on this optimizer since the last update",
+        "{who} called scaler.unscale_ twice before scaler.update(){at}. Gradients are unscaled "
+        "once per optimizer step, and an earlier micro-batch already unscaled them.",
     ),
 )
 

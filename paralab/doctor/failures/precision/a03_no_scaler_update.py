@@ -1,4 +1,13 @@
-"""A03: scaler.update() is missing."""
+"""A03: scaler.update() is missing.
+
+Symptom: 'step() has already been called since the last update()'.
+Cause: `scaler.step()` runs twice without a `scaler.update()` in between.
+Fix: Call `scaler.update()` after every `scaler.step()`.
+
+  scaler.scale(loss).backward()
+  scaler.step(optimizer)
++ scaler.update()
+"""
 
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps
 from paralab.doctor.registry import Findings, Message, check, describe
@@ -7,20 +16,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'step() has already been called since the last update()'.",
-    cause="`scaler.step()` runs twice without a `scaler.update()` in between.",
-    fix="Call `scaler.update()` after every `scaler.step()`.",
-    example="""\
-  scaler.scale(loss).backward()
-  scaler.step(optimizer)
-+ scaler.update()
-""",
-    messages=(
-        Message(
-            r"step\(\) has already been called since the last update"
-            r"|unscale_\(\) is being called after step",
-            "{who} used the scaler again{at} without scaler.update() after the last scaler.step().",
-        ),
+    Message(
+        r"step\(\) has already been called since the last update"
+        r"|unscale_\(\) is being called after step",
+        "{who} used the scaler again{at} without scaler.update() after the last scaler.step().",
     ),
 )
 

@@ -1,4 +1,16 @@
-"""A04: optimizer.step() on scaled gradients."""
+"""A04: optimizer.step() on scaled gradients.
+
+Symptom: With `update()`: 'No inf checks were recorded prior to update'. Without that message, steps
+are silently 65536 times too large, or weights become NaN after the first overflow.
+Cause: Only `scaler.step()` unscales the gradients and skips a step whose gradients overflowed.
+`optimizer.step()` uses the scaled gradients directly.
+Fix: Call `scaler.step(optimizer)`.
+
+  scaler.scale(loss).backward()
+- optimizer.step()
++ scaler.step(optimizer)
+  scaler.update()
+"""
 
 import math
 from collections.abc import Iterator
@@ -24,29 +36,12 @@ from paralab.doctor.static.timeline import extra_tests, occurrences
 
 ENTRY = describe(
     __doc__,
-    symptom=(
-        "With `update()`: 'No inf checks were recorded prior to update'. Without that message, "
-        "steps are silently 65536 times too large, or weights become NaN after the first overflow."
+    Message(
+        r"No inf checks were recorded prior to update",
+        "{who} called scaler.update(){at}, but no step went through the scaler. The script called "
+        "optimizer.step() directly, with gradients that are still multiplied by the scale.",
     ),
-    cause=(
-        "Only `scaler.step()` unscales the gradients and skips a step whose gradients overflowed. "
-        "`optimizer.step()` uses the scaled gradients directly."
-    ),
-    fix="Call `scaler.step(optimizer)`.",
-    example="""\
-  scaler.scale(loss).backward()
-- optimizer.step()
-+ scaler.step(optimizer)
-  scaler.update()
-""",
     silent=True,
-    messages=(
-        Message(
-            r"No inf checks were recorded prior to update",
-            "{who} called scaler.update(){at}, but no step went through the scaler. The script called "
-            "optimizer.step() directly, with gradients that are still multiplied by the scale.",
-        ),
-    ),
 )
 
 

@@ -1,4 +1,14 @@
-"""A05: GradScaler with fp16 parameters."""
+"""A05: GradScaler with fp16 parameters.
+
+Symptom: 'Attempting to unscale FP16 gradients'.
+Cause: The parameters are fp16 (`half()`, `torch_dtype=float16`), and so are their gradients. The scaler needs fp32.
+Fix: Keep the parameters in fp32, and let autocast convert where it helps.
+Reported: huggingface/transformers#23165 pytorch/pytorch#74739
+
+- model = Net().half()
++ model = Net()
+  scaler = torch.amp.GradScaler()
+"""
 
 from collections.abc import Iterator
 
@@ -10,21 +20,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'Attempting to unscale FP16 gradients'.",
-    cause="The parameters are fp16 (`half()`, `torch_dtype=float16`), and so are their gradients. The scaler needs fp32.",
-    fix="Keep the parameters in fp32, and let autocast convert where it helps.",
-    example="""\
-- model = Net().half()
-+ model = Net()
-  scaler = torch.amp.GradScaler()
-""",
-    sources="huggingface/transformers#23165 pytorch/pytorch#74739",
-    messages=(
-        Message(
-            r"Attempting to unscale FP16 gradients",
-            "The parameters are float16{at}, so their gradients are too. Unscaling them would lose "
-            "the precision that scaling preserved, so GradScaler rejects them.",
-        ),
+    Message(
+        r"Attempting to unscale FP16 gradients",
+        "The parameters are float16{at}, so their gradients are too. Unscaling them would lose "
+        "the precision that scaling preserved, so GradScaler rejects them.",
     ),
 )
 

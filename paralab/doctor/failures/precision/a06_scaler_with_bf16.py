@@ -1,4 +1,16 @@
-"""A06: GradScaler with bf16."""
+"""A06: GradScaler with bf16.
+
+Symptom: No error on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.
+Cause: bf16 has the range of fp32, so nothing needs scaling. The scaler only adds work and may skip steps.
+Fix: Remove the scaler, or enable it for fp16 only.
+Reported: pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#1036
+
+- scaler = torch.amp.GradScaler("cuda")
+  with torch.autocast("cuda", dtype=torch.bfloat16):
+      loss = criterion(model(x), y)
+- scaler.scale(loss).backward()
++ loss.backward()
+"""
 
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
@@ -13,25 +25,12 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="No error on CPU. On CUDA with bf16 gradients: 'not implemented for BFloat16'.",
-    cause="bf16 has the range of fp32, so nothing needs scaling. The scaler only adds work and may skip steps.",
-    fix="Remove the scaler, or enable it for fp16 only.",
-    example="""\
-- scaler = torch.amp.GradScaler("cuda")
-  with torch.autocast("cuda", dtype=torch.bfloat16):
-      loss = criterion(model(x), y)
-- scaler.scale(loss).backward()
-+ loss.backward()
-""",
-    sources="pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#1036",
-    silent=True,
-    messages=(
-        Message(
-            r"_amp_\w*unscale_\w*\" not implemented for 'BFloat16'",
-            "{who} passed bfloat16 gradients to GradScaler{at}. bfloat16 has the range of float32, "
-            "so nothing needs scaling.",
-        ),
+    Message(
+        r"_amp_\w*unscale_\w*\" not implemented for 'BFloat16'",
+        "{who} passed bfloat16 gradients to GradScaler{at}. bfloat16 has the range of float32, "
+        "so nothing needs scaling.",
     ),
+    silent=True,
 )
 
 

@@ -1,4 +1,17 @@
-"""A07: The scheduler steps although the scaler skipped the step."""
+"""A07: The scheduler steps although the scaler skipped the step.
+
+Symptom: 'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is correct.
+Cause: The first fp16 steps often overflow. Then the scaler skips the optimizer step, but the scheduler still steps.
+Fix: Step the scheduler only if the scale did not shrink.
+Reported: Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princeton-vl/RAFT#104
+
++ before = scaler.get_scale()
+  scaler.step(optimizer)
+  scaler.update()
+- scheduler.step()
++ if scaler.get_scale() >= before:
++     scheduler.step()
+"""
 
 from paralab.doctor.events import Amp, Scheduled
 from paralab.doctor.finding import Finding
@@ -8,26 +21,12 @@ from paralab.doctor.registry import describe, printed
 
 ENTRY = describe(
     __doc__,
-    symptom="'Detected call of lr_scheduler.step() before optimizer.step()', although the order in the code is correct.",
-    cause="The first fp16 steps often overflow. Then the scaler skips the optimizer step, but the scheduler still steps.",
-    fix="Step the scheduler only if the scale did not shrink.",
-    example="""\
-+ before = scaler.get_scale()
-  scaler.step(optimizer)
-  scaler.update()
-- scheduler.step()
-+ if scaler.get_scale() >= before:
-+     scheduler.step()
-""",
-    sources="Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princeton-vl/RAFT#104",
-    messages=(
-        printed(
-            r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
-            "The scheduler stepped before the optimizer{at}. With a GradScaler, the order in the "
-            "script may be correct: the scaler skipped the first step. Without a GradScaler, the "
-            "script has the two calls in the wrong order.",
-            severity="suspect",
-        ),
+    printed(
+        r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
+        "The scheduler stepped before the optimizer{at}. With a GradScaler, the order in the "
+        "script may be correct: the scaler skipped the first step. Without a GradScaler, the "
+        "script has the two calls in the wrong order.",
+        severity="suspect",
     ),
 )
 

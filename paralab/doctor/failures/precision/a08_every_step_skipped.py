@@ -1,4 +1,14 @@
-"""A08: The scaler skips every step because the loss is NaN."""
+"""A08: The scaler skips every step because the loss is NaN.
+
+Symptom: Training seems to run, but the model learns nothing and the scale halves in every step.
+Cause: The model itself produces NaN. The scaler treats it as an overflow, skips the step, and halves the scale, forever.
+Fix: Find the first module that returns NaN (anomaly detection, hooks): often a log, sqrt, or division of zero.
+
+  scaler.step(optimizer)
+  scaler.update()
++ if scaler.get_scale() < 1:
++     raise RuntimeError("gradients are not finite at any scale: look for NaN in forward")
+"""
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.finding import Finding
@@ -6,18 +16,7 @@ from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import describe
 
-ENTRY = describe(
-    __doc__,
-    symptom="Training seems to run, but the model learns nothing and the scale halves in every step.",
-    cause="The model itself produces NaN. The scaler treats it as an overflow, skips the step, and halves the scale, forever.",
-    fix="Find the first module that returns NaN (anomaly detection, hooks): often a log, sqrt, or division of zero.",
-    example="""\
-  scaler.step(optimizer)
-  scaler.update()
-+ if scaler.get_scale() < 1:
-+     raise RuntimeError("gradients are not finite at any scale: look for NaN in forward")
-""",
-)
+ENTRY = describe(__doc__)
 
 FEW_SKIPS = 3  # consecutive skips to report if the loss is also NaN
 MANY_SKIPS = 12  # consecutive skips to report for any loss; the scale has fallen from 65536 to 16

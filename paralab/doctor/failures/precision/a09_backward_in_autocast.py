@@ -1,4 +1,14 @@
-"""A09: backward runs inside autocast."""
+"""A09: backward runs inside autocast.
+
+Symptom: Usually none. Under torch.compile, the gradients may be silently wrong.
+Cause: backward already uses the dtypes that forward chose. PyTorch advises against running it under autocast.
+Fix: End the autocast block after computing the loss.
+
+  with torch.autocast("cuda"):
+      loss = criterion(model(x), y)
+-     loss.backward()
++ loss.backward()
+"""
 
 from paralab.doctor.failures.precision.scaling import autocasts_around, enabled, timelines
 from paralab.doctor.registry import Findings, check, describe
@@ -6,19 +16,7 @@ from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import occurrences
 
-ENTRY = describe(
-    __doc__,
-    symptom="Usually none. Under torch.compile, the gradients may be silently wrong.",
-    cause="backward already uses the dtypes that forward chose. PyTorch advises against running it under autocast.",
-    fix="End the autocast block after computing the loss.",
-    example="""\
-  with torch.autocast("cuda"):
-      loss = criterion(model(x), y)
--     loss.backward()
-+ loss.backward()
-""",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("A09", source="script")

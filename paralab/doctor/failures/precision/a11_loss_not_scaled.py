@@ -1,4 +1,14 @@
-"""A11: The scaler steps, but the loss was never scaled."""
+"""A11: The scaler steps, but the loss was never scaled.
+
+Symptom: 'Attempted step but _scale is None'.
+Cause: `loss.backward()` runs without `scaler.scale(…)`.
+Fix: Write `scaler.scale(loss).backward()`.
+
+- loss.backward()
++ scaler.scale(loss).backward()
+  scaler.step(optimizer)
+  scaler.update()
+"""
 
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
 from paralab.doctor.finding import Edit
@@ -9,20 +19,9 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'Attempted step but _scale is None'.",
-    cause="`loss.backward()` runs without `scaler.scale(…)`.",
-    fix="Write `scaler.scale(loss).backward()`.",
-    example="""\
-- loss.backward()
-+ scaler.scale(loss).backward()
-  scaler.step(optimizer)
-  scaler.update()
-""",
-    messages=(
-        Message(
-            r"Attempted (?:step|unscale_) but _scale is None",
-            "{who} called the scaler's step{at}, but no loss went through scaler.scale().",
-        ),
+    Message(
+        r"Attempted (?:step|unscale_) but _scale is None",
+        "{who} called the scaler's step{at}, but no loss went through scaler.scale().",
     ),
 )
 

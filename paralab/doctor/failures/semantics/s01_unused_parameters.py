@@ -1,4 +1,14 @@
-"""S01: Some parameters do not contribute to the loss."""
+"""S01: Some parameters do not contribute to the loss.
+
+Symptom: 'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.
+Cause: DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.
+Fix: Use the layer, remove it, freeze it before wrapping, or pass `find_unused_parameters=True`.
+Reported: huggingface/accelerate#2017 pytorch/pytorch#22049
+
+  model = Net()  # .auxiliary is not used in forward
++ model.auxiliary.requires_grad_(False)
+  model = DistributedDataParallel(model)
+"""
 
 import ast
 import re
@@ -22,19 +32,8 @@ from paralab.doctor.windows import windows
 
 ENTRY = describe(
     __doc__,
-    symptom="'Expected to have finished reduction in the prior iteration before starting a new one', one step after the cause.",
-    cause="DDP waits for the gradient of every parameter. A layer that forward or the loss skips never produces one.",
-    fix="Use the layer, remove it, freeze it before wrapping, or pass `find_unused_parameters=True`.",
-    example="""\
-  model = Net()  # .auxiliary is not used in forward
-+ model.auxiliary.requires_grad_(False)
-  model = DistributedDataParallel(model)
-""",
-    sources="huggingface/accelerate#2017 pytorch/pytorch#22049",
-    messages=(
-        Message(
-            r"Expected to have finished reduction in the prior iteration(?!.*training graph has changed)"
-        ),
+    Message(
+        r"Expected to have finished reduction in the prior iteration(?!.*training graph has changed)"
     ),
 )
 UNFINISHED = "Expected to have finished reduction in the prior iteration"

@@ -1,4 +1,17 @@
-"""S02: A parameter is ready twice in one backward pass."""
+"""S02: A parameter is ready twice in one backward pass.
+
+Symptom: 'Expected to mark a variable ready only once', with the index or name of a parameter.
+Cause: Reentrant checkpointing, shared weights, or use outside forward triggers a parameter's hook twice.
+Fix: Pass `use_reentrant=False` to checkpoint(). If you do not use checkpointing, drop
+find_unused_parameters or use static_graph=True.
+Reported: huggingface/peft#313 huggingface/accelerate#2017 lucidrains/DALLE2-pytorch#225
+microsoft/FocalNet#4 pytorch/pytorch#24005
+
+- model = DistributedDataParallel(model, find_unused_parameters=True)
+- hidden = checkpoint(block, hidden, use_reentrant=True)
++ model = DistributedDataParallel(model)
++ hidden = checkpoint(block, hidden, use_reentrant=False)
+"""
 
 from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import is_constant
@@ -8,25 +21,12 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'Expected to mark a variable ready only once', with the index or name of a parameter.",
-    cause="Reentrant checkpointing, shared weights, or use outside forward triggers a parameter's hook twice.",
-    fix="Pass `use_reentrant=False` to checkpoint(). If you do not use checkpointing, drop find_unused_parameters or use static_graph=True.",
-    example="""\
-- model = DistributedDataParallel(model, find_unused_parameters=True)
-- hidden = checkpoint(block, hidden, use_reentrant=True)
-+ model = DistributedDataParallel(model)
-+ hidden = checkpoint(block, hidden, use_reentrant=False)
-""",
-    sources="huggingface/peft#313 huggingface/accelerate#2017 lucidrains/DALLE2-pytorch#225 "
-    "microsoft/FocalNet#4 pytorch/pytorch#24005",
-    messages=(
-        Message(
-            r"Expected to mark a variable ready only once"
-            r"(?:.*?Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked)?",
-            "In one backward pass{at}, the gradient of a parameter ({name} {index}) became ready twice. "
-            "Reentrant checkpointing ran part of the model again, or two places share the "
-            "parameter.",
-        ),
+    Message(
+        r"Expected to mark a variable ready only once"
+        r"(?:.*?Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked)?",
+        "In one backward pass{at}, the gradient of a parameter ({name} {index}) became ready twice. "
+        "Reentrant checkpointing ran part of the model again, or two places share the "
+        "parameter.",
     ),
 )
 

@@ -1,4 +1,15 @@
-"""S03: The graph changes although static_graph=True."""
+"""S03: The graph changes although static_graph=True.
+
+Symptom: 'your training graph has changed in this iteration … not compatible with static_graph set to True'.
+Cause: static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.
+Fix: Drop static_graph, and pass find_unused_parameters=True if some passes skip parameters. Or remove the branch.
+Reported: pytorch/pytorch#97030 #79171
+
+- model = DistributedDataParallel(model, static_graph=True)
++ model = DistributedDataParallel(model, find_unused_parameters=True)
+  for step, x in enumerate(loader):
+      model(x, with_head=step % 2 == 0).sum().backward()
+"""
 
 from functools import lru_cache
 
@@ -11,22 +22,10 @@ from paralab.doctor.registry import Message, check, describe
 
 ENTRY = describe(
     __doc__,
-    symptom="'your training graph has changed in this iteration … not compatible with static_graph set to True'.",
-    cause="static_graph=True promises that every step uses the same parameters. A branch on the data breaks that promise.",
-    fix="Drop static_graph, and pass find_unused_parameters=True if some passes skip parameters. Or remove the branch.",
-    example="""\
-- model = DistributedDataParallel(model, static_graph=True)
-+ model = DistributedDataParallel(model, find_unused_parameters=True)
-  for step, x in enumerate(loader):
-      model(x, with_head=step % 2 == 0).sum().backward()
-""",
-    sources="pytorch/pytorch#97030 #79171",
-    messages=(
-        Message(
-            r"training graph has changed in this iteration",
-            "{who} took a different path through the model than in its first step{at}, although "
-            "static_graph=True promises that the graph never changes.",
-        ),
+    Message(
+        r"training graph has changed in this iteration",
+        "{who} took a different path through the model than in its first step{at}, although "
+        "static_graph=True promises that the graph never changes.",
     ),
 )
 CHANGED = "training graph has changed in this iteration"

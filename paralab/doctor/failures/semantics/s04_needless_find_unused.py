@@ -1,4 +1,13 @@
-"""S04: find_unused_parameters=True, but every parameter is used."""
+"""S04: find_unused_parameters=True, but every parameter is used.
+
+Symptom: 'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.
+Cause: In every step, DDP searches the autograd graph for unused parameters, although there are none.
+Fix: Remove find_unused_parameters, unless some later batch skips part of the model.
+Reported: ecmwf/WeatherGenerator#1280
+
+- model = DistributedDataParallel(model, find_unused_parameters=True)
++ model = DistributedDataParallel(model)
+"""
 
 from paralab.doctor.events import Backward
 from paralab.doctor.finding import Finding
@@ -9,20 +18,10 @@ from paralab.doctor.registry import Findings, check, describe, printed
 
 ENTRY = describe(
     __doc__,
-    symptom="'find_unused_parameters=True was specified … but did not find any unused parameters', and slower steps.",
-    cause="In every step, DDP searches the autograd graph for unused parameters, although there are none.",
-    fix="Remove find_unused_parameters, unless some later batch skips part of the model.",
-    example="""\
-- model = DistributedDataParallel(model, find_unused_parameters=True)
-+ model = DistributedDataParallel(model)
-""",
-    sources="ecmwf/WeatherGenerator#1280",
-    messages=(
-        printed(
-            r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused",
-            "DDP searches the whole graph for unused parameters in every step and found none.",
-            severity="warning",
-        ),
+    printed(
+        r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused",
+        "DDP searches the whole graph for unused parameters in every step and found none.",
+        severity="warning",
     ),
 )
 FEWEST_PASSES = 4  # DDP reports its result one pass later

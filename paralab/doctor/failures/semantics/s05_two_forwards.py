@@ -1,4 +1,17 @@
-"""S05: Two forward passes before backward overwrite buffers."""
+"""S05: Two forward passes before backward overwrite buffers.
+
+Symptom: 'one of the variables needed for gradient computation has been modified by an inplace operation', with BatchNorm.
+Cause: The second forward broadcasts the buffers again and overwrites values that the first backward still needs.
+Fix: Call backward after each forward, run one forward on both batches, use SyncBatchNorm, or pass broadcast_buffers=False.
+Limits: On the CPU, torch 2.12 and 2.13 do not change the version counter, so we could not reproduce it there. Always a suspect.
+Reported: pytorch/pytorch#22095 #66504 #65907 #73332 #175024
+
+  model = DistributedDataParallel(model)
+- loss = model(real).mean() - model(fake).mean()
++ real_scores, fake_scores = model(torch.cat([real, fake])).chunk(2)
++ loss = real_scores.mean() - fake_scores.mean()
+  loss.backward()
+"""
 
 from itertools import combinations
 
@@ -11,28 +24,14 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'one of the variables needed for gradient computation has been modified by an inplace operation', with BatchNorm.",
-    cause="The second forward broadcasts the buffers again and overwrites values that the first backward still needs.",
-    fix="Call backward after each forward, run one forward on both batches, use SyncBatchNorm, or pass broadcast_buffers=False.",
-    example="""\
-  model = DistributedDataParallel(model)
-- loss = model(real).mean() - model(fake).mean()
-+ real_scores, fake_scores = model(torch.cat([real, fake])).chunk(2)
-+ loss = real_scores.mean() - fake_scores.mean()
-  loss.backward()
-""",
-    sources="pytorch/pytorch#22095 #66504 #65907 #73332 #175024",
-    limits="On the CPU, torch 2.12 and 2.13 do not change the version counter, so we could not reproduce it there. Always a suspect.",
-    messages=(
-        Message(
-            r"one of the variables needed for gradient computation has been modified by an inplace "
-            r"operation: \[(?P<tensor>[^\]]+\])\]?(?!.{0,20}which is output \d+ of T?(?:Backward|AsStrided)).{0,80}?"
-            r"is at version (?P<now>\d+); expected version (?P<then>\d+)",
-            "Backward{at} needs a tensor [{tensor}] at version {then}, but something overwrote it "
-            "(version {now}). With DDP, a second forward before backward overwrites the buffers "
-            "when it broadcasts them. This is certain if a DDP model with BatchNorm is called twice.",
-            severity="suspect",
-        ),
+    Message(
+        r"one of the variables needed for gradient computation has been modified by an inplace "
+        r"operation: \[(?P<tensor>[^\]]+\])\]?(?!.{0,20}which is output \d+ of T?(?:Backward|AsStrided)).{0,80}?"
+        r"is at version (?P<now>\d+); expected version (?P<then>\d+)",
+        "Backward{at} needs a tensor [{tensor}] at version {then}, but something overwrote it "
+        "(version {now}). With DDP, a second forward before backward overwrites the buffers "
+        "when it broadcasts them. This is certain if a DDP model with BatchNorm is called twice.",
+        severity="suspect",
     ),
 )
 

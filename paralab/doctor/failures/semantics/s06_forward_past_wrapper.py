@@ -1,4 +1,15 @@
-"""S06: The forward pass bypasses DDP through model.module."""
+"""S06: The forward pass bypasses DDP through model.module.
+
+Symptom: No error. Every rank trains a different model, and only rank 0's is saved.
+Cause: `model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.
+Fix: Call the wrapper: `model(x)`. To run another method, let forward call it.
+Reported: jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226
+
+  model = DistributedDataParallel(net)
+- loss = criterion(model.module(x), y)
++ loss = criterion(model(x), y)
+  loss.backward()
+"""
 
 import ast
 
@@ -12,20 +23,7 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Every rank trains a different model, and only rank 0's is saved.",
-    cause="`model.module(x)` skips DDP.forward, which prepares the synchronization. The gradients are never averaged.",
-    fix="Call the wrapper: `model(x)`. To run another method, let forward call it.",
-    example="""\
-  model = DistributedDataParallel(net)
-- loss = criterion(model.module(x), y)
-+ loss = criterion(model(x), y)
-  loss.backward()
-""",
-    sources="jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("S06", source="script")

@@ -1,4 +1,15 @@
-"""S07: requires_grad changes after wrapping."""
+"""S07: requires_grad changes after wrapping.
+
+Symptom: Unfrozen after wrapping: the gradients silently differ between ranks. Frozen after wrapping: the error of S01.
+Cause: DDP decides which parameters to synchronize when it wraps the model.
+Fix: Freeze and unfreeze before wrapping, or wrap again and create a new optimizer.
+Reported: huggingface/transformers#416 JDAI-CV/fast-reid#178
+
+- model = DistributedDataParallel(net)
+  for parameter in net.backbone.parameters():
+      parameter.requires_grad = True
++ model = DistributedDataParallel(net)
+"""
 
 import ast
 from collections.abc import Iterator
@@ -12,20 +23,7 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="Unfrozen after wrapping: the gradients silently differ between ranks. Frozen after wrapping: the error of S01.",
-    cause="DDP decides which parameters to synchronize when it wraps the model.",
-    fix="Freeze and unfreeze before wrapping, or wrap again and create a new optimizer.",
-    example="""\
-- model = DistributedDataParallel(net)
-  for parameter in net.backbone.parameters():
-      parameter.requires_grad = True
-+ model = DistributedDataParallel(net)
-""",
-    sources="huggingface/transformers#416 JDAI-CV/fast-reid#178",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @dataclass(frozen=True)

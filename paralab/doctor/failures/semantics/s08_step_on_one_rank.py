@@ -1,5 +1,15 @@
 """S08: Only rank 0 takes the optimizer step. Replicas that drift for other reasons also get this
-id."""
+id.
+
+Symptom: No error. Rank 0 learns; the other ranks keep their initial weights and send gradients of outdated weights.
+Cause: DDP synchronizes gradients, not parameters. Every rank must apply the same step.
+Fix: Step on every rank, and keep only printing and saving in the branch.
+
+  loss.backward()
+- if dist.get_rank() == 0:
+-     optimizer.step()
++ optimizer.step()
+"""
 
 import ast
 
@@ -12,19 +22,7 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, out_of_branch
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Rank 0 learns; the other ranks keep their initial weights and send gradients of outdated weights.",
-    cause="DDP synchronizes gradients, not parameters. Every rank must apply the same step.",
-    fix="Step on every rank, and keep only printing and saving in the branch.",
-    example="""\
-  loss.backward()
-- if dist.get_rank() == 0:
--     optimizer.step()
-+ optimizer.step()
-""",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("S08", source="script")

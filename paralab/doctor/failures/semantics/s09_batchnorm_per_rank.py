@@ -1,4 +1,14 @@
-"""S09: BatchNorm sees only one rank's small batch."""
+"""S09: BatchNorm sees only one rank's small batch.
+
+Symptom: Lower accuracy than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.
+Cause: Every rank normalizes with its own few samples, and DDP keeps only rank 0's running statistics.
+Fix: Use `SyncBatchNorm.convert_sync_batchnorm` (GPUs only), GroupNorm or LayerNorm, or larger batches per rank.
+Reported: LibreYOLO/libreyolo#531 ultralytics/yolov5#401 pytorch/pytorch#2584 #49794 MCG-NJU/TDN#22
+
+- model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
++ model = SyncBatchNorm.convert_sync_batchnorm(net_with_batch_norm).to(device)
++ model = DistributedDataParallel(model, device_ids=[device.index])
+"""
 
 import ast
 
@@ -16,28 +26,17 @@ from paralab.units import plural
 
 ENTRY = describe(
     __doc__,
-    symptom="Lower accuracy than on one GPU, or 'Expected more than 1 value per channel when training' on the last batch.",
-    cause="Every rank normalizes with its own few samples, and DDP keeps only rank 0's running statistics.",
-    fix="Use `SyncBatchNorm.convert_sync_batchnorm` (GPUs only), GroupNorm or LayerNorm, or larger batches per rank.",
-    example="""\
-- model = DistributedDataParallel(net_with_batch_norm.to(device), device_ids=[device.index])
-+ model = SyncBatchNorm.convert_sync_batchnorm(net_with_batch_norm).to(device)
-+ model = DistributedDataParallel(model, device_ids=[device.index])
-""",
-    sources="LibreYOLO/libreyolo#531 ultralytics/yolov5#401 pytorch/pytorch#2584 #49794 MCG-NJU/TDN#22",
-    messages=(
-        Message(
-            r"Expected more than 1 value per channel when training, got input size "
-            r"torch\.Size\(\[(?P<shape>[\d, ]+)\]\)",
-            "{who} got a batch of shape ({shape}){at}, and BatchNorm cannot normalize one row. It is "
-            "usually the last batch of this rank's data.",
-            fix="Set drop_last=True in the DataLoader, or use larger batches per rank.",
-        ),
-        Message(
-            r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)",
-            "SyncBatchNorm{at} only works on GPUs, but the model is on the CPU.",
-            fix="Call convert_sync_batchnorm only if the model is on a GPU.",
-        ),
+    Message(
+        r"Expected more than 1 value per channel when training, got input size "
+        r"torch\.Size\(\[(?P<shape>[\d, ]+)\]\)",
+        "{who} got a batch of shape ({shape}){at}, and BatchNorm cannot normalize one row. It is "
+        "usually the last batch of this rank's data.",
+        fix="Set drop_last=True in the DataLoader, or use larger batches per rank.",
+    ),
+    Message(
+        r"SyncBatchNorm (?:layers only work with GPU modules|expected input tensor to be on)",
+        "SyncBatchNorm{at} only works on GPUs, but the model is on the CPU.",
+        fix="Call convert_sync_batchnorm only if the model is on a GPU.",
     ),
 )
 SMALL_BATCH = 16  # samples per rank; with fewer, BatchNorm statistics are mostly noise

@@ -1,4 +1,15 @@
-"""S10: Every rank draws the same random numbers."""
+"""S10: Every rank draws the same random numbers.
+
+Symptom: No error. Dropout masks and augmentations are the same on all ranks, so each step sees less variety.
+Cause: Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.
+Fix: After building the model, seed with the rank: `torch.manual_seed(seed + rank)`.
+Reported: huggingface/transformers#37932 nnaisense/bayesian-flow-networks#3
+huggingface/pytorch-image-models#1519 pytorch/pytorch#3880
+
+  torch.manual_seed(42)
+  model = DistributedDataParallel(Net())
++ torch.manual_seed(42 + dist.get_rank())
+"""
 
 import ast
 import re
@@ -16,20 +27,7 @@ from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. Dropout masks and augmentations are the same on all ranks, so each step sees less variety.",
-    cause="Every rank passes the same number to torch.manual_seed, and loader workers derive their seeds from it.",
-    fix="After building the model, seed with the rank: `torch.manual_seed(seed + rank)`.",
-    example="""\
-  torch.manual_seed(42)
-  model = DistributedDataParallel(Net())
-+ torch.manual_seed(42 + dist.get_rank())
-""",
-    sources="huggingface/transformers#37932 nnaisense/bayesian-flow-networks#3 "
-    "huggingface/pytorch-image-models#1519 pytorch/pytorch#3880",
-    silent=True,
-)
+ENTRY = describe(__doc__, silent=True)
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_seed", "seed_everything", "fix_seed")  # fmt: skip
 _DRAWS = (
     "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal", "random.",

@@ -1,4 +1,16 @@
-"""S12: The wrapped model moves to the CPU and back."""
+"""S12: The wrapped model moves to the CPU and back.
+
+Symptom: No error. From then on, DDP does not synchronize gradients.
+Cause: The move replaces the parameters that DDP has hooks on.
+Fix: Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.
+Limits: Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.
+Reported: pytorch/pytorch#104336
+
+  model = DistributedDataParallel(net)
+- torch.save(model.cpu().module.state_dict(), "net.pt")
+- model.cuda()
++ torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
+"""
 
 import ast
 
@@ -11,21 +23,7 @@ from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="No error. From then on, DDP does not synchronize gradients.",
-    cause="The move replaces the parameters that DDP has hooks on.",
-    fix="Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.",
-    example="""\
-  model = DistributedDataParallel(net)
-- torch.save(model.cpu().module.state_dict(), "net.pt")
-- model.cuda()
-+ torch.save({name: tensor.cpu() for name, tensor in model.module.state_dict().items()}, "net.pt")
-""",
-    sources="pytorch/pytorch#104336",
-    silent=True,
-    limits="Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.",
-)
+ENTRY = describe(__doc__, silent=True)
 
 
 @check("S12", source="script")

@@ -1,4 +1,14 @@
-"""S13: all_reduce overwrites a loss before backward."""
+"""S13: all_reduce overwrites a loss before backward.
+
+Symptom: 'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.
+Cause: The collective overwrites a value that backward still needs, and autograd does not see the change.
+Fix: Reduce a copy: `loss.detach().clone()`.
+
+- dist.all_reduce(loss)
++ shown = loss.detach().clone()
++ dist.all_reduce(shown)
+  loss.backward()
+"""
 
 import ast
 from collections.abc import Iterator
@@ -16,21 +26,10 @@ from paralab.doctor.static.script import Script
 
 ENTRY = describe(
     __doc__,
-    symptom="'c10d::allreduce_: an autograd kernel was not registered … may lead to silently incorrect behavior'.",
-    cause="The collective overwrites a value that backward still needs, and autograd does not see the change.",
-    fix="Reduce a copy: `loss.detach().clone()`.",
-    example="""\
-- dist.all_reduce(loss)
-+ shown = loss.detach().clone()
-+ dist.all_reduce(shown)
-  loss.backward()
-""",
-    messages=(
-        printed(
-            r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
-            "backward() goes through a collective ({call}) because the reduced tensor is still "
-            "part of the graph. The gradient of the collective is wrong.",
-        ),
+    printed(
+        r"c10d::(?P<call>\w+?)_?: an autograd kernel was not registered",
+        "backward() goes through a collective ({call}) because the reduced tensor is still "
+        "part of the graph. The gradient of the collective is wrong.",
     ),
 )
 _CUTS = ("detach", "item", "tolist", "numpy", "tensor")

@@ -1,4 +1,15 @@
-"""S14: The logged number is a sum over the ranks, or covers only one rank."""
+"""S14: The logged number is a sum over the ranks, or covers only one rank.
+
+Symptom: A noisy curve, or values that are N times too high with N ranks.
+Cause: Rank 0 logs the loss of its own share, or nothing divides the sum that all_reduce returns.
+Fix: all_reduce, divide by the world size, and log the result.
+Reported: Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909
+
+  shown = loss.detach().clone()
+  dist.all_reduce(shown)
+- print("loss", shown.item())
++ print("loss", shown.item() / dist.get_world_size())
+"""
 
 import ast
 import re
@@ -17,19 +28,7 @@ from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="A noisy curve, or values that are N times too high with N ranks.",
-    cause="Rank 0 logs the loss of its own share, or nothing divides the sum that all_reduce returns.",
-    fix="all_reduce, divide by the world size, and log the result.",
-    example="""\
-  shown = loss.detach().clone()
-  dist.all_reduce(shown)
-- print("loss", shown.item())
-+ print("loss", shown.item() / dist.get_world_size())
-""",
-    sources="Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909",
-)
+ENTRY = describe(__doc__)
 DIVIDE = "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
 _SHOW = (
     "print", "info", "debug", "warning", "log", "add_scalar", "add_scalars", "log_metric",

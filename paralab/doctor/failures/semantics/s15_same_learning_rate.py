@@ -1,4 +1,14 @@
-"""S15: More ranks, same learning rate. The id also covers a rate that is scaled twice."""
+"""S15: More ranks, same learning rate. The id also covers a rate that is scaled twice.
+
+Symptom: Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.
+Cause: With more ranks the global batch grows, so each epoch has fewer, more precise steps.
+Fix: Keep the global batch size, or scale the learning rate with it, but only once (linearly or by the square root).
+Limits: A script does not show which rate was intended. Only scaling twice can be proven.
+
+  loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+- optimizer = SGD(model.parameters(), lr=0.1)
++ optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+"""
 
 import ast
 
@@ -8,18 +18,7 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.",
-    cause="With more ranks the global batch grows, so each epoch has fewer, more precise steps.",
-    fix="Keep the global batch size, or scale the learning rate with it, but only once (linearly or by the square root).",
-    example="""\
-  loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
-- optimizer = SGD(model.parameters(), lr=0.1)
-+ optimizer = SGD(model.parameters(), lr=0.1 * dist.get_world_size())
-""",
-    limits="A script does not show which rate was intended. Only scaling twice can be proven.",
-)
+ENTRY = describe(__doc__)
 Product = tuple[ast.BinOp, Scope]
 
 

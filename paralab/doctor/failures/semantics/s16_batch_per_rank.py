@@ -1,4 +1,14 @@
-"""S16: Each rank uses the global batch size."""
+"""S16: Each rank uses the global batch size.
+
+Symptom: Out of memory, or a global batch that is N times too large with N ranks.
+Cause: `batch_size` is the number of samples per rank, but the script passes the number for all ranks.
+Fix: Divide the batch size by the world size: `batch_size=global_batch // dist.get_world_size()`.
+Limits: Only a name (global_batch, total_batch) shows what was intended, so this is always a suspect.
+
+  GLOBAL_BATCH = 256
+- loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
++ loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
+"""
 
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.models import wraps
@@ -7,18 +17,7 @@ from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 
-ENTRY = describe(
-    __doc__,
-    symptom="Out of memory, or a global batch that is N times too large with N ranks.",
-    cause="`batch_size` is the number of samples per rank, but the script passes the number for all ranks.",
-    fix="Divide the batch size by the world size: `batch_size=global_batch // dist.get_world_size()`.",
-    example="""\
-  GLOBAL_BATCH = 256
-- loader = DataLoader(data, batch_size=GLOBAL_BATCH, sampler=DistributedSampler(data))
-+ loader = DataLoader(data, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
-""",
-    limits="Only a name (global_batch, total_batch) shows what was intended, so this is always a suspect.",
-)
+ENTRY = describe(__doc__)
 _GLOBAL = ("global_batch", "total_batch", "effective_batch")
 
 

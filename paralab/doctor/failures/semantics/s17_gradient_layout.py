@@ -1,4 +1,15 @@
-"""S17: A gradient and its bucket have different memory layouts."""
+"""S17: A gradient and its bucket have different memory layouts.
+
+Symptom: 'Grad strides do not match bucket view strides', logged once, without a parameter name.
+Cause: DDP lays out its buckets like the parameters when it wraps the model. Switching to
+channels_last afterward changes the gradients.
+Fix: Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.
+Reported: pytorch/pytorch#47163 CompVis/latent-diffusion#281 XPixelGroup/HAT#154
+
++ model.to(memory_format=torch.channels_last)
+  model = DistributedDataParallel(model)
+- model.to(memory_format=torch.channels_last)
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,16 +24,7 @@ from paralab.doctor.registry import Findings, check, describe, printed
 
 ENTRY = describe(
     __doc__,
-    symptom="'Grad strides do not match bucket view strides', logged once, without a parameter name.",
-    cause="DDP lays out its buckets like the parameters when it wraps the model. Switching to channels_last afterward changes the gradients.",
-    fix="Change the layout before wrapping, and call `.contiguous()` after permute. For 1×1 convolutions the warning is harmless.",
-    example="""\
-+ model.to(memory_format=torch.channels_last)
-  model = DistributedDataParallel(model)
-- model.to(memory_format=torch.channels_last)
-""",
-    sources="pytorch/pytorch#47163 CompVis/latent-diffusion#281 XPixelGroup/HAT#154",
-    messages=(printed(r"Grad strides do not match bucket view strides"),),
+    printed(r"Grad strides do not match bucket view strides"),
 )
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")

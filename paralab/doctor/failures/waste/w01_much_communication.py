@@ -1,4 +1,16 @@
-"""W01: Communication takes over a tenth of the step."""
+"""W01: Communication takes over a tenth of the step.
+
+Symptom: Adding ranks hardly makes training faster.
+Cause: A synchronization sends many bytes compared with the computation between two of them.
+Fix: Compute more per synchronization, with a larger batch per rank or accumulation under no_sync()
+(paralab: --accumulate). Or send less, with bf16_compress_hook. Or overlap more, with smaller
+buckets (paralab: --bucket-mb).
+
+- loader = DataLoader(data, batch_size=8, sampler=sampler)
++ loader = DataLoader(data, batch_size=64, sampler=sampler)
+  model = DistributedDataParallel(model)
++ model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+"""
 
 import statistics
 
@@ -18,22 +30,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import plural, seconds, size
 
-ENTRY = describe(
-    __doc__,
-    symptom="Adding ranks hardly makes training faster.",
-    cause="A synchronization sends many bytes compared with the computation between two of them.",
-    fix=(
-        "Compute more per synchronization, with a larger batch per rank or accumulation under "
-        "no_sync() (paralab: --accumulate). Or send less, with bf16_compress_hook. Or overlap "
-        "more, with smaller buckets (paralab: --bucket-mb)."
-    ),
-    example="""\
-- loader = DataLoader(data, batch_size=8, sampler=sampler)
-+ loader = DataLoader(data, batch_size=64, sampler=sampler)
-  model = DistributedDataParallel(model)
-+ model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-""",
-)
+ENTRY = describe(__doc__)
 SMALL = 0.02  # a smaller share of the step is not worth reporting
 
 

@@ -1,4 +1,12 @@
-"""W02: One bucket, so nothing overlaps."""
+"""W02: One bucket, so nothing overlaps.
+
+Symptom: DDP sends the gradients after the backward pass, not during it.
+Cause: DDP sends a bucket when all its gradients are ready. A bucket that holds the whole model is ready at the very end.
+Fix: Use smaller buckets: about four of them.
+
+- model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
++ model = DistributedDataParallel(model, bucket_cap_mb=6)
+"""
 
 from collections.abc import Sequence
 
@@ -9,16 +17,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds, size
 
-ENTRY = describe(
-    __doc__,
-    symptom="DDP sends the gradients after the backward pass, not during it.",
-    cause="DDP sends a bucket when all its gradients are ready. A bucket that holds the whole model is ready at the very end.",
-    fix="Use smaller buckets: about four of them.",
-    example="""\
-- model = DistributedDataParallel(model)  # 24 MB of gradients, buckets of 25 MB
-+ model = DistributedDataParallel(model, bucket_cap_mb=6)
-""",
-)
+ENTRY = describe(__doc__)
 WORTH = 0.05  # share of the step that a change should save
 ONE_LARGE = 0.80  # with this share of the bytes in one bucket, overlapping the others saves little
 SPLITTABLE_BYTES = 2**20  # smaller transfers are mostly latency, so two are slower than one

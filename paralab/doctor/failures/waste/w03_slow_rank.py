@@ -1,4 +1,16 @@
-"""W03: One rank is slower than the others."""
+"""W03: One rank is slower than the others.
+
+Symptom: Every rank waits for the slowest one, so the other devices idle in each step.
+Cause: One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.
+Fix: Find out what extra work this rank does. Give every rank the same work, and log and save outside the step.
+
+  for batch in loader:
+      step(batch)
+-     if rank == 0:
+-         write_pictures(model)
++ if rank == 0:
++     write_pictures(model)
+"""
 
 import statistics
 from collections import Counter
@@ -13,20 +25,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Findings, check, describe
 from paralab.units import seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="Every rank waits for the slowest one, so the other devices idle in each step.",
-    cause="One rank has more or longer samples, logs or saves inside the step, shares a core, or has a slower or hotter device.",
-    fix="Find out what extra work this rank does. Give every rank the same work, and log and save outside the step.",
-    example="""\
-  for batch in loader:
-      step(batch)
--     if rank == 0:
--         write_pictures(model)
-+ if rank == 0:
-+     write_pictures(model)
-""",
-)
+ENTRY = describe(__doc__)
 BY_CHANCE = 0.20  # share of the step by which a busy machine can delay a rank
 SLICE_SECONDS = 0.005  # the operating system may delay a rank by up to one time slice
 ENOUGH_STEPS = 6  # steps needed to conclude that a rank is always last

@@ -1,4 +1,14 @@
-"""W04: Low precision is slower than fp32."""
+"""W04: Low precision is slower than fp32.
+
+Symptom: autocast makes the step longer.
+Cause: The device has no fast units for that precision (many CPUs), or the matrices are so small
+that the casts cost more than they save.
+Fix: Use fp32 on this device, unless you need the memory. On a GPU, larger matrices in multiples of 8 help.
+
+- with torch.autocast("cpu", dtype=torch.bfloat16):
+-     loss = model(batch).mean()
++ loss = model(batch).mean()
+"""
 
 from dataclasses import replace
 
@@ -11,17 +21,7 @@ from paralab.doctor.recorded import Recorded
 from paralab.doctor.registry import Findings, check, describe
 from paralab.plan.request import Request
 
-ENTRY = describe(
-    __doc__,
-    symptom="autocast makes the step longer.",
-    cause="The device has no fast units for that precision (many CPUs), or the matrices are so small that the casts cost more than they save.",
-    fix="Use fp32 on this device, unless you need the memory. On a GPU, larger matrices in multiples of 8 help.",
-    example="""\
-- with torch.autocast("cpu", dtype=torch.bfloat16):
--     loss = model(batch).mean()
-+ loss = model(batch).mean()
-""",
-)
+ENTRY = describe(__doc__)
 LOW = ("bf16", "fp16")
 
 

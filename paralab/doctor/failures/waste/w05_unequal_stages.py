@@ -1,4 +1,13 @@
-"""W05: Pipeline stages of unequal length."""
+"""W05: Pipeline stages of unequal length.
+
+Symptom: The stages of a pipeline idle more than the schedule requires.
+Cause: In every slot all stages wait for the longest one. Stages with the same number of layers can
+have different amounts of work.
+Fix: Cut by time, not by the number of layers: `paralab plan` shows the time of each stage.
+
+- stages = [layers[:6], layers[6:]]  # the last one has the large output layer as well
++ stages = [layers[:8], layers[8:]]
+"""
 
 from collections.abc import Sequence
 
@@ -7,16 +16,7 @@ from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import describe
 from paralab.units import seconds
 
-ENTRY = describe(
-    __doc__,
-    symptom="The stages of a pipeline idle more than the schedule requires.",
-    cause="In every slot all stages wait for the longest one. Stages with the same number of layers can have different amounts of work.",
-    fix="Cut by time, not by the number of layers: `paralab plan` shows the time of each stage.",
-    example="""\
-- stages = [layers[:6], layers[6:]]  # the last one has the large output layer as well
-+ stages = [layers[:8], layers[8:]]
-""",
-)
+ENTRY = describe(__doc__)
 UNEVEN = 0.10  # share of the time that stages idle beyond what the schedule requires
 
 

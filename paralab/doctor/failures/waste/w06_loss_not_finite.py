@@ -1,4 +1,14 @@
-"""W06: The loss is not finite."""
+"""W06: The loss is not finite.
+
+Symptom: The loss becomes NaN or infinite at some step and stays that way.
+Cause: One step with non-finite gradients ruins every weight. The model cannot learn anything after that.
+Fix: Stop at once. Resume from the last checkpoint with a lower learning rate, with clipping, or without the bad sample.
+
++ if not torch.isfinite(loss):
++     raise ValueError(f"the loss is {loss.item()} in step {step}")
+  loss.backward()
+  optimizer.step()
+"""
 
 from collections.abc import Sequence
 
@@ -9,18 +19,7 @@ from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Findings, check, describe
 
-ENTRY = describe(
-    __doc__,
-    symptom="The loss becomes NaN or infinite at some step and stays that way.",
-    cause="One step with non-finite gradients ruins every weight. The model cannot learn anything after that.",
-    fix="Stop at once. Resume from the last checkpoint with a lower learning rate, with clipping, or without the bad sample.",
-    example="""\
-+ if not torch.isfinite(loss):
-+     raise ValueError(f"the loss is {loss.item()} in step {step}")
-  loss.backward()
-  optimizer.step()
-""",
-)
+ENTRY = describe(__doc__)
 FALLS = 3  # consecutive drops of the scale; with fewer, GradScaler is only searching for its scale
 FIX = (
     "Find the first module with a non-finite output: use torch.autograd.set_detect_anomaly(True) "
