@@ -63,6 +63,12 @@ def leave_fused_groups(plan: TensorPlan) -> TensorPlan:
     return _leave(plan, {group: why for group in plan.kept if group.in_pieces})
 
 
+def gather_logits(plan: TensorPlan) -> TensorPlan:
+    """Do not let the loss read split logits, which stages and FSDP cannot pass on."""
+    groups = tuple(replace(group, split_loss=False) for group in plan.groups)
+    return replace(plan, groups=groups)
+
+
 def _leave(plan: TensorPlan, left: dict[TensorGroup, str]) -> TensorPlan:
     # Groups that divide the same attribute (such as a number of heads) must be split together.
     while further := [g for g in plan.kept if g not in left and _divided(g) & _divided(*left)]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons, Stage
 from paralab.plan.request import Request, splits_layers
-from paralab.plan.stage_groups import leave_cut_groups, leave_fused_groups
+from paralab.plan.stage_groups import gather_logits, leave_cut_groups, leave_fused_groups
 from paralab.units import count, plural
 from paralab.workload.summary import Summary
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
@@ -32,9 +32,11 @@ SOURCES = {
     "paralab.worker.sharded_layers": {"MatrixParallel"},
     "torch.distributed._functional_collectives": {"all_reduce"},
     "torch.distributed.tensor": {"Replicate"},
+    "torch.distributed.tensor.experimental": {"implicit_replication"},
     "torch.distributed.tensor.parallel": {
         "ColwiseParallel",
         "RowwiseParallel",
+        "loss_parallel",
         "parallelize_module",
     },
 }
@@ -53,6 +55,7 @@ def require_groups(
     if not plan.problem:
         plan = leave_cut_groups(plan, parts)
         plan = leave_fused_groups(plan) if request.zero in (2, 3) else plan
+        plan = gather_logits(plan) if request.zero or len(parts) > 1 else plan
     if not plan.problem and not plan.kept:
         plan = replace(plan, problem=next(group.reason for group in plan.groups))
     if plan.problem:
@@ -76,6 +79,7 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
     used = {style.partition("(")[0] for style in styles.values()} | {"parallelize_module"}
     used |= {"all_reduce"} if summed else set()
     used |= {"Replicate"} if any("Replicate" in style for style in styles.values()) else set()
+    used |= {"implicit_replication", "loss_parallel"} if plan.splits_loss else set()
     tied = [(path, f"{group.row}.weight") for group in plan.kept for path in group.tied]
     lines = []
     for module, names in SOURCES.items():
@@ -95,6 +99,9 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
     for path, weight in tied:
         owner, _, name = path.rpartition(".")
         lines.append(f'model.get_submodule("{owner}").{name} = model.get_parameter("{weight}")')
+    if plan.splits_loss:
+        lines.append("# The loss reads split logits. Compute it and its gradients in this context:")
+        lines.append("# with loss_parallel(), implicit_replication():")
     return lines
 
 
@@ -117,7 +124,8 @@ def table_of(plan: TensorPlan) -> list[GroupRow]:
         layers = (*group.columns, group.row)
         short = [layer.removeprefix(f"{group.block}.") for layer in layers]
         verdict = "" if group.kept else group.reason
-        key = (re.sub(r"\b\d+\b", "*", group.block), *short, str(group.parts), verdict)
+        loss = "; the loss reads split logits" * group.split_loss
+        key = (re.sub(r"\b\d+\b", "*", group.block), *short, str(group.parts), loss, verdict)
         kinds.setdefault(key, []).append(group)
     return [
         GroupRow(
@@ -127,7 +135,7 @@ def table_of(plan: TensorPlan) -> list[GroupRow]:
             len(groups),
             sum(group.weights for group in groups),
             groups[0].kept,
-            verdict or f"equal within {max(group.error or 0.0 for group in groups):.1g}",
+            verdict or f"equal within {max(group.error or 0.0 for group in groups):.1g}{loss}",
         )
-        for (block, *names, row, parts, verdict), groups in kinds.items()
+        for (block, *names, row, parts, loss, verdict), groups in kinds.items()
     ]

@@ -23,7 +23,7 @@ def split_layers(model: nn.Module, plan: Plan, fake: AbstractContextManager[Any]
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from paralab.worker.sharded_layers import mixing_tensors, shard_group
+    from paralab.worker.sharded_layers import mixing_tensors, reading_logits, shard_group
 
     shards = plan.tensor_plan.shards
     dist.init_process_group("fake", rank=0, world_size=shards, store=FakeStore())
@@ -32,7 +32,7 @@ def split_layers(model: nn.Module, plan: Plan, fake: AbstractContextManager[Any]
         with fake:
             for group in plan.tensor_plan.kept:
                 shard_group(model, group, mesh)
-        with mixing_tensors():
+        with mixing_tensors(), reading_logits(plan.tensor_plan.kept):
             yield
     finally:
         dist.destroy_process_group()

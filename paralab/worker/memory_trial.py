@@ -37,7 +37,7 @@ from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.precision import LOW
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.saved_tensors import SavedTensors, at_starts
-from paralab.worker.shards import local
+from paralab.worker.shards import gathered, local
 from paralab.workload.batch import call_model, filled, map_tensors, take, tensors, unpack
 from paralab.workload.hooks import patched
 from paralab.workload.load import load_workload
@@ -173,7 +173,7 @@ class _Trial:
         if self.low and self.by_module:  # compute the loss in fp32, as fsdp does
             output = map_tensors(lambda t: t.float() if t.is_floating_point() else t, output)
         before_loss()
-        return output, self.workload.loss(output, targets)
+        return output, gathered(self.workload.loss(output, targets))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.low or self.by_module:

@@ -27,7 +27,7 @@ from paralab.worker.optimizer import make_optimizer
 from paralab.worker.proof_model import find_other_branches
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import whole
+from paralab.worker.shards import gathered, whole
 from paralab.workload.batch import call_model, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import copy_of, restored
@@ -91,7 +91,7 @@ def _gradients(
     seed_everything(0)
     model.zero_grad(set_to_none=True)
     with training():
-        loss = workload.loss(call_model(model, inputs), targets)
+        loss = gathered(workload.loss(call_model(model, inputs), targets))
         loss.backward()
     return {"loss": loss.detach(), **gradients_of(model)}
 

@@ -38,7 +38,7 @@ from paralab.worker.proof_model import load_for_proof
 from paralab.worker.prove_sequence import find_sequence_plan
 from paralab.worker.prove_vocabulary import prove_vocabulary
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import shard_group, watch_regions
+from paralab.worker.sharded_layers import reading_logits, shard_group, watch_regions
 from paralab.workload.linear_layers import (
     Call,
     find_layers,
@@ -104,22 +104,25 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
     problem = ""
     for attempt in _attempts(plan):
         found = prove_together(workload, model, batch, _sharder(attempt.kept, mesh), kinds)
-        problem = problem or found or ""
+        if not attempt.splits_loss:  # gathering the logits may help
+            problem = problem or found or ""
         if not found:
             return _with_reason(attempt, problem)
     return replace(plan, problem=problem)
 
 
 def _attempts(plan: TensorPlan) -> Iterator[TensorPlan]:
-    """Yield the plan, and then plans with fewer groups of words. The model may change results in
-    place, which torch's styles do not allow, or its loss may use a head's weight."""
+    """Yield the plan whose loss reads split logits, and then plans that gather them, that allow
+    the model to change results in place (torch's styles do not), and with fewer groups of words."""
     words = [group for group in plan.kept if group.words]
     out = [(), *((group,) for group in words)] + ([tuple(words)] if len(words) > 1 else [])
     for left in out:
         groups = [replace(g, kept=False) if g in left else g for g in plan.groups]
         if any(group.kept for group in groups):
-            yield replace(plan, groups=tuple(groups))
-            yield replace(plan, groups=tuple(replace(group, own_style=True) for group in groups))
+            heads = [replace(g, split_loss=bool(g.words and g.columns)) for g in groups]
+            own = [replace(group, own_style=True) for group in groups]
+            for attempt in dict.fromkeys(map(tuple, (heads, groups, own))):
+                yield replace(plan, groups=attempt)
 
 
 def _with_reason(plan: TensorPlan, problem: str) -> TensorPlan:
@@ -141,7 +144,7 @@ def _sharder(groups: Sequence[TensorGroup], mesh: DeviceMesh) -> Shard:
         def draw(streams: ShardStreams) -> None:
             watch_regions(model, groups, streams.enter, streams.leave)
 
-        return Sharded(draw=draw)
+        return Sharded(lambda: reading_logits(groups), draw)
 
     return shard
 

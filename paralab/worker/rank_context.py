@@ -19,7 +19,7 @@ from paralab.worker.precision import Precision
 from paralab.worker.probes import Probe, SplitNotes, sampled
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.shards import whole
+from paralab.worker.shards import gathered, whole
 from paralab.workload.batch import call_model, tensors
 from paralab.workload.randomness import seed_everything
 from paralab.workload.recompute import MakeContext, Watched
@@ -89,8 +89,8 @@ class RankContext:
         if micro.share == 0.0:
             # An empty sum is zero even if the output contains -inf, as masked logits do.
             outputs = [t.flatten() for t in tensors(output) if t.is_floating_point()]
-            return torch.stack([t[:0].sum() for t in outputs]).sum()
-        return self.workload.loss(output, micro.targets) * micro.share
+            return gathered(torch.stack([t[:0].sum() for t in outputs]).sum())
+        return gathered(self.workload.loss(output, micro.targets)) * micro.share
 
 
 def set_up_rank(

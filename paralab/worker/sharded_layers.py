@@ -19,12 +19,13 @@ import torch
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -34,6 +35,8 @@ from paralab.worker.shards import local
 from paralab.worker.split_tensors import copy_to_shards, split_parameter, sum_over_shards
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
+
+LOGITS = {True: Shard(-1), False: Replicate()}  # by whether the loss reads split logits
 
 
 def shard_group(model: nn.Module, group: TensorGroup, mesh: DeviceMesh, block: str = "") -> None:
@@ -58,9 +61,11 @@ def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
     """Create the style that `TensorGroup.style_of` names."""
     if group.is_attention:
         return MultiheadParallel()
+    if group.words and layer == group.row:
+        return EmbeddingParallel()
     if group.words:
-        gathered = ColwiseParallel(output_layouts=Replicate())
-        return EmbeddingParallel() if layer == group.row else gathered
+        split = group.split_loss
+        return ColwiseParallel(use_local_output=not split, output_layouts=LOGITS[split])
     if layer == group.row:
         return MatrixParallel(rows=True) if group.own_style else RowwiseParallel()
     plain = group.parts == 1 and not group.own_style
@@ -109,6 +114,22 @@ def mixing_tensors() -> Iterator[None]:
     with implicit_replication():
         with patched(torch, _amp_foreach_non_finite_check_and_unscale_=unscale_shards):
             yield
+
+
+@contextmanager
+def reading_logits(groups: Iterable[TensorGroup]) -> Iterator[None]:
+    """Let the loss read split logits, in forward and backward passes. A cross entropy then exchanges
+    three numbers per prediction. DTensor gathers the logits for operators that need all of them."""
+    if not any(group.split_loss for group in groups):
+        yield
+        return
+    reading = loss_parallel()
+    reading.__enter__()
+    try:
+        with implicit_replication():
+            yield
+    finally:  # torch's own context does not end after an exception
+        reading.__exit__(None, None, None)
 
 
 def watch_regions(

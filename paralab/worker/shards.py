@@ -50,7 +50,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return sharded.detach().to_local() if is_sharded(tensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the full tensor. All ranks must call this in the same order."""
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather the full tensor, and pass gradients back. A loss of split logits is a DTensor."""
     sharded: Any = tensor
-    return sharded.detach().full_tensor() if is_sharded(tensor) else tensor
+    return sharded.full_tensor() if is_sharded(tensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather the full tensor, without its graph. All ranks must call this in the same order."""
+    return gathered(tensor.detach()) if is_sharded(tensor) else tensor

@@ -6,8 +6,8 @@ the same samples, compute the same loss, and get the same gradients for replicat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from paralab.errors import ParalabError
 from paralab.worker.groups import broadcast_model, group_along, ranks_with
 from paralab.worker.rank_context import RankContext
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import shard_group, watch_regions
+from paralab.worker.sharded_layers import reading_logits, shard_group, watch_regions
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 
@@ -47,14 +47,16 @@ def split_layers(
         watch_regions(model, groups, streams.enter, streams.leave)
 
 
-def running_shards(context: RankContext) -> AbstractContextManager[Any]:
-    """Return a context for forward and backward passes that times DTensor's collectives over the
-    shards."""
+@contextmanager
+def running_shards(context: RankContext) -> Iterator[None]:
+    """Time DTensor's collectives over the shards in forward and backward passes, and let the loss
+    read split logits."""
     if context.shard_streams:
         context.shard_streams.begin_passes()
     plan, rank, probe = context.plan, context.rank, context.probe
     if plan.tensor_plan is None:
-        return nullcontext()
+        yield
+        return
     group = group_along(plan, "shards", rank.rank)
     where: dict[str, Any] = {"stage": rank.stage, "ranks": ranks_with(plan, "shards", rank.rank)}
 
@@ -72,7 +74,8 @@ def running_shards(context: RankContext) -> AbstractContextManager[Any]:
 
     names = {"all_reduce": "all_reduce", GATHER: "all_gather"}
     collectives = {name: timed(kind, getattr(functional, name)) for name, kind in names.items()}
-    return patched(functional, **collectives)
+    with patched(functional, **collectives), reading_logits(plan.tensor_plan.kept):
+        yield
 
 
 def align_shards(context: RankContext, model: nn.Module) -> None:

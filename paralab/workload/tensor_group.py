@@ -62,6 +62,7 @@ class TensorGroup:
     summed      parameters that are not split, but whose gradients must be summed over the shards
     words       the number of words that an embedding or a head splits; 0 in other groups
     tied        other parameter paths of the row's weight
+    split_loss  whether the loss reads a head's split logits; otherwise, the shards gather them
     own_style   whether `MatrixParallel` splits all layers instead of torch's styles, because of a
                 Conv1D or because the model changes outputs in place
     kept        whether the proof passed on all ranks
@@ -79,6 +80,7 @@ class TensorGroup:
     summed: tuple[str, ...] = ()
     words: int = 0
     tied: tuple[str, ...] = ()
+    split_loss: bool = False
     own_style: bool = False
     kept: bool = False
     error: float | None = None
@@ -101,9 +103,11 @@ class TensorGroup:
         """Return the layer's style for `parallelize_module`, as a Python expression."""
         if self.is_attention:
             return "MultiheadParallel()"
+        if self.words and layer == self.row:
+            return "EmbeddingParallel()"
         if self.words:
-            gathered = "ColwiseParallel(output_layouts=Replicate())"
-            return "EmbeddingParallel()" if layer == self.row else gathered
+            logits = "use_local_output=False" if self.split_loss else "output_layouts=Replicate()"
+            return f"ColwiseParallel({logits})"
         if layer == self.row:
             return "MatrixParallel(rows=True)" if self.own_style else "RowwiseParallel()"
         plain = self.parts == 1 and not self.own_style
@@ -126,6 +130,10 @@ class TensorPlan:
     @property
     def kept(self) -> tuple[TensorGroup, ...]:
         return tuple(group for group in self.groups if group.kept)
+
+    @property
+    def splits_loss(self) -> bool:
+        return any(group.split_loss for group in self.kept)
 
     @property
     def share(self) -> float:

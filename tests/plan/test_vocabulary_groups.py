@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from paralab.plan.tensor_plan import parallelize_code, table_of
+from paralab.plan.plan import Reasons, Stage
+from paralab.plan.request import Request
+from paralab.plan.tensor_plan import parallelize_code, require_groups, table_of
 from paralab.plan.vocabulary_groups import propose_vocabulary, uneven_words
 from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan, WordTable
+from tests.plan.test_resolve import summary
 
 HEAD = LinearLayer("lm.head", 8, 64, 8 * 64 + 64)
 TABLE = WordTable("lm.words", 64, 8 * 64)
@@ -84,4 +87,19 @@ def test_the_code_ties_the_weights_again():
     assert code[-1] == tie
     [row] = table_of(plan)
     assert (row.columns, row.row, row.kept) == ("head", "words", True)
-    assert TensorPlan(2, (tied,), parameters=1024).share == 0.5
+    assert plan.share == 0.5
+
+
+def test_a_loss_of_split_logits_needs_a_context_and_one_process_per_shard():
+    head = TensorGroup("", ("head",), "", 512, words=64, split_loss=True, kept=True)
+    plan = TensorPlan(2, (head,))
+    code = parallelize_code(plan)
+    assert plan.splits_loss
+    assert '    "head": ColwiseParallel(use_local_output=False),' in code
+    assert code[-1] == "# with loss_parallel(), implicit_replication():"
+    assert "split logits" in table_of(plan)[0].result
+    one, other = (Stage(name, (name,), 1, 0.0, 0) for name in ("words", "head"))
+    given = summary(tensor_plan=plan)
+    for parts, zero, splits in (((), None, True), ((one, other), None, False), ((), 3, False)):
+        split = require_groups(Request("hybrid", shards=2, zero=zero), 2, parts, given, Reasons())
+        assert split.splits_loss == splits

@@ -8,6 +8,7 @@ import copy
 import json
 import logging
 import math
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -97,9 +98,13 @@ def run_code(name):
     model = workload.model().double().train()
     block_proof.perturb(model)
     sharded = copy.deepcopy(model)
-    exec(code, {"model": sharded, "mesh": DeviceMesh("cpu", [0, 1])})
-    with controlled(model, ()):
+    names = {"model": sharded, "mesh": DeviceMesh("cpu", [0, 1])}
+    exec(code, names)
+    with controlled(model, ()), ExitStack() as around:
         plain = _gradients(workload, model, load_samples(workload))
+        if "# with loss_parallel(), implicit_replication():" in code:
+            around.enter_context(names["loss_parallel"]())
+            around.enter_context(names["implicit_replication"]())
         errors = block_proof.errors_of(_gradients(workload, sharded, load_samples(workload)), plain)
     torch.set_default_dtype(torch.float32)
     return max(errors.values()), code

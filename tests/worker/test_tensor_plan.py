@@ -109,7 +109,11 @@ def test_a_branch_of_another_sample_is_part_of_the_proof(ranks):
         ("padding", ["head + words"]),
         ("two", ["words", "other", "head"]),
         ("subclass", ["words", "head"]),  # its own forward calls that of nn.Embedding
-        ("in place", ["words"]),  # it changes the head's result in place
+        ("in place", ["words", "head"]),
+        ("smoothed", ["words", "head"]),
+        ("smoothed in place", ["words"]),  # the gathered logits cannot be changed in place
+        ("ignoring", ["head + words"]),
+        ("squared", ["words", "head"]),
         ("shared", []),
         ("property", []),
         ("uneven", []),
@@ -127,9 +131,24 @@ def test_embeddings_and_heads_are_split_by_words(ranks, model, split):
 
 
 @pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        ("tied", True),
+        ("in place", True),
+        ("ignoring", True),
+        ("squared", True),
+        ("smoothed", False),
+    ],
+)
+def test_a_loss_reads_split_logits_if_torch_can(ranks, model, split):
+    groups = ranks["vocabulary"]["plans"][model]["groups"]
+    assert [g["split_loss"] for g in groups if "head" in g["columns"]] == [split]
+
+
+@pytest.mark.parametrize(
     ("model", "layer", "named"),
     [
-        ("in place", "head", "modified inplace"),
+        ("smoothed in place", "head", "modified inplace"),
         ("shared", "words", "its weight is also used by head, other"),
         ("property", "words", "its weight is also used by the model"),
         ("uneven", "words", "17 words cannot be split evenly over 2 shards, but 18 can"),

@@ -50,19 +50,32 @@ class Language(nn.Module):
     def forward(self, words):
         x = self.words(words)
         x = x + self.other(words.flip(1)) if self.other else x
-        if self.trick == "in place":
+        if "in place" in self.trick:
             x += 1.0
         x = x + self.down(self.up(x).relu())
         if self.trick == "property":
             return F.linear(x, self.weight)
         logits = self.head(x)
-        if self.trick == "in place":
+        if "in place" in self.trick:
             logits /= 2.0
         return logits
 
 
 def mean(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def smoothed(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1)
+
+
+def ignoring(logits, targets):
+    """The classes are in dim 1, and some targets do not count."""
+    return F.cross_entropy(logits.float().mT, targets.masked_fill(targets < 4, -100))
+
+
+def squared(logits, targets):
+    return F.mse_loss(logits.softmax(-1), F.one_hot(targets, WORDS).to(logits.dtype))
 
 
 MODELS = {
@@ -72,6 +85,10 @@ MODELS = {
     "two": {"trick": "other"},
     "subclass": {"kind": Scaled},
     "in place": {"trick": "in place"},
+    "smoothed": {"loss": smoothed},
+    "smoothed in place": {"loss": smoothed, "trick": "in place"},
+    "ignoring": {"loss": ignoring, "tied": True},
+    "squared": {"loss": squared},
     "shared": {"trick": "shared by other", "tied": True},
     "property": {"trick": "property"},
     "uneven": {"words": 17},
