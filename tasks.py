@@ -136,7 +136,9 @@ def test() -> None:
         print(f"Running alone: {', '.join(failed)}", flush=True)
         code = subprocess.run([*PYTEST, "--last-failed"], cwd=ROOT).returncode
         if code == 0:
-            print(f"Failed next to other tests, passed alone: {', '.join(failed)}", flush=True)
+            print(
+                f"Failed alongside other tests, but passed alone: {', '.join(failed)}", flush=True
+            )
     sys.exit(code)
 
 

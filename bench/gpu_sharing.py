@@ -1,11 +1,11 @@
 """Measure ranks that share one GPU: DDP steps of gpt:124m (bf16, global batch 16) over the backend
-`local`, over gloo, and without communication, with MPS and without.
+`local`, over gloo, and without communication, with and without MPS.
 
     python bench/gpu_sharing.py [--fast]
 
-All cases of a launch take turns, so noise affects them equally. A case with fewer ranks than the
-launch uses the first ranks; the others sleep. Each time is the median over the rounds. Each ratio
-compares with one rank that processes the entire batch in the same launch.
+All cases of a launch take turns, so noise affects them equally. If a case has fewer ranks than the
+launch, it uses the first ranks, and the others sleep. Each time is the median over the rounds. Each
+ratio compares with one rank that processes the entire batch in the same launch.
 """
 
 from __future__ import annotations

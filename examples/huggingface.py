@@ -5,7 +5,7 @@
     paralab verify all --workload examples/huggingface.py:workload
 
 The model code is unchanged. Its embedding and output layer do not share weights
-(`tie_word_embeddings=False`), because pipeline stages cannot share a parameter. paralab refuses a
+(`tie_word_embeddings=False`), because pipeline stages cannot share a parameter. paralab rejects a
 model with tied weights and explains why.
 """
 

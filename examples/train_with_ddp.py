@@ -54,7 +54,7 @@ def set_up() -> torch.device:
     """Join torchrun's process group (or create a group of one) and choose this rank's device."""
     gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    own_gpu = gpus >= local_ranks  # NCCL refuses two ranks on one GPU
+    own_gpu = gpus >= local_ranks  # NCCL rejects two ranks on one GPU
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -125,7 +125,7 @@ def train_with_ddp(config: Config) -> float:
                 train_loss.backward()  # averages the gradients over the ranks
                 optimizer.step()
             # Use `network`, not `model`: ranks may have different numbers of validation batches,
-            # but all ranks must call the wrapped model equally often.
+            # but all ranks must call the wrapped model the same number of times.
             loss = validation_loss(network, validation_data, share, device)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"validation loss is {loss}: try a smaller learning_rate")

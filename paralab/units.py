@@ -97,7 +97,7 @@ def measure(value: float | None, unit: str) -> str:
     if unit == "bytes":
         return size(value)
     if unit == "share":
-        return f"{value * 100:.3g} %"
+        return f"{value * 100:.3g}%"
     shown = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     if unit in ("number", "×"):
         return shown + unit.removeprefix("number")

@@ -46,7 +46,7 @@ def set_up() -> torch.device:
     device = torch.device(f"cuda:{local_rank % gpus}" if gpus else "cpu")
     if gpus:
         torch.cuda.set_device(device)
-    backend = "nccl" if gpus >= local_ranks else "gloo"  # NCCL refuses two ranks on one GPU
+    backend = "nccl" if gpus >= local_ranks else "gloo"  # NCCL rejects two ranks on one GPU
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     ranks = f"Rank: {dist.get_rank()} | Local Rank: {local_rank}"
@@ -116,7 +116,7 @@ def main() -> None:
             print(f"All-reduce {number} of the last step: {bucket}")
         if BATCH_SIZE % world_size:
             used = f"{len(x) * world_size} of {BATCH_SIZE}"
-            print(f"Remark: only {used} samples per step: the rest is dropped")
+            print(f"Remark: only {used} samples per step; the rest is dropped")
         median_ms = statistics.median(step_seconds[STEPS // 5 :]) * 1e3  # first fifth: warm-up
         print(f"Step time: {median_ms:.2f} ms (median after warm-up)")
         print(f"Total training time: {sum(step_seconds):.3f} s")

@@ -47,7 +47,7 @@ def set_up() -> torch.device:
     if gpus:
         torch.cuda.set_device(device)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    own_gpu = gpus >= local_ranks  # NCCL refuses two ranks on one GPU
+    own_gpu = gpus >= local_ranks  # NCCL rejects two ranks on one GPU
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(
         "nccl" if own_gpu else "gloo", device_id=device if own_gpu else None, **alone

@@ -69,7 +69,7 @@ def main() -> None:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     first, second, remark = choose_devices(local_rank, local_ranks)
     second = first if SAME_DEVICE else second
-    own_gpu = torch.cuda.device_count() >= local_ranks  # NCCL refuses two ranks on one GPU
+    own_gpu = torch.cuda.device_count() >= local_ranks  # NCCL rejects two ranks on one GPU
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl" if own_gpu else "gloo", **alone)
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -246,7 +246,7 @@ def _attempts(folder: Path) -> Iterator[list[Event]]:
 
 def processes_of(launcher: int) -> list[psutil.Process]:
     """Return the processes with this launcher's pid in their environment. This works even if the
-    launcher has died, so that they have another parent."""
+    launcher has died and they have a different parent."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -136,7 +136,8 @@ def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
 
 
 def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
-    """Yield tables of how many known bugs are found before their fix, and reported after it."""
+    """Yield tables that count the known bugs found before their fix, and those still reported after
+    it."""
     chosen = [row for row in rows("bugs.csv") if row["half"] in halves]
     results = {}
     for side in ("before", "after"):

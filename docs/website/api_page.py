@@ -25,8 +25,8 @@ FUNCTIONS: dict[str, Sequence[Option]] = {
 RESULTS = (
     "The functions return the object that the command prints with `--json`: fields as attributes "
     "(`result.steps`), as items (`result['steps']`), or all together (`result.to_dict()`). "
-    "[The run folder](run-folder.md#the-result---json) describes the fields. In a notebook, a result "
-    "is shown as a table and a chart."
+    "[The run folder](run-folder.md#the-result---json) describes the fields. A notebook shows a "
+    "result as a table and a chart."
 )
 INTRODUCTION = f"""# Python interface
 
@@ -42,7 +42,7 @@ def api_page() -> str:
         parts += function_section(name, getattr(api, name), {each.name for each in options})
     only_run = [option for option in api.ALL if option not in api.CONFIGURATION]
     parts += option_section("Options of run, compare, and verify", api.CONFIGURATION)
-    parts += option_section("Further options of run", only_run)
+    parts += option_section("More options of run", only_run)
     parts += workload_section()
     parts += error_section()
     return "\n".join(parts)

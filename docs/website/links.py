@@ -25,7 +25,8 @@ LINK = re.compile(r"\[(?P<text>[^]]*)\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)
 
 
 def place_of(file: str) -> str | None:
-    """Return the page (or image) of a file in the repository. None: the site does not have it."""
+    """Return the page (or image) of a file in the repository. Return None if the site does not have
+    it."""
     if file in PLACES:
         return PLACES[file]
     if not (ROOT / file).is_file():

@@ -163,7 +163,7 @@ class Slot(Record, frozen=True):
     backward: bool
     start: float
     end: float
-    part: int = 0  # the index of the model part, if the stage has several parts
+    part: int = 0  # the index of the model part, if the stage has multiple parts
     weights: bool = False  # the half of a backward pass that computes weight gradients
 
     @property

@@ -266,7 +266,7 @@ def from_flight_recorder(entries: Iterable[Mapping[str, Any]]) -> list[Collectiv
         kind = kind_of(name) or name
         group = entry.get("process_group") or [entry.get("pg_id", 0)]
         is_p2p = bool(entry.get("is_p2p"))
-        uneven = "coalesced" in name  # several tensors; ranks may pass different numbers of them
+        uneven = "coalesced" in name  # multiple tensors; ranks may pass different numbers of them
         sizes = entry.get("input_sizes")
         where = user_line(entry.get("frames"))
         calls.append(

@@ -1,4 +1,4 @@
-"""Decide whether one configuration is faster than another, using ratios within rounds and a 95 %
+"""Decide whether one configuration is faster than another, using ratios within rounds and a 95%
 confidence interval.
 
 A noisy machine is slow for long stretches at a time. So we compare two configurations within each
@@ -19,16 +19,16 @@ from typing import Self
 
 from paralab.record.types import Record
 
-# Student's t, two-sided 95 %, by degrees of freedom. Use the last value beyond the table.
+# Student's t, two-sided 95%, by degrees of freedom. Use the last value beyond the table.
 T95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
        2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)  # fmt: skip
 FEWEST = 3  # the interval from two rounds is too wide to be useful
-SMALLEST = 0.01  # ignore differences below 1 %, even if they are certain
-SAME = 0.1  # an interval within ±10 % of 1 rules out any difference that matters
+SMALLEST = 0.01  # ignore differences below 1%, even if they are certain
+SAME = 0.1  # an interval within ±10% of 1 rules out any difference that matters
 
 
 class SpeedUp(Record, frozen=True, kw_only=True):
-    """The speed-up in samples per second, and its 95 % interval (None with too few rounds)."""
+    """The speed-up in samples per second, and its 95% interval (None with too few rounds)."""
 
     value: float
     low: float | None

@@ -20,7 +20,7 @@ from paralab.record.types import Record
 
 
 class Passes(Record, frozen=True, kw_only=True):
-    """How often the model ran in one step. One pass takes samples through all stages."""
+    """How many times the model ran in one step. One pass takes samples through all stages."""
 
     forward: int
     backward: int

@@ -35,7 +35,7 @@ def section(comparison: Comparison) -> Section:
             drawn.append(make(comparison.rows, folder))
         except NotMeasured as error:
             missing.append(f"{name}: {error}")
-    text = "Each figure starts at this run's values. Move a slider to ask what would happen."
+    text = "Each figure starts at this run's values. Move a slider to try other values."
     if missing:
         text += f" Left out: {'; '.join(missing)}."
     return Section("Explore", tuple(drawn), text)

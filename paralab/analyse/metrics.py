@@ -42,8 +42,8 @@ RULE = 0.10  # the handbook's rule of thumb: communication below a tenth of the 
 LATE_SHARE = 0.10  # a rank is late if the other ranks wait for it for this share of a step
 LATE_STEPS = 0.70  # a rank is a straggler if it is late in this share of the steps
 
-# The collective, its ranks, stage, bucket (or FSDP unit), and how often it already occurred in the
-# step.
+# The collective, its ranks, stage, bucket (or FSDP unit), and how many times it has already
+# occurred in the step.
 BucketKey = tuple[str, tuple[int, ...], int, int, int]
 PARTS = tuple(Parts.__struct_fields__)
 

@@ -38,12 +38,12 @@ def times_as_fast(speed: SpeedUp) -> str:
 
 
 def share(value: float | None) -> str:
-    """`0.1288` -> `13 %`, `0.0661` -> `6.6 %`."""
+    """`0.1288` -> `13%`, `0.0661` -> `6.6%`."""
     if value is None:
         return "not measured"
     if 0.99 < value < 1:
-        return f"{value * 100:.3g} %"  # do not round 99.5 % up to 100 %
-    return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.2g} %"
+        return f"{value * 100:.3g}%"  # do not round 99.5% up to 100%
+    return f"{value * 100:.0f}%" if value >= 0.0995 or value == 0 else f"{value * 100:.2g}%"
 
 
 def collectives_per_step(row: Row | Result) -> str:

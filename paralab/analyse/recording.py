@@ -61,7 +61,7 @@ class Recording:
     @classmethod
     def read(cls, folder: Path) -> Self:
         if "plan" not in read_manifest(folder):
-            problem = f"{folder} contains several runs; it is not a run itself."
+            problem = f"{folder} contains multiple runs; it is not a run itself."
             raise UsageError(problem, fix="paralab show FOLDER, or pass one of the runs in it")
         damaged: Counter[int] = Counter()
         events = read_events(folder, damaged=damaged)

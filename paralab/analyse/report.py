@@ -83,7 +83,7 @@ def _side_by_side(
     speed = (Bar(n, r.value, r.low, r.high, f"{r.value:.2f}×, {r.verdict}") for n, r in ratios)
     efficient = (Bar(row.name, row.efficiency, text=f"{row.efficiency:.0%}") for row in rows)
     known = any(ratio.low is not None for name, ratio in ratios if name != baseline)
-    note = "Error bars show the 95 % confidence interval over the rounds." if known else ""
+    note = "Error bars show the 95% confidence interval over the rounds." if known else ""
     charts = (
         Bars(f"Speed-up over {baseline}", tuple(speed), "×", 1.0, note),
         Bars("Scaling efficiency: speed-up per device", tuple(efficient), "share", 1.0),

@@ -73,7 +73,8 @@ class StackDump:
 
     @property
     def kind(self) -> str | None:
-        """The collective on the main thread's stack. (gloo records some others as all_reduce.)"""
+        """The collective on the main thread's stack. (gloo records some other collectives as
+        all_reduce.)"""
         for frame in reversed(self.stack):
             in_torch = "torch/distributed" in frame.file.replace("\\", "/")
             if in_torch and (kind := matching.kind_of(frame.function)):

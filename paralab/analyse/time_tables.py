@@ -30,7 +30,7 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
             for row in rows
             if row.metrics.shares
         ),
-        "A step lasts from its first rank's start to its last rank's end. Each row adds up to 100 %.",
+        "A step lasts from its first rank's start to its last rank's end. Each row adds up to 100%.",
     )
     time = table(
         "Seconds per optimizer step (median over steps, mean over ranks)",

@@ -180,7 +180,7 @@ def _measured_section(folder: Path) -> Section:
         for number, path in enumerate(rungs_of(folder), 1)
         for row in comparison_of(path).rows
     ]
-    note = "Speed-ups are relative to the default in the same rung. Only the last rung is verified."
+    note = "Speed-ups are relative to the default in the same phase. Only the last one is verified."
     return Section("What the search measured", (table("", rows, note),))
 
 
@@ -250,7 +250,7 @@ def _fastest(choice: TuneResult) -> Finding:
         text = (
             f"`{chosen.name}` trains {rate(chosen.samples_per_second or 0)} samples/s, and the "
             f"default {rate(default.samples_per_second or 0)}. A batch of {chosen.batch_size} instead "
-            f"of {default.batch_size} samples is different training. In samples per second: "
+            f"of {default.batch_size} samples changes training. In samples per second: "
         )
     return Finding("fastest", f"{text}{faster}. Use: `{chosen.command}`", evidence)
 
@@ -260,7 +260,7 @@ def _runners_up(choice: TuneResult) -> Iterator[Finding]:
         return
     first, *rest = choice.runners_up
     margin, best = choice.margin, f"`{choice.chosen.name}`"
-    text = f"{best} is {times_as_fast(margin)} compared with the runner-up `{first.name}`"
+    text = f"{best} is {times_as_fast(margin)} as the runner-up `{first.name}`"
     if margin.verdict == "no difference":
         text = f"{best} and the runner-up `{first.name}` are equally fast ({interval(margin)})"
     elif margin.verdict != "faster":

@@ -33,7 +33,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         return (_parts(baseline), *found, *_warnings(comparison))
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
-    # A faster step that learns something else does not win.
+    # A configuration that is faster but trains differently does not win.
     lossy = [] if is_lossy(baseline.request) else [row for row in rows if is_lossy(row.request)]
     sound = [row for row in sound if row not in lossy]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
@@ -79,7 +79,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     elif best is baseline:
         text = f"Nothing is measurably faster than `{best.name}`: {step} per step."
     else:
-        faster = f"{times_as_fast(best.ratio)}, compared with `{baseline.name}`"
+        faster = f"{times_as_fast(best.ratio)} as `{baseline.name}`"
         text = f"`{best.name}` is fastest: {step} per step, {faster}."
     text += f" Equally fast: {', '.join(equally)}." if equally else ""
     text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
@@ -228,10 +228,10 @@ def _lossy(row: Row, baseline: Row) -> Finding:
     check = row.verify
     trains = "Its training was not verified"
     if check:
-        trains = "It does not even train as simulated"
+        trains = "It does not train as simulated"
     if check and check.passed:
         trains = f"After {plural(check.steps, 'step')}: {describe_simulated(check)}"
-    speed = f"{times_as_fast(row.ratio)}, compared with `{baseline.name}`"
+    speed = f"{times_as_fast(row.ratio)} as `{baseline.name}`"
     text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}. {trains}."
     apart = check and check.excused and check.excused.max_difference
     return Finding("lossy", text, {"speed_up": row.ratio.to_dict(), "difference": apart})
@@ -249,7 +249,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     text = f"{like} (fp64, largest parameter difference {largest:.1e})."
     if excused:
         fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
-        text += f" For {len(excused)} of them, known causes were held fixed: {fixed}."
+        text += f" For {len(excused)} of them, known reasons to differ were held fixed: {fixed}."
     simulated = [row.name for row, check in checked if check.as_simulated]
     if simulated:
         text += f" As simulated, but lossy: {', '.join(f'`{name}`' for name in simulated)}."

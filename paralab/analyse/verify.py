@@ -297,17 +297,17 @@ def _guess(
         return f"{', '.join(extra[:3])} {zero}"
     late = next((step for step, error in enumerate(loss_errors) if error > tolerance), None)
     if late is not None:
-        where = "(data, partial batches, optimizer, state)"
+        where = "(check data, partial batches, optimizer, and state)"
         return f"the first step is equal; from step {late} on, the losses differ {where}"
     if differences["parameters"] > tolerance:
-        differs = f"{worst_parameter} is not (optimizer, unused parameters)"
+        differs = f"{worst_parameter} is not (check the optimizer and unused parameters)"
         return f"the losses of all {plural(len(loss_errors), 'step')} are equal, but {differs}"
     worst = max(buffers, key=lambda name: buffers[name])
     return f"the parameters are equal, but the buffer {worst} differs by {buffers[worst]:.2g}"
 
 
 def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
-    """Report it if several ranks each return the loss of the entire batch."""
+    """Report it if multiple ranks each return the loss of the entire batch."""
     full = [
         rank
         for rank in ranks

@@ -61,13 +61,16 @@ PID = COUNT | {"metavar": "PID"}
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @flag("--try steps", JOBS, "Stop the command after N optimizer steps.", **COUNT)
 @flag(
-    "--stall stall_seconds", JOBS, "Report a hang if no rank progresses for this long.", **SECONDS
+    "--stall stall_seconds",
+    JOBS,
+    "Report a hang if no rank makes progress for this long.",
+    **SECONDS,
 )
 @flag("--out", JOBS, "Keep the recorded events in DIR.", **DIR)
 @flag("--attach pid", JOBS, "Attach to a hung job and see where each rank is stuck.", **PID)
 @flag("--select", WHICH, "Report only these: ids (H03), groups (H), or ALL.", **IDS)
 @flag("--ignore", WHICH, "Do not report these ids or groups.", **IDS)
-@flag("--exclude", WHICH, "Skip what matches this pattern, as in .gitignore.", **PATTERN)
+@flag("--exclude", WHICH, "Skip paths that match this .gitignore pattern.", **PATTERN)
 @flag("--baseline", WHICH, "Report only findings that are not in this file.", **FILE)
 @flag("--write-baseline", WHICH, "Accept the current findings: write them to the baseline.")
 @flag("--suspects", WHICH, "Also show suspects: problems that the doctor could not confirm.")
@@ -150,7 +153,7 @@ def _choose_format(style: str | None, as_json: bool, sarif: str | None) -> str:
     chosen = list(dict.fromkeys(filter(None, formats)))
     if len(chosen) > 1:
         problem = f"{' and '.join(chosen)} both print on stdout."
-        raise UsageError(problem, fix="one of them, or --sarif FILE.sarif")
+        raise UsageError(problem, fix="only one of them, or --sarif FILE.sarif")
     return chosen[0] if chosen else "text"
 
 
@@ -188,7 +191,7 @@ def _check(
     }
     given = [name for name, value in subjects.items() if value]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other.", fix="one at a time")
+        raise UsageError(f"{' and '.join(given)} cannot be used together.", fix="one at a time")
     if command == []:
         example = "paralab doctor -- torchrun --nproc_per_node=2 train.py"
         raise UsageError("`--` is not followed by a command.", fix=example)

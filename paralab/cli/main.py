@@ -98,7 +98,8 @@ def _exit_with(context: click.Context, error: ParalabError) -> NoReturn:
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Treat output that cannot be written as an error, even if the failure shows only on flush."""
+    """Treat output that cannot be written as an error, even if the failure appears only on
+    flush."""
     try:
         yield
     except SystemExit:

@@ -1,4 +1,4 @@
-"""Click options: derived from dataclass fields, or shared by several commands.
+"""Click options: derived from dataclass fields, or shared by multiple commands.
 
 Options have no defaults here, because the dataclass defines the defaults. An option that was not
 given is None.

@@ -130,7 +130,7 @@ def _run(name: str, as_json: bool, options: dict[str, Any]) -> None:
 
 
 def _refuse_contradictions(options: dict[str, Any], as_json: bool) -> None:
-    """Before measuring, reject options that contradict each other, and existing output files."""
+    """Before measuring, reject contradictory options and existing output files."""
     markdown, blank = options["markdown"], options["blank"]
     if as_json and str(markdown) == "-":
         raise UsageError("--json and `-` both print on stdout.", fix="a file name instead of `-`")

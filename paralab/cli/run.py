@@ -86,7 +86,7 @@ def run(
 ) -> None:
     """Train a workload with a STRATEGY and report what it cost.
 
-    Under torchrun, or srun with several tasks, the launched processes become the ranks, and rank 0
+    Under torchrun, or srun with multiple tasks, the launched processes become the ranks, and rank 0
     reports. With --slurm, paralab submits a job, follows it, and fetches its result.
 
     \b
@@ -123,7 +123,7 @@ def run(
         click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
         return
     if as_json and live:
-        raise UsageError("--live and --json cannot be used together.", fix="one of them")
+        raise UsageError("--live and --json cannot be used together.", fix="only one of them")
 
     here: Launcher = JoinedLauncher(launched) if launched else LocalLauncher()
     how: dict[str, Any] = {"say": printer(quiet=as_json and slurm is not None)}
@@ -160,6 +160,6 @@ def _use_torchrun(request: Request, chosen: RunOptions, slurm: bool, launched: b
 
     if slurm:
         problem = "--launcher torchrun and --slurm cannot be used together."
-        raise UsageError(problem, fix="one of them")
+        raise UsageError(problem, fix="only one of them")
     if not launched:
         become_torchrun(make_plan(request)[0], chosen.max_restarts)

@@ -39,7 +39,7 @@ def show(
     """Show recorded runs. paralab recomputes all results from the recorded events and does not need
     torch.
 
-    Pass several runs to see them side by side.
+    Pass multiple runs to see them side by side.
 
     paralab show runs/ddp --figure timeline --svg timeline.svg
     """

@@ -26,7 +26,7 @@ BUDGET = "Do not start another search round once half of this time has passed."
 
 DEVICES = "Search every way to use this many devices."
 ANY_BATCH = (
-    "Also search the batch size, by samples per second. Another batch size is different training."
+    "Also search the batch size, by samples per second. A different batch size changes training."
 )
 
 

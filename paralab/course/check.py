@@ -1,6 +1,6 @@
 """Grade a sheet against its run. Each item is right, wrong, missing, or not judged. judge_cell.py
-judges table cells, judge.py judges answers. A human must read the items that are not judged; their
-points do not count.
+judges table cells, and judge.py judges answers. A human must read the items that are not judged;
+their points do not count.
 """
 
 import difflib

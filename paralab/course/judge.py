@@ -131,7 +131,7 @@ def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Sta
 
 
 def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool:
-    """Return whether a number or its inverse is a fact. 0, 1, 2, and 95 % are always allowed."""
+    """Return whether a number or its inverse is a fact. 0, 1, 2, and 95% are always allowed."""
     pure = ("", "number", "share")
     if number.kind not in pure:
         facts = [fact for fact in facts if fact.kind in ("", number.kind)]

@@ -13,7 +13,7 @@ from paralab.course.judge import Judgment, plain, yes_or_no
 from paralab.course.numbers import ROUNDING, Stated, quantities
 
 NONE = ("no", "none", "n/a", "not available")
-# Pieces of `94 % and 66 %`: one number per device.
+# Pieces of `94% and 66%`: one number per device.
 PIECES = re.compile(r"\s*(?:,?\s+and\s+|;|\s/\s|,\s)\s*")
 
 

@@ -22,7 +22,7 @@ from paralab.plan.batches import even_sizes
 from paralab.plan.remarks import find_sharing
 from paralab.units import plural, seconds, size
 
-EQUALLY = 1.1  # loads within 10 % are considered equal
+EQUALLY = 1.1  # loads within 10% are considered equal
 
 
 class Measured(Row, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ def why_no_load(row: Measured) -> str:
 
 
 def copying_seconds(row: Measured) -> float:
-    """Return the seconds spent on copies per step, or 0 if torch makes them inside its calls."""
+    """Return the seconds spent on copies per step, or 0 if torch copies inside its own calls."""
     return sum(row.observed.copying.values())
 
 
@@ -164,13 +164,13 @@ def rank_losses(row: Measured) -> list[float]:
 
 
 def interval(speed: SpeedUp) -> str:
-    """`95 % CI 1.80–1.95`."""
+    """`95% CI 1.80–1.95`."""
     limits = phrases.interval(speed)
-    return f"95 % CI {limits}" if limits else "too few rounds for an interval"
+    return f"95% CI {limits}" if limits else "too few rounds for an interval"
 
 
 def change(before: float, after: float) -> str:
-    """`29 % less`, `the same`."""
+    """`29% less`, `the same`."""
     if abs(after - before) < 0.005 * before:
         return "the same"
     return f"{share(abs(after - before) / before)} {'more' if after > before else 'less'}"

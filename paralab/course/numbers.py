@@ -1,4 +1,4 @@
-"""Read numbers the way students write them: `39,7 ms`, `0.0397 s`, `1,768`, `94 %`, `two`."""
+"""Read numbers the way students write them: `39,7 ms`, `0.0397 s`, `1,768`, `94%`, `two`."""
 
 import math
 import re

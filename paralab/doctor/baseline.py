@@ -76,7 +76,7 @@ def _read(path: Path) -> Counter[Accepted]:
     try:
         content = json.loads(path.read_text("utf-8"))
         if content["version"] != VERSION:
-            raise UsageError(f"{path} is a baseline of another version.", fix=again)
+            raise UsageError(f"{path} is a baseline from a different version.", fix=again)
         return Counter(
             {
                 Accepted(str(row["id"]), str(row["file"]), str(row["code"])): int(row["count"])
@@ -88,4 +88,4 @@ def _read(path: Path) -> Counter[Accepted]:
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", fix=again) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is not a baseline of paralab doctor.", fix=again) from error
+        raise UsageError(f"{path} is not a baseline from paralab doctor.", fix=again) from error

@@ -43,11 +43,11 @@ def entry(id: str) -> Entry:
     if written[:1] in GROUPS:
         ids = [known for known in ENTRIES if known[0] == written[0]]
         raise UsageError(
-            f"There is no entry {id!r}; those of {GROUPS[written[0]]!r} are {', '.join(ids)}.",
-            fix="one of them",
+            f"There is no entry {id!r}. Group {written[0]} has {', '.join(ids)}.",
+            fix="one of these ids",
         )
     raise UsageError(
-        f"There is no entry {id!r}; an id is one of {', '.join(GROUPS)} and a number.",
+        f"There is no entry {id!r}. An id is one of {', '.join(GROUPS)}, followed by a number.",
         fix="paralab doctor --explain all",
     )
 

@@ -249,7 +249,7 @@ def observe(
     many = f" for {plural(steps, 'step')}" if steps else ""
     cost = ""
     if observed.cost is not None:
-        cost = f" (watching took {observed.cost:.1%} of their time by their own clocks)"
+        cost = f" (by their own clocks, watching took {observed.cost:.1%} of their time)"
     return case.close(
         shlex.join(command),
         ("ranks",),

@@ -9,7 +9,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "suspect")
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace lines `first` to `last` of a file (from 1, both included) with `lines`. To insert
+    """Replace lines `first` to `last` of a file (counted from 1, inclusive) with `lines`. To insert
     before line n, use first=n and last=n-1."""
 
     file: str

@@ -1,7 +1,7 @@
 """Fixes as text: a finding's edits become a unified diff and, with --fix, a new file.
 
 Edits replace whole lines and keep everything else byte for byte. A file that has changed since the
-check stays unchanged.
+check is left alone.
 """
 
 import ast

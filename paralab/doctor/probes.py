@@ -46,7 +46,7 @@ class Torch:
 @dataclass(frozen=True)
 class Link:
     """An all-reduce between two ranks. `copy_seconds` is the time to copy the same number of bytes
-    in memory. `problem` is why no time was measured."""
+    in memory. `problem` says why no time was measured."""
 
     backend: str
     ranks: tuple[str, str]

@@ -69,7 +69,7 @@ class Diagnosis:
             lines.append(f"Not checked: {self.not_checked}.")
         suspects = self.count("suspect")
         if suspects and not suspects_shown:
-            lines.append(f"{suspects}, possible but undecided. Try: --suspects")
+            lines.append(f"{suspects}, possible but not confirmed. Try: --suspects")
         for id, number in self.hidden.items():
             title = ENTRIES[id].title
             found = plural(number, f"{id} finding")

@@ -1,4 +1,4 @@
-"""Check many scripts in several processes. A file that cannot be analyzed becomes one line in the
+"""Check many scripts in multiple processes. A file that cannot be analyzed becomes one line in the
 report."""
 
 import gc

@@ -88,7 +88,7 @@ def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> l
             if beyond:
                 found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
             if loop.lineno == loop_line and not only_around and found:
-                return found  # a statement that leaves an outer loop did not leave this one
+                return found  # a statement that leaves an outer loop does not count
             beyond = beyond or loop.lineno == loop_line
     return found
 

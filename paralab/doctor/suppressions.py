@@ -1,8 +1,8 @@
 """Comments that silence a finding: `# paralab: ignore[G01] reason`, at the end of the line or alone
 on the line before it.
 
-A comment covers its whole statement, because a formatter may split the statement over several
-lines. Case and spaces do not matter, so a comment that looks right works.
+A comment covers its whole statement, because a formatter may split the statement across lines. Case
+and spaces do not matter, so a comment that looks right works.
 """
 
 import io

@@ -63,8 +63,8 @@ class Window:
 
     @property
     def is_accumulated(self) -> bool:
-        """Return whether the passes come from one loop, not from several losses of one batch. In a
-        loop, the same line runs repeatedly, from the same callers, or from several callers with
+        """Return whether the passes come from one loop, not from multiple losses of one batch. In a
+        loop, the same line runs repeatedly, from the same callers, or from multiple callers with
         one batch each (no_sync)."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}

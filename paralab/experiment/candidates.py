@@ -43,7 +43,7 @@ class Candidates:
 
     def admit(self, requests: Iterable[Request], save: bool = False) -> list[Request]:
         """Return the configurations that can be measured. With `save`, replace one that does not
-        fit with its first variant that fits by recomputing blocks or accumulating."""
+        fit with its first variant (with recomputed blocks or accumulation) that fits."""
         plans: dict[Request, Plan] = {}
         for request in dict.fromkeys(requests):
             self.considered.add(self.name(request))

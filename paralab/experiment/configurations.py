@@ -195,8 +195,8 @@ def with_distinct_names(configurations: Sequence[Configuration]) -> list[Configu
     requests = [each.request for each in configurations]
     twice = next((each for each in configurations if requests.count(each.request) > 1), None)
     if twice:
-        problem = f"The configuration {twice.label!r} is given twice."
-        raise UsageError(problem, fix="give each configuration once; the rounds repeat it")
+        problem = f"The configuration {twice.label!r} appears twice."
+        raise UsageError(problem, fix="list each configuration once; the rounds repeat it")
     if len({request.prefix for request in requests}) > 1:
         problem = "Configurations with different --prefix values cannot share processes."
         raise UsageError(problem, fix="put --prefix outside the quotes")

@@ -10,7 +10,7 @@ from paralab.show.facts import Environment
 
 
 def environment() -> Environment:
-    """Inspect the machine, and try out low precisions if necessary."""
+    """Inspect the machine, and try low precisions if necessary."""
     machine = inspect_machine()
     precisions = {
         "fp64": {"cpu": "usable"},

@@ -103,8 +103,8 @@ def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
 
 
 def _at(request: Request, inspected: Inspected, batch_size: int) -> Plan | None:
-    """Return the plan with another batch size, assuming endless data. Return None if the batch is
-    too small to be split."""
+    """Return the plan with a different batch size, assuming endless data. Return None if the batch
+    is too small to be split."""
     try:
         plan = resolve_here(replace(request, batch_size=batch_size), inspected)
     except UsageError:

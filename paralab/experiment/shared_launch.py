@@ -1,4 +1,4 @@
-"""Perform several runs in one launch: the same processes perform one run after another, and a
+"""Perform multiple runs in one launch: the same processes perform one run after another, and a
 failed run does not affect the others.
 
 Starting a process that imports torch takes seconds, which is longer than a short run. A run that

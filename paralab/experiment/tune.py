@@ -9,9 +9,9 @@ important to measure each value next to the default, at about the same time.
     combined  the promising changes combined, two rounds          -> the best of everything
     final     the best and the default, verified, five rounds     -> how much faster, how certain
 
-Before a rung, configurations that do not fit in memory are pruned. Low precision is measured the
-same way but listed separately. It is fast because it rounds, which changes the last digits of the
-results.
+Before each phase (a rung), configurations that do not fit in memory are pruned. Low precision is
+measured the same way but listed separately. It is fast because it rounds, which changes the last
+digits of the results.
 """
 
 import statistics
@@ -122,7 +122,7 @@ def _roots(base: Request, names: list[str], devices: int | None) -> list[Request
     found = [with_common(base, own) for own in fixed]
     if not found:
         problem = f"{' and '.join(names)} cannot use exactly {plural(devices, 'device')}."
-        raise UsageError(problem, fix="another number of --devices, or tune all")
+        raise UsageError(problem, fix="a different number of --devices, or tune all")
     if len(names) == 1:
         return found
     found.sort(key=lambda layout: layout.strategy not in ("single", "ddp"))  # the default is first
@@ -131,7 +131,8 @@ def _roots(base: Request, names: list[str], devices: int | None) -> list[Request
 
 
 def _in_turns(columns: list[list[Request]]) -> list[Request]:
-    """Return the first of each column, then the second, because --trials may cut off the list."""
+    """Return the first of each column, then the second of each, because --trials may cut off the
+    list."""
     return [each for row in zip_longest(*columns) for each in row if each]
 
 
@@ -214,7 +215,7 @@ class _Search:
     ) -> None:
         """Measure a rung: the default and these configurations. The final rung verifies them."""
         self.rungs += 1
-        self.say(f"rung {self.rungs}: {what}, {plural(rounds, 'round')}")
+        self.say(f"phase {self.rungs}: {what}, {plural(rounds, 'round')}")
         first = [self.default] if self.default else []
         every = [self.candidates.configure(r) for r in dict.fromkeys([*first, *requests])]
         self.budget.spent += len(every) * rounds

@@ -142,7 +142,7 @@ def _resolve(
 
 
 def _cannot_run(each: Verified, strategy: str) -> bool:
-    """Return whether a configuration that `verify` chose does not suit the model: BatchNorm refuses
+    """Return whether a configuration that `verify` chose does not suit the model: BatchNorm rejects
     parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, fsdp ranks
     take different branches, or torch cannot run the optimizer on shards."""
     cause = each.cause or ""
@@ -236,7 +236,7 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
 
 
 def _grids(base: Request, split: Options) -> list[Options]:
-    """Return grids with several shards or sharded replicas: with a pipeline, and without one."""
+    """Return grids with multiple shards or sharded replicas: with a pipeline, and without one."""
     if base.shards or base.stages or base.micro_batches or base.zero:
         return []
     flat = {"replicas": split["replicas"], "stages": 1, "shards": 2}

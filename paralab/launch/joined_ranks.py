@@ -190,9 +190,9 @@ def lead(team: Team, job: Job) -> Outcome:
 
 
 class JoinedAttempts(Attempts):
-    """Rank 0's only attempt, because torchrun or Slurm restarts failed ranks. Ctrl-C reaches a rank
-    twice: directly, and forwarded by the launcher. So signals within REPEAT_SECONDS count as one.
-    """
+    """Rank 0's only attempt: torchrun or Slurm, not paralab, restarts failed ranks. Ctrl-C reaches
+    a rank twice: directly, and forwarded by the launcher. So signals within REPEAT_SECONDS count as
+    one."""
 
     together_seconds = REPEAT_SECONDS
 
@@ -231,8 +231,8 @@ class JoinedAttempts(Attempts):
         return exits
 
     def _towards(self) -> list[str | None]:
-        """Return the address of another node for each rank, which then uses the network interface
-        that leads there. If all ranks are on one node, return None for each rank."""
+        """For each rank, return the address of another node. The rank then uses the network
+        interface that leads there. If all ranks are on one node, return None for each rank."""
         nodes = [place.node for place in self.places]
         away = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
         if away is None:
@@ -241,7 +241,7 @@ class JoinedAttempts(Attempts):
         return [other if node == nodes[0] else self.team.address for node in nodes]
 
     def _require_shared_folder(self) -> None:
-        """Refuse a run folder that some nodes cannot see: their ranks could not write events."""
+        """Reject a run folder that some nodes cannot see: their ranks could not write events."""
         blind = {
             place.node
             for rank, place in enumerate(self.places)

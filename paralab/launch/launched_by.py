@@ -1,7 +1,7 @@
 """Detect the launcher: torchrun, srun, and others set environment variables for each process.
 
 torchrun and compatible launchers  RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT …
-srun with several tasks            SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
+srun with multiple tasks            SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_NODEID …
 
 torchrun provides an address for the rendezvous, and often serves a store there. srun provides
 neither. So rank 0 takes a free port and writes its address to a file in the job's working
@@ -36,7 +36,7 @@ class LaunchedRank:
     local_rank: int | None
     node: int | None  # the node number, or None if unknown
     attempt: str  # distinguishes this rendezvous from those of other jobs and restarts
-    restarts: int = 0  # how often the launcher has restarted the job
+    restarts: int = 0  # how many times the launcher has restarted the job
     address: str | None = None  # where the ranks rendezvous; None if rank 0 must choose it
     port: int | None = None
     served: bool = False  # whether the launcher itself serves a store at that address
@@ -159,7 +159,7 @@ def assign_places(facts: list[dict[str, Any]]) -> tuple[Place, ...]:
     """
     nodes = [fact["machine"] if fact["node"] is None else fact["node"] for fact in facts]
     masks = [(fact["machine"], tuple(fact["mask"])) for fact in facts]
-    # Several nodes with the same name are one machine that simulates several nodes.
+    # Multiple nodes with the same name are one machine that simulates multiple nodes.
     named = {(node, fact["name"]) for node, fact in zip(nodes, facts, strict=True)}
     ambiguous = len(named) > len({name for _, name in named})
 

@@ -71,7 +71,7 @@ def run_ranks(
     deadlines: Deadlines | None = None,
     seat: Seat | None = None,
 ) -> RankExits:
-    """Train several plans one after another in the same processes. Start as many processes as the
+    """Train multiple plans one after another in the same processes. Start as many processes as the
     plan with the most ranks needs.
 
     Each spec comes from `Training.to_spec`. `on_poll` gets the status board, on which it can ask
@@ -178,7 +178,7 @@ def failure_code(code: int | None, post: Post) -> int | None:
 
 def _end(ranks: list[Child], grace_seconds: float = GRACE_SECONDS) -> None:
     """Ask the ranks to stop, wait, then kill them. This also runs after Ctrl-C, so other signals
-    must not interrupt it. If a signal arrives meanwhile, raise it afterwards."""
+    must not interrupt it. If a signal arrives in the meantime, raise it afterward."""
     unwinding = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     arrived: list[int] = []
     before = set_handlers(dict.fromkeys(STOPS, lambda number, frame: arrived.append(number)))

@@ -56,7 +56,7 @@ class Attempts:
         self.failed: list[FailedAttempt] = []
 
     def run_ranks(self, attempt: int, stop: StopRequest) -> RankExits:
-        """Run the ranks on this machine. A launcher for several machines overrides this."""
+        """Run the ranks on this machine. A launcher for multiple machines overrides this."""
 
         def on_poll(board: StatusBoard) -> None:
             self.show_progress()

@@ -51,13 +51,13 @@ class RunOptions:
     )
     max_restarts: int = option("Restart failed ranks up to N times.", CHECKPOINTS, default=0)
     start_deadline: float = option(
-        "Stop the run if its first step begins later than this.", CHECKPOINTS, **DEADLINE
+        "Stop the run if its first step has not begun after this time.", CHECKPOINTS, **DEADLINE
     )
     step_deadline: float = option(
         "Stop the run if a step takes longer than this.", CHECKPOINTS, **DEADLINE
     )
     save_deadline: float = option(
-        "Stop the run if saving a checkpoint blocks training longer than this.",
+        "Stop the run if saving a checkpoint blocks training for longer than this.",
         CHECKPOINTS,
         **DEADLINE,
     )
@@ -67,13 +67,13 @@ class RunOptions:
         return Deadlines(self.start_deadline, self.step_deadline, self.save_deadline)
 
     def leave_restarts_to(self, launcher: str, fix: str) -> None:
-        """Refuse --max-restarts if another launcher started the ranks."""
+        """Reject --max-restarts if another launcher started the ranks."""
         if self.max_restarts:
             problem = f"--max-restarts {self.max_restarts}: only {launcher} can restart these ranks"
             raise UsageError(f"{problem}.", fix=f"{fix}, and resumes with --checkpoint DIR")
 
     def check(self) -> None:
-        """Refuse options that contradict each other or the checkpoint folder."""
+        """Reject options that contradict each other or the checkpoint folder."""
         if self.checkpoint is None and (self.checkpoint_every is not None or self.resume):
             flag = "--checkpoint-every" if self.checkpoint_every is not None else "--resume"
             raise UsageError(f"{flag} needs a checkpoint folder.", fix=f"{flag} … --checkpoint DIR")

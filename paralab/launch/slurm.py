@@ -97,7 +97,7 @@ ENDINGS = _table("""
     FAILED | ended with exit code {code} | read {prints}
 """)
 
-# A pattern in sbatch's refusal of a job, and the fix. Use the first match.
+# A pattern in sbatch's error for a rejected job, and the fix. Use the first match.
 REFUSALS = _table(r"""
     invalid partition|partition name | --slurm partition=NAME: {partitions} (* is the default)
     time limit|--time | --slurm time=MINUTES or time=HOURS:MINUTES:SECONDS, at most TIMELIMIT
@@ -154,7 +154,7 @@ def require_commands() -> None:
 
 
 def submit(script: Path, options: Mapping[str, str | None]) -> int:
-    """Submit the script and return the job number. Raise a UsageError if Slurm refuses it."""
+    """Submit the script and return the job number. Raise a UsageError if Slurm rejects it."""
     done = _call("sbatch", "--parsable", str(script), environment=_environment(options))
     number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
     if done.returncode or not number.isdigit():
@@ -208,7 +208,7 @@ def explain_refusal(stderr: str, script: Path | str) -> UsageError:
         names = dict.fromkeys(_call("sinfo", "--noheader", "--format=%P").stdout.split())
         fix = fix.format(partitions=", ".join(names) or "sinfo lists them")
     detail = list_nodes() if "MEMORY" in fix or "TIMELIMIT" in fix else None
-    return UsageError(f"Slurm refused the job: {message} (the script is {script})", fix, detail)
+    return UsageError(f"Slurm rejected the job: {message} (the script is {script})", fix, detail)
 
 
 def _message(stderr: str) -> str:

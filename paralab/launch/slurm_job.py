@@ -1,7 +1,7 @@
 """The launcher for `paralab run --slurm`: write a job script, submit it, and follow the job.
 
-The job plans on its own nodes, because the submitting machine may have another CPU and no GPU. We
-read its progress from the run folder, which must be on a file system that both machines share.
+The job plans on its own nodes, because the submitting machine may have a different CPU and no GPU.
+We read its progress from the run folder, which must be on a file system that both machines share.
 """
 
 import json
@@ -78,7 +78,7 @@ class SlurmLauncher:
         return Outcome(RunFolder(follower.run), "completed" if done else "failed", slurm=state)
 
     def _allocate(self, request: Request) -> Allocation:
-        """Return what to request. Refuse mistakes that would fail on any machine."""
+        """Return what to request. Reject mistakes that would fail on any machine."""
         refuse_inside()
         check(request)
         check_reference(request.workload)

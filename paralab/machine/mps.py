@@ -1,4 +1,4 @@
-"""NVIDIA's MPS, which lets several processes compute on one GPU at the same time. Without it, they
+"""NVIDIA's MPS, which lets multiple processes compute on one GPU at the same time. Without it, they
 take turns.
 
 The daemon belongs to a guard process with its own session. The guard stops the daemon when its

@@ -29,7 +29,7 @@ class Optimizers:
         self.numbers: dict[int, int] = {}
         self.made: dict[int, int] = {}  # steps of each optimizer that still exists
         self.count = 0  # number of optimizers
-        self.before = 0  # steps of deleted optimizers; a script may train several models in turn
+        self.before = 0  # steps of deleted optimizers; a script may train multiple models in turn
         self.living: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.open: dict[int, Fields] = {}
 

@@ -2,8 +2,8 @@
 
 Events stay in memory until this process has a rank: from the launcher's environment, from
 init_process_group, or else at its first backward pass. A process with none of these (the parent of
-spawned ranks, a DataLoader worker, a tool) does not write anything. An error in our code is
-recorded and switches watching off; the user's program never sees it.
+spawned ranks, a DataLoader worker, a tool) does not write anything. If our code fails, it records
+the error and stops watching; the user's program never sees it.
 """
 
 import json

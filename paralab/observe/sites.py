@@ -76,7 +76,7 @@ def _lines(at: Where) -> list[tuple[CodeType, int]]:
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
     """Return the number of a place and, the first time, the event that describes it. Two
-    instructions on the same line are the same place."""
+    instructions on the same line count as the same place."""
     if not at:
         return None, None
     if at in _of:

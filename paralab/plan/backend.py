@@ -1,6 +1,6 @@
 """How ranks exchange tensors: the torch.distributed backend, and what changes if ranks share a GPU.
 
-Without MPS, processes take turns on a GPU, and each wait for another rank costs a turn, so one
+Without MPS, processes take turns on a GPU, which switches whenever a rank waits for another, so one
 large bucket is best. With MPS, small buckets overlap with the backward pass as usual.
 docs/collectives.md has the measurements.
 """
@@ -30,7 +30,7 @@ NCCL_SHARES = (2, 30)  # from this version on, several NCCL ranks may use one GP
 
 
 def share_gpus(layout: Layout) -> bool:
-    """Return whether several ranks use the same GPU."""
+    """Return whether multiple ranks use the same GPU."""
     users = Counter(name for row in layout.cells for name in {cell.name for cell in row})
     return layout.device == "cuda" and max(users.values()) > 1
 
@@ -69,10 +69,10 @@ def choose_backend(
         )
     because = {
         "nccl": "no two ranks share a GPU",
-        "local": "the ranks share a GPU, which NCCL refuses"
+        "local": "the ranks share a GPU, which NCCL does not allow"
         if layout.device == "cuda"
         else "CPU ranks on one machine share memory",
-        "gloo": "ranks share a GPU, which NCCL refuses"
+        "gloo": "ranks share a GPU, which NCCL does not allow"
         if layout.device == "cuda"
         else "the ranks are CPU processes",
     }
@@ -101,9 +101,9 @@ def _refuse_nccl_sharing(request: Request, machine: Machine, probe: Callable[[st
     """Say why NCCL cannot serve ranks that share a GPU. If the user requests NCCL, run a trial."""
     if machine.nccl < NCCL_SHARES:
         version = ".".join(map(str, machine.nccl)) or "an unknown version"
-        return f"ranks share a GPU, which NCCL refuses before version 2.30 (here: {version})"
+        return f"ranks share a GPU, which NCCL does not allow before version 2.30 (here: {version})"
     if request.backend != "nccl":
-        return "ranks share a GPU, which NCCL supports only as an experiment"
+        return "ranks share a GPU, which NCCL supports only experimentally"
     tried = probe("nccl")
     return "" if tried.works else f"ranks share a GPU, and NCCL failed in a trial: {tried.reason}"
 
@@ -148,7 +148,7 @@ def choose_bucket(
         default = math.ceil(summary.parameter_bytes / 2**20) + 1.0
         text, because = (
             f"{default:g} MB",
-            "ranks take turns on the GPU; one bucket needs the fewest",
+            "ranks take turns on the GPU; one bucket needs the fewest turns",
         )
     given = f"{request.bucket_mb:g} MB" if request.bucket_mb else None
     reasons.choose("bucket", given, text, because)

@@ -77,7 +77,7 @@ def _choose_micro_batches(request: Request, stages: int, samples: int, reasons: 
     schedule = request.schedule
     most = min(2 * stages, samples)
     fitting = [n for n in range(1, most + 1) if not schedule or not misfit(schedule, stages, n)]
-    because = f"2 × {plural(stages, 'stage')}, or fewer for a small batch; more shorten the bubble"
+    because = f"2 × {plural(stages, 'stage')}, or fewer for a small batch; more shrink the bubble"
     default = max(fitting, default=most)
     micro_batches = reasons.choose("micro-batches", request.micro_batches, default, because)
 

@@ -1,4 +1,4 @@
-"""Refuse configurations that can never run, or that cannot run with this model."""
+"""Reject configurations that can never run, or that cannot run with this model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gra
 
 
 def check(request: Request) -> None:
-    """Refuse a configuration that can never run, on any machine with any model."""
+    """Reject a configuration that can never run, on any machine with any model."""
     if request.strategy not in STRATEGIES:
         raise unknown("strategy", request.strategy, STRATEGIES)
     _check_each_option(request)
@@ -63,7 +63,7 @@ def _check_each_option(request: Request) -> None:
 
 
 def _check_combinations(request: Request) -> None:
-    """Refuse options that do not work together."""
+    """Reject options that do not work together."""
     if (request.loss_scale or request.no_scaler) and request.precision != "fp16":
         given = f"--loss-scale {request.loss_scale:g}" if request.loss_scale else "--no-scaler"
         raise UsageError(
@@ -104,7 +104,8 @@ def _check_combinations(request: Request) -> None:
     if request.recompute == "selective" and request.schedule == "zero-bubble":
         raise UsageError(
             "--schedule zero-bubble recomputes each block twice, for the gradients of its input "
-            "and of its weights, but --recompute selective keeps its tensors only once.",
+            "and of its weights, but --recompute selective keeps its tensors for only one "
+            "recomputation.",
             fix="--recompute full, or another schedule",
         )
     flag = f"--shards {request.shards}" if has_shards(request) else f"--zero {request.zero}"
@@ -125,7 +126,7 @@ def _check_combinations(request: Request) -> None:
 
 
 def _check_grid(request: Request) -> None:
-    """Refuse combinations of axes that hybrid does not support."""
+    """Reject combinations of axes that hybrid does not support."""
     stages, shards = count_stages(request), count_shards(request)
     if splits_layers(request) and stages == 1 and (request.schedule or request.micro_batches):
         given, instead = f"--schedule {request.schedule}", "leave out --schedule"
@@ -159,7 +160,7 @@ def _check_prefix(prefix: str) -> None:
 
 
 def check_model(request: Request, machine: Machine, summary: Summary) -> None:
-    """Refuse a model or an optimizer that the strategy would train incorrectly or not at all."""
+    """Reject a model or an optimizer that the strategy would train incorrectly or not at all."""
     strategy, request = request.strategy, with_schedule(request)
     check_parameters(request, summary)
     if summary.sparse and (strategy not in ("single", "ddp") or request.compress):
@@ -229,7 +230,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
     copies = strategy == "dp" and not machine.gpus
     if summary.hooked and (zero in (2, 3) or splits_layers(request) or copies):
         raise UsageError(
-            f"{strategy} replaces parameters by {'copies' if copies else 'shards'}, which do not "
+            f"{strategy} replaces parameters with {'copies' if copies else 'shards'}, which do not "
             f"have the gradient hook of {summary.hooked[0]!r} in {summary.name}.",
             fix="change gradients in the optimizer's step, or use ddp",
         )
@@ -252,7 +253,8 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
 
 
 def _dtypes(request: Request, summary: Summary) -> list[str]:
-    """Return the parameters' dtypes in training. fp64 leaves at most a real and a complex one."""
+    """Return the parameters' dtypes in training. In fp64, there is at most one real and one complex
+    dtype."""
     if request.precision == "fp64":
         return sorted({"complex128" if "complex" in each else "float64" for each in summary.dtypes})
     return list(summary.dtypes)

@@ -48,7 +48,7 @@ class Device:
     torch    the torch device for its tensors: `cuda:1`, `cpu`
     role     `replica 0`, `stage 1`
     virtual  whether it is a share of a CPU
-    shared   whether several devices in the plan use this GPU
+    shared   whether multiple devices in the plan use this GPU
     """
 
     name: str
@@ -169,7 +169,7 @@ def _name_gpus(places: Sequence[Place]) -> dict[str, str]:
 def _index_of_device(place: Place, places: Sequence[Place], number: int) -> int:
     """Return the index of a rank's device `number` among the GPUs it sees.
 
-    If several ranks see the same GPUs, they take turns choosing one. A rank that has GPUs to itself
+    If multiple ranks see the same GPUs, they take turns choosing one. A rank that has GPUs to itself
     uses them in order.
     """
     together = [other for other in places if other.node == place.node and other.gpus == place.gpus]

@@ -80,7 +80,7 @@ def choose_lossy(request: Request, reasons: Reasons) -> Lossy:
     )
     if lossy.has_outer_optimizer:
         outer = f"SGD with lr {lossy.outer_lr:g}, Nesterov momentum {lossy.outer_momentum:g}"
-        reasons.add("outer optimizer", outer, "requested; it steps by the average change (DiLoCo)")
+        reasons.add("outer optimizer", outer, "requested; it applies the average change (DiLoCo)")
     return lossy
 
 
@@ -124,7 +124,7 @@ def provable(request: Request, num_steps: int) -> Request:
 
 
 def check_lossy(request: Request) -> None:
-    """Refuse lossy options that cannot work or have no effect."""
+    """Reject lossy options that cannot work or have no effect."""
     name = f"--compress {request.compress}" if request.compress else request.strategy
     if is_lossy(request) and request.replicas == 1:
         raise UsageError(
@@ -147,8 +147,8 @@ def check_lossy(request: Request) -> None:
 
     if request.sync_every_pass:
         raise UsageError(
-            f"{name} does not work with --sync-every-pass, which reduces the same gradient several "
-            "times, so it would be compressed several times.",
+            f"{name} does not work with --sync-every-pass, which reduces the same gradient "
+            f"repeatedly, so it would be compressed repeatedly.",
             fix="leave out one of the two",
         )
     if request.compress == "powersgd" and request.precision == "fp16":
@@ -167,7 +167,7 @@ def check_lossy(request: Request) -> None:
 
 
 def check_parameters(request: Request, summary: Summary) -> None:
-    """Refuse models whose parameters or gradients the algorithm does not support."""
+    """Reject models whose parameters or gradients the algorithm does not support."""
     if is_lossy(request) and summary.imaginary:
         name = f"--compress {request.compress}" if request.compress else request.strategy
         raise UsageError(

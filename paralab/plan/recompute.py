@@ -44,8 +44,8 @@ def choose_recomputed(
     if stateful:
         because += (
             f"; not {listed(stateful)}: in a trial step, recomputing this failed or gave a "
-            "different result (state such as BatchNorm's statistics, a cache, or operators that "
-            "work in place)"
+            "different result (state such as BatchNorm's statistics, a cache, or in-place "
+            "operators)"
         )
     if shared:
         because += (

@@ -21,7 +21,7 @@ SHARED_DEVICE = "shared:"
 
 
 def find_sharing(remarks: Iterable[str]) -> str:
-    """Return the remark about hardware that several devices share, or an empty string."""
+    """Return the remark about hardware that multiple devices share, or an empty string."""
     words = (SHARE_CORES, SHARED_DEVICE)
     return next((remark for remark in remarks if any(word in remark for word in words)), "")
 
@@ -51,7 +51,7 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
         where = f"all of a rank's stages are on one device ({shared})"
         remarks.append(f"{where}, so there is no model parallelism")
     elif shared:
-        works = f"{shared} does the work of several devices"
+        works = f"{shared} does the work of multiple devices"
         remarks.append(f"{SHARED_DEVICE} {works}, so no speed-up is possible")
     return tuple(remarks)
 

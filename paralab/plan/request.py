@@ -28,7 +28,7 @@ STRATEGIES: Mapping[str, str] = {
     "each has some of the heads and columns of every layer that can be split",
     "cp": "context parallelism: one process per shard; "
     "each has a part of every sequence, and for attention some of the heads",
-    "mp": "model parallelism: one process with its layers on several devices; "
+    "mp": "model parallelism: one process with its layers on multiple devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
     "hybrid": "a grid of replicas × stages × shards: ddp or fsdp, a pipeline, and tensor parallelism",
@@ -46,7 +46,7 @@ PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
-# strategies with several processes
+# strategies with multiple processes
 BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")
 COMPILED = (  # strategies that call a whole block from one thread
     "single",
@@ -133,7 +133,7 @@ class Request:
         examples=({"shards": 2},),
     )
     schedule: str | None = option(
-        "Run each stage in its own process, in this order.",
+        "Run each stage in its own process, with passes in this order.",
         PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
@@ -163,7 +163,7 @@ class Request:
         always=True,
     )
     outer_lr: float | None = option(
-        "DiLoCo: the outer optimizer's learning rate; it steps by the average change.",
+        "DiLoCo: the learning rate of the outer optimizer, which applies the average change.",
         PARALLELISM,
         strategies=AVERAGED,
         usual=1.0,
@@ -252,7 +252,7 @@ class Request:
         label="compress {}".format,
     )
     powersgd_rank: int | None = option(
-        "PowerSGD: the rank of these matrices.",
+        "PowerSGD: the rank of the matrices that it sends.",
         DDP,
         strategies=COMPRESSED,
         usual=1,
@@ -317,7 +317,7 @@ def count_shards(request: Request) -> int:
 
 
 def has_shards(request: Request) -> bool:
-    """Return whether several ranks share the work of one stage on the same samples."""
+    """Return whether multiple ranks share the work of one stage on the same samples."""
     return splits_layers(request) or splits_sequences(request)
 
 

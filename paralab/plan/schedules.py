@@ -51,7 +51,7 @@ def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
     """Return each pipeline rank's actions, in order.
 
     A rank runs some forward passes ahead, then alternates forward and backward passes, then runs
-    the remaining backward passes. With several parts, it switches to its next part after each round
+    the remaining backward passes. With multiple parts, it switches to its next part after each round
     of micro-batches. In zero-bubble, rank r runs a weight pass r backward passes late.
     """
     chunks, split = PARTS_PER_RANK[schedule], schedule == "zero-bubble"
@@ -81,7 +81,7 @@ def order(schedule: str, stages: int, micro_batches: int) -> list[list[Action]]:
 
 
 def rounds(stages: int, micro_batches: int) -> int:
-    """Return the number of rounds in a schedule with several parts per rank. Each round has about
+    """Return the number of rounds in a schedule with multiple parts per rank. Each round has about
     `stages` micro-batches."""
     return max(1, micro_batches // stages)
 
@@ -102,8 +102,8 @@ def misfit(schedule: str, stages: int, micro_batches: int) -> str | None:
 
 
 def ideal_bubble(stages: int, micro_batches: int, schedule: str = "gpipe") -> float:
-    """Return the ideal bubble, which assumes that all passes of a kind take equally long and that
-    sending takes no time.
+    """Return the ideal bubble, which assumes that all passes of a kind take the same time and that
+    sending takes none.
 
     With s stages, m micro-batches, and v parts per rank (the examples have s = 2 and m = 4):
 

@@ -46,7 +46,7 @@ SAVERS: tuple[Options, ...] = (
 
 
 def splits(devices: int, axes: int) -> list[tuple[int, ...]]:
-    """Return the ways to arrange devices along axes. With several axes, use at least two, because
+    """Return the ways to arrange devices along axes. With multiple axes, use at least two, because
     a single axis is another strategy's layout.
 
         8 devices, 1 axis     8

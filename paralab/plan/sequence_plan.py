@@ -27,7 +27,7 @@ def require_blocks(
         raise UsageError(
             f"cp cannot split the sequences of {summary.name} over {plural(shards, 'shard')}: "
             f"{plan.problem}.",
-            fix="another number of --shards, or tp, ddp, or fsdp",
+            fix="a different number of --shards, or tp, ddp, or fsdp",
         )
     because = "a split forward and backward pass in fp64 equals the plain one; "
     because += f"their activations take 1/{shards} of the memory, and everything else is replicated"

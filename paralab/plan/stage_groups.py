@@ -48,7 +48,7 @@ def _merge(layers: Sequence[Layer]) -> Layer:
 
 
 def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
-    """Do not split groups whose layers are in several parts of the model."""
+    """Do not split groups whose layers are in multiple parts of the model."""
     left: dict[TensorGroup, str] = {}
     for group in plan.kept:
         used = [number for number, part in enumerate(parts) if _uses(group, part.modules)]
@@ -58,8 +58,8 @@ def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
 
 
 def leave_fused_groups(plan: TensorPlan) -> TensorPlan:
-    """Do not split groups with several matrices side by side, because FSDP cannot shard them."""
-    why = "FSDP cannot shard a layer again whose shard is in several pieces"
+    """Do not split groups with multiple matrices side by side, because FSDP cannot shard them."""
+    why = "FSDP cannot shard a layer again if its shard is in multiple pieces"
     return _leave(plan, {group: why for group in plan.kept if group.in_pieces})
 
 

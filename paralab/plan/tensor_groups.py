@@ -140,7 +140,7 @@ def uneven_heads(number: int, shards: int) -> str | None:
         return None
     possible = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0)
     heads = f"{plural(number, 'head')} cannot be split over {shards} shards"
-    return f"{heads}, but over {possible}" if possible else heads
+    return f"{heads}, only over {possible}" if possible else heads
 
 
 def _head_counts(

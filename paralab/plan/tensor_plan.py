@@ -62,7 +62,7 @@ def require_groups(
         raise UsageError(
             f"{request.strategy} cannot split {summary.name} over {plural(shards, 'shard')}: "
             f"{plan.problem}.",
-            fix="another number of --shards, or ddp or fsdp",
+            fix="a different number of --shards, or ddp or fsdp",
         )
     split = sum(group.weights for group in plan.kept)
     because = f"they have {count(split)} of {count(plan.parameters)} parameters, and a sharded "

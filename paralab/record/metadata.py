@@ -3,7 +3,7 @@ Reading never runs code from the file.
 
 torch.distributed.checkpoint (DCP) writes this file as a pickle, and a pickle can call any function
 by name. So this reader replaces each name with a placeholder that only stores its arguments. It
-never imports or calls anything that the file names, refuses names outside a fixed list, and checks
+never imports or calls anything that the file names, rejects names outside a fixed list, and checks
 every field.
 
 Our checkpoints contain only tensors. Anything else is an error, because DCP would unpickle it

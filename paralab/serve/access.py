@@ -34,7 +34,7 @@ WRONG_METHOD = "This server answers only GET and HEAD requests: it never changes
 
 
 class Guard:
-    """Refuses requests before they reach the app, and adds the security headers to all answers."""
+    """Rejects requests before they reach the app, and adds the security headers to all answers."""
 
     def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
         self.app, self.token, self.cookie = app, token, cookie

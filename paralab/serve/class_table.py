@@ -55,7 +55,7 @@ def find_classes(root: Path, rows: list[Row]) -> list[ClassFolder]:
 
 
 class ClassTable:
-    """The grades of one class. `grade_next` may be called from several threads."""
+    """The grades of one class. `grade_next` may be called from multiple threads."""
 
     def __init__(self, root: Path, name: str, practical: str) -> None:
         self.root, self.folder, self.practical = root, find_folder(root, name), practical

@@ -23,7 +23,7 @@ MOST_BYTES = 200 << 20  # bytes of events; the doctor does not read more than th
 
 
 class LiveRun:
-    """One run. `update` may be called from several threads."""
+    """One run. `update` may be called from multiple threads."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.folder = root, RunFolder(open_folder(root, name))
@@ -34,7 +34,7 @@ class LiveRun:
         self._seen: tuple[object, ...] = ()
         self._snapshot: Snapshot | None = None
         self._findings: tuple[Finding, ...] = ()
-        self._doctor_note = "The doctor starts after the first steps."
+        self._doctor_note = "The doctor starts after the first few steps."
         self._doctor_due = 0.0  # time.monotonic()
         self._examined: tuple[int, Status] = (0, "starting")
 

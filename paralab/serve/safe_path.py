@@ -1,4 +1,4 @@
-"""Turn a name from a URL into a folder below the served folder, and refuse everything else.
+"""Turn a name from a URL into a folder below the served folder, and reject everything else.
 
 A run folder may come from someone else. Its links, or the run names in its manifest, may point to
 any file on this machine. So before a page reads a folder, `open_folder` checks that every link in
@@ -43,7 +43,7 @@ def open_folder(root: Path, name: str) -> Path:
 
 
 def require_inside(root: Path, folder: Path) -> None:
-    """Refuse links and runs outside `root`, and anything that is not a file or a folder."""
+    """Reject links and runs outside `root`, and anything that is not a file or a folder."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             require_file_inside(root, Path(parent, name))

@@ -13,7 +13,7 @@ from paralab.serve.app import Site, make_app, new_token
 from paralab.serve.served import Served
 
 ADDRESS = "127.0.0.1"
-SHUTDOWN_SECONDS = 2  # time for requests that are still being answered
+SHUTDOWN_SECONDS = 2  # time for open requests to finish
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]  # if it is not installed

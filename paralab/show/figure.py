@@ -36,12 +36,12 @@ def find_figure(document: Document, name: str) -> Chart:
         raise UsageError(f"There is no figure {name!r}: {document.title} has no charts.")
     several = [each for each in named if each.startswith(f"{name}-")]
     if several:
-        raise UsageError(f"There are several figures {name!r}.", fix=", ".join(several))
+        raise UsageError(f"There are multiple figures {name!r}.", fix=", ".join(several))
     raise unknown("figure", name, named)
 
 
 def name_figures(document: Document) -> dict[str, Chart]:
-    """Return all charts by name: `speed-up`, `timeline`. If several configurations have the same
+    """Return all charts by name: `speed-up`, `timeline`. If multiple configurations have the same
     chart, its name ends with the configuration: `timeline-ddp-x2`."""
     blocks = [block for section in document.sections for block in section.blocks]
     found = [(*_name_parts(block), block) for block in blocks if isinstance(block, Chart)]

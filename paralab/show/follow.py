@@ -258,7 +258,7 @@ class Follower:
 
     def communication_share(self, rank: int) -> float | None:
         """Return the share of a step in which this rank's buckets are transferred, as in the
-        summary. A rank that waits for a slower one does not communicate."""
+        summary. Waiting for a slower rank does not count."""
         recents = [each.recent for each in self.ranks]
         moved, lengths = [], []
         for number in set.intersection(*(set(recent) for recent in recents)):

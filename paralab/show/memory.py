@@ -44,9 +44,9 @@ def _cell(value: int | None) -> str:
 
 
 def _sentence(fit: Fit) -> str:
-    """`fits: 76.5 MiB of 14.9 GiB (0.5 %); the largest batch size that fits is 8192 (14.9 GiB)`."""
+    """`fits: 76.5 MiB of 14.9 GiB (0.5%); the largest batch size that fits is 8192 (14.9 GiB)`."""
     verdict = "[green]fits[/]" if fit.fits else "[red]does not fit[/]"
-    share = f"{100 * fit.needed / fit.bytes:.3g} %"
+    share = f"{100 * fit.needed / fit.bytes:.3g}%"
     largest = fit.no_largest
     if fit.largest_batch_size is not None:
         largest = f"the largest batch size that fits is {fit.largest_batch_size:,} "

@@ -172,7 +172,7 @@ def metric_lines(result: Result) -> Iterator[tuple[str, str]]:
     metrics, flops = result.metrics, result.metrics.flops
     if metrics.communication_seconds:
         share = f"{metrics.communication_share:.0%} of the step"
-        rule = "" if metrics.keeps_rule else ", above the 10 % rule of thumb"
+        rule = "" if metrics.keeps_rule else ", above the 10% rule of thumb"
         hidden = f"{metrics.overlap:.0%} hidden behind compute"
         exposed = seconds(metrics.exposed_communication_seconds)
         exposed += f" exposed ({metrics.exposed_share:.0%})"

@@ -1,4 +1,4 @@
-"""Show a run in the terminal: a progress bar, the live view, or a line per 10 % of progress."""
+"""Show a run in the terminal: a progress bar, the live view, or a line per 10% of progress."""
 
 from collections.abc import Callable
 from typing import Protocol

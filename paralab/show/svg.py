@@ -144,7 +144,8 @@ class Axis:
 
     def labels(self) -> list[tuple[float, str]]:
         """Return the ticks, with the unit after the last one: `0 20 40 60 ms`."""
-        last = ((tick, f"{words} {self.unit}".rstrip()) for tick, words in self.ticks[-1:])
+        space = "" if self.unit in ("", "%") else " "
+        last = ((tick, f"{words}{space}{self.unit}") for tick, words in self.ticks[-1:])
         return [*self.ticks[:-1], *last]
 
 

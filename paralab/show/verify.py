@@ -88,8 +88,8 @@ def _reasons(result: VerifyResult) -> list[str]:
     found = [f"differs: {each.cause}" for each in result.configurations if each.cause]
     if any(each.as_simulated for each in result.configurations):
         found.append(
-            "as simulated: equal to the same algorithm on one device, but not to plain training, "
-            "from which the weights differ as in 'as requested'"
+            "as simulated: equal to the same algorithm on one device, but not to plain training; "
+            "'as requested' shows how far the weights differ"
         )
     if result.dropout != "none":
         found.append(f"dropout was {result.dropout}: splitting the work changes its random numbers")

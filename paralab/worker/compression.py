@@ -90,9 +90,10 @@ class Cast:
 
 
 class PowerSgd:
-    """Wraps torch's hook, which averages gradients, so multiply them by the number of ranks first.
+    """Wraps torch's hook. The hook averages gradients, so multiply them by the number of ranks
+    first.
 
-    torch's hook starts all-reduces in callbacks. With several buckets, ranks could start them in
+    torch's hook starts all-reduces in callbacks. With multiple buckets, ranks could start them in
     different orders, so wait for each all-reduce immediately.
     """
 

@@ -226,7 +226,7 @@ class _Inspector:
         started = time.perf_counter()
         problem = find_split_problem(workload, model, self.batch, trial.controls)
         # A small batch may lack the rare samples that reveal a problem, so try a larger one.
-        # With random numbers or state, the first call has already replaced the model's forward.
+        # If the model has random numbers or state, the first call has already replaced its forward.
         again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
         if not problem and again and workload.batch_size < ENOUGH:
             problem = find_split_problem(workload, model, self.load(ENOUGH), trial.controls)
@@ -278,7 +278,7 @@ def _build_model(workload: Workload) -> nn.Module:
 def skip_compiler_import() -> None:
     """Prevent torch from importing its compiler, which takes a second. Optimizers and the FLOP
     counter import it only to mark functions as not compilable, but inspections compile nothing.
-    If this has no effect in another torch version, an inspection takes a second longer."""
+    If this has no effect in a different torch version, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
         if function := getattr(method, "__wrapped__", None):

@@ -273,7 +273,7 @@ class _Trial:
 
 
 class _KnownSizes(TorchDispatchMode):
-    """Refuse operators whose fake results are too small. A recurrent layer also saves a workspace,
+    """Reject operators whose fake results are too small. A recurrent layer also saves a workspace,
     whose size only the library that runs it (oneDNN, cuDNN) knows."""
 
     UNKNOWN = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")

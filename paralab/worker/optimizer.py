@@ -17,7 +17,8 @@ from paralab.workload.workload import Workload
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    """Create an optimizer for this rank's parameters. Other stages' parameters are on meta."""
+    """Create an optimizer for this rank's parameters. Other stages' parameters are on the meta
+    device."""
     parameters = [parameter for parameter in model.parameters() if not parameter.is_meta]
     if not any(parameter.requires_grad for parameter in parameters):
         # This stage trains nothing, but no optimizer accepts an empty list.
@@ -33,7 +34,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
         raise UsageError(
             f"optimizer(parameters) of {workload.name} returned {what}, but paralab needs a single "
             "torch.optim.Optimizer.",
-            fix="one optimizer with several parameter groups: "
+            fix="one optimizer with multiple parameter groups: "
             "SGD([{'params': a, 'lr': 0.1}, {'params': b, 'lr': 0.01}])",
         )
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -99,7 +100,7 @@ def chooses_by_position(workload: Workload, model: nn.Module) -> bool:
     half = len(parameters) // 2
     whole = _settings(workload, parameters)
     for part in (parameters[:half], parameters[half:]):
-        with suppress(Exception):  # for example, it may refuse an empty group
+        with suppress(Exception):  # for example, it may reject an empty group
             own = _settings(workload, part)
             if any(own.get(id(each)) != whole.get(id(each)) for each in part):
                 return True

@@ -3,7 +3,7 @@ them once the device has finished the step.
 
 Each step writes a `step` event. The first `DETAILED_STEPS` steps also write details: forward,
 backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step writes details,
-to keep the run folder small. If details would cost more than 1 % of a step because of many marks on
+to keep the run folder small. If details would cost more than 1% of a step because of many marks on
 a GPU, only some of the first steps write details (see `sampled`).
 """
 
@@ -49,7 +49,7 @@ def sampled(steps: int) -> int:
 
 
 class Probe:
-    """Collects one rank's notes. Several threads may add notes, because list.append is atomic."""
+    """Collects one rank's notes. Multiple threads may add notes, because list.append is atomic."""
 
     def __init__(self, clock: Clock, writer: EventWriter, detail_every: int = 1) -> None:
         self.detail_every = detail_every  # applies to the first DETAILED_STEPS steps
@@ -184,7 +184,7 @@ class SplitNotes:
 
     def __init__(self, devices: list[str], probe: Probe) -> None:
         self.probe = probe
-        self.expected = Counter(devices)  # several replicas on one GPU write several events
+        self.expected = Counter(devices)  # multiple replicas on one GPU write multiple events
         self.shapes: dict[str, list[list[int]]] = {}
 
     def __call__(self, device: str, inputs: Any) -> None:

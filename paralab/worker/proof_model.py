@@ -22,7 +22,7 @@ from paralab.workload.state import restored
 from paralab.workload.workload import Workload
 
 SAMPLES = 2
-BRANCH_SECONDS = 1.0  # time limit for finding samples that take other branches
+BRANCH_SECONDS = 1.0  # time limit for finding samples that take different branches
 MOST_BRANCHES = 64  # samples to try
 MOST_PROVED = 4  # branches
 
@@ -54,7 +54,8 @@ def load_samples(workload: Workload, most: int = SAMPLES) -> Any:
 
 
 def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> list[Any]:
-    """Return single samples for which the model calls other submodules than for `batch`. All ranks
+    """Return single samples for which the model calls different submodules than for `batch`. All
+    ranks
     use those that rank 0 finds, because the search has a time limit."""
     split = workload.unpack or unpack
     samples = load_samples(workload, MOST_BRANCHES)

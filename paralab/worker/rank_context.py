@@ -44,7 +44,7 @@ AccumulationStep = list[MicroBatch]
 
 def with_idle_steps(steps: list[AccumulationStep], needed: int) -> list[AccumulationStep]:
     """Add steps with weight zero if a small last batch has fewer steps than `needed`, because all
-    ranks must gather the same parameters equally often."""
+    ranks must gather the same parameters the same number of times."""
     idle = [replace(micro, share=0.0) for micro in steps[0]]
     return [idle] * (needed - len(steps)) + steps
 
@@ -128,7 +128,7 @@ def set_up_rank(
 
 
 def _make_streams(plan: Plan, rank_number: int) -> RandomStreams | None:
-    """Create random streams if several virtual devices or replicas share a generator."""
+    """Create random streams if multiple virtual devices or replicas share a generator."""
     names = [device.torch for device in plan.ranks[rank_number].devices]
     threaded = plan.strategy == "dp" or (plan.device == "cpu" and plan.micro_batches > 1)
     shared = len(set(names)) < len(names)

@@ -39,7 +39,7 @@ class SplitEmbedding(nn.Embedding):
         elsewhere = (words < first) | (words >= first + own)
         found = F.embedding((words - first).masked_fill(elsewhere, 0), weight.to_local(), padding)
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        # The model may change the result in place, which autograd refuses for DTensor's view.
+        # The model may change the result in place, which autograd rejects for DTensor's view.
         return sum_over_shards(found, self.mesh).clone()
 
 

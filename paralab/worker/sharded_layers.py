@@ -94,7 +94,7 @@ class MatrixParallel(ParallelStyle):
             if not self.rows:
                 return nn.functional.linear(copy_to_shards(x, mesh), weight, bias)
             summed = sum_over_shards(nn.functional.linear(x, weight), mesh)
-            # The model may change the result in place, which autograd refuses for DTensor's view.
+            # The model may change the result in place, which autograd rejects for DTensor's view.
             return summed.clone() if bias is None else summed + bias
 
         layer.forward = forward

@@ -158,7 +158,7 @@ class StageModule(nn.Module):
         return run is not None and run.stage is self and not run.begun
 
     def _at_start_of(self, start: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Begin this stage if `start` is its number. End it if `start` is the next number."""
+        """Begin this stage if `start` is its own number. End it if `start` is the next stage's."""
         run = StageModule.active or self.trial
         if run is None or run.stage is not self:
             return None

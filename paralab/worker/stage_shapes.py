@@ -45,7 +45,7 @@ def _call(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
     if _changes_in_place(func):
         args = (args[0].clone(), *args[1:])
     if func in _device_constructors() or "device" in kwargs:
-        # The model may have read the device from its inputs, which are on meta here.
+        # The model may have read the device from its inputs, which are on the meta device here.
         wanted = kwargs.get("device")
         if wanted is None or torch.device(wanted).type == "meta":
             kwargs = kwargs | {"device": device}

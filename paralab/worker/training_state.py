@@ -70,7 +70,7 @@ class TrainingState:
 
     def tensors(self) -> State:
         """Return the state without copying it. Only one rank saves each unsharded tensor. If
-        several replicas saved a buffer, DCP would pick an arbitrary replica's value."""
+        multiple replicas saved a buffer, DCP would pick an arbitrary replica's value."""
         model = {f"model.{name}": _storable(p.detach()) for name, p in self.parameters.items()}
         optimizer: State = {}
         plain: dict[str, dict[str, Any]] = {}

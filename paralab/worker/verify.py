@@ -66,7 +66,7 @@ class TrainingTrace:
             raise UsageError(
                 "On a single device, all gradients are zero in "
                 f"{plural(len(self.losses), 'step')}, so a comparison would prove nothing.",
-                fix="initial weights, data, or a --seed with other gradients",
+                fix="initial weights, data, or a --seed with nonzero gradients",
             )
 
     def save(self, path: Path) -> None:
@@ -125,7 +125,8 @@ def compare(mine: TrainingTrace, reference: TrainingTrace) -> dict[str, Any]:
 
 
 def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[float, float, str]:
-    """Return the largest absolute and relative differences, and the relatively worst parameter."""
+    """Return the largest absolute and relative differences, and the parameter with the largest
+    relative difference."""
     start = reference.start
     updates = {name: float((end - start[name]).norm()) for name, end in reference.end.items()}
     # If a sum nearly cancels (such as the gradient of a LayerNorm weight), the result is mostly
@@ -167,7 +168,7 @@ def _fit_factor(mine: Tensors, reference: Tensors) -> tuple[float, float]:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return this rank's parameters. Those on meta belong to other ranks' stages."""
+    """Return this rank's parameters. Those on the meta device belong to other ranks' stages."""
     return {name: p for name, p in model.named_parameters() if not p.is_meta}
 
 

@@ -49,7 +49,7 @@ class ShardedOptimizer(Zero):  # type: ignore[misc]
                 parameters_as_bucket_view=contiguous,
                 **whole.defaults,
             )
-        except ValueError as error:  # the parameters have several dtypes
+        except ValueError as error:  # the parameters have multiple dtypes
             raise UsageError(f"--zero 1: {error}.", fix="one dtype, --zero 2, or ddp") from error
         context.meter.ignored |= addresses(map(local, parameters))
 

@@ -63,7 +63,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     ),
     "moe": BuiltIn(
         "paralab.workload.moe",
-        "the same transformer, with several feed-forward networks of which each token uses two",
+        "the same transformer, with multiple feed-forward networks of which each token uses two",
         _MOE,
     ),
 }

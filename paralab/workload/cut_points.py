@@ -276,7 +276,7 @@ def _assign_modules(
         part, end_part = (sum(cut <= number for cut in cuts) for number in (call, end))
         if part != end_part:
             what = f"module {name!r}" if name else "the model itself"
-            return [], f"{what} has parameters or buffers, and its forward is in several parts"
+            return [], f"{what} has parameters or buffers, and its forward is in multiple parts"
         for parameter in parameters:
             if (other := part_of.setdefault(parameter, part)) != part:
                 return [], f"a parameter of {name!r} is tied: parts {other} and {part} both use it"

@@ -1,4 +1,4 @@
-"""`moe`: the transformer of `gpt` with several feed-forward networks (experts) per block. A gate
+"""`moe`: the transformer of `gpt` with multiple feed-forward networks (experts) per block. A gate
 sends each token to the `chosen` experts with the highest scores, and adds their weighted outputs.
 
 We do not drop tokens or balance the experts with a loss, because both would make a sample's result
@@ -16,7 +16,7 @@ from paralab.workload.workload import Workload
 
 class Experts(nn.Module):
     """Feed-forward networks for single tokens. Dim 0 of each parameter is the expert, so every
-    parameter gets a gradient even if no token chooses one of the experts."""
+    parameter gets a gradient even if no token chooses an expert."""
 
     def __init__(self, dim: int, experts: int, chosen: int) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ def is_expensive(operator: Any) -> bool:
 
 
 class _Together:
-    """Combines several contexts into one, which can be entered repeatedly, because a zero-bubble
+    """Combines multiple contexts into one, which can be entered repeatedly, because a zero-bubble
     schedule recomputes a block twice: for the gradients of its input and of its weights."""
 
     def __init__(self, contexts: list[MakeContext]) -> None:

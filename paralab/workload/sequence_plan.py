@@ -40,7 +40,7 @@ class SplitBlock:
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """The blocks of a model for a number of shards. `problem` says why they cannot be used, if so.
+    """The blocks of a model for a number of shards. If they cannot be used, `problem` says why.
 
     length  the number of tokens in the trial; batches may differ
     """

@@ -38,7 +38,7 @@ class ParameterUse(TorchFunctionMode):
         self.users: dict[int, set[str]] = {}  # id of a parameter -> innermost submodules
         self._inside = [""]  # the model itself, and the submodules whose calls have not ended
         self._owners: dict[int, set[str]] = {}  # parameter -> all submodules with it
-        places: dict[int, list[set[str]]] = {}  # tied weights have several names
+        places: dict[int, list[set[str]]] = {}  # tied weights have multiple names
         for place, parameter in model.named_parameters(remove_duplicate=False):
             names = accumulate(place.split(".")[:-1], "{}.{}".format)
             places.setdefault(id(parameter), []).append(set(names))

@@ -116,7 +116,7 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """The groups of a model for a number of shards. `problem` says why they cannot be used, if so.
+    """The groups of a model for a number of shards. If they cannot be used, `problem` says why.
 
     left   other linear layers and embeddings, and the reasons why they are in no group
     """

@@ -34,7 +34,8 @@ OUTSIDE = "something outside the model"
 
 @contextmanager
 def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
-    """Count how often each submodule is called in this block, and append the counts to `calls`."""
+    """Count how many times each submodule is called in this block, and append the counts to
+    `calls`."""
     counts: Counter[str] = Counter()
     with watched(model, enter=lambda name, _: counts.update([name])):
         yield
@@ -119,8 +120,8 @@ def try_step(
 
 
 def _train(loss: _Loss, samples: Any, calls: list[Counter[str]]) -> tuple[int, int]:
-    """Run forward and backward. Return the FLOPs, or 0 if torch cannot count them, and how often
-    BatchNorm normalized over the batch."""
+    """Run forward and backward. Return the FLOPs, or 0 if torch cannot count them, and how many
+    times BatchNorm normalized over the batch."""
     counter = FlopCounter()
     # The counter does not support fused attention on a CPU, but it does count matrix products.
     with counter, sdpa_kernel(SDPBackend.MATH), _counting_batch_norms() as batch_norms:
@@ -148,7 +149,7 @@ def _require_loss(workload: Workload, loss: Any) -> None:
 
 @contextmanager
 def _counting_batch_norms() -> Iterator[list[int]]:
-    """Count how often BatchNorm, as a module or a function, normalizes over the batch."""
+    """Count how many times BatchNorm, as a module or a function, normalizes over the batch."""
     original, count = nn.functional.batch_norm, [0]
 
     def counted(*args: Any, **kwargs: Any) -> Any:

@@ -95,7 +95,7 @@ def test_text(diagnosis, capsys):
         "not checked net.py: check S01 unused failed: KeyError: 'x'\n",
         "note my train.py:9: no reason\n",
         "2 errors, 2 warnings in 2 files. Try: paralab doctor --explain H03\n",
-        "1 suspect, possible but undecided. Try: --suspects\n",
+        "1 suspect, possible but not confirmed. Try: --suspects\n",
         "Off by default: 2 H17 findings (",
         "). Try: --select H17\n",
         "Silenced: 1 by comments.\n",

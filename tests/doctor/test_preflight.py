@@ -117,7 +117,7 @@ def test_sound_machines_give_nothing():
         (
             machine({**TORCHRUN, "RANK": "2"}),
             ("L02", "error"),
-            "RANK=2 does not exist with WORLD_SIZE=2",
+            "RANK=2 is out of range for WORLD_SIZE=2",
         ),
         (
             machine(TORCHRUN, address=Address("nod01", None, None, "unknown name")),

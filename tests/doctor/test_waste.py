@@ -135,7 +135,7 @@ def test_too_few_micro_batches():
 def test_stages_that_idle_more_than_their_schedule_makes_them():
     found = judge_stages(measured=0.35, ideal=0.2, busy=[0.02, 0.05])
     assert found.id == "W05"
-    assert "Stage 1 computes longest, 50 ms" in found.why
+    assert "Stage 1 computes the longest, 50 ms" in found.why
     assert found.gain == pytest.approx(0.15)
     assert judge_stages(measured=0.25, ideal=0.2, busy=[0.05, 0.05]) is None
 

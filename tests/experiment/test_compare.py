@@ -237,7 +237,7 @@ def test_tune_searches_layouts_that_fit(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare", "single", "single"], ["given twice"]),
+        (["compare", "single", "single"], ["appears twice"]),
         (["compare", "single", "dpp"], ["Did you mean 'dp'"]),
         (["compare", "ddp --replcas 2"], ["--replcas"]),
         (["scale", "single", "--replicas", "1,2"], ["single"]),

@@ -24,7 +24,7 @@ def test_real_dataparallel_splits_inside_the_model(tmp_path):
         "run", "dp", "--replicas", "3", "--steps", "3", "--device", "cuda", "--json", cwd=tmp_path
     ).json
     if torch.cuda.device_count() < 3:
-        assert any("does the work of several devices" in warning for warning in result["warnings"])
+        assert any("does the work of multiple devices" in warning for warning in result["warnings"])
     assert sorted(split["shape"] for split in result["splits"]) == [
         [20, 1024],
         [22, 1024],

@@ -123,7 +123,7 @@ def test_uneven_heads_are_refused_with_the_numbers(attribute):
     layers = {"qkv": layer("qkv", outputs=3 * 768), "o": layer("o", inputs=768)}
     assert uneven(group, layers, (attribute,), 4) is None
     problem = uneven(group, layers, (attribute,), 5)
-    assert problem == "12 heads cannot be split over 5 shards, but over 2, 3, 4, 6, 12"
+    assert problem == "12 heads cannot be split over 5 shards, only over 2, 3, 4, 6, 12"
     assert "2304 outputs" in uneven(group, layers, (), 5)
 
 

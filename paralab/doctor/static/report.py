@@ -26,7 +26,7 @@ class Place:
 
 At = Place | Call
 TESTS = ("test_", "_test_")
-ALONE = "ADGP"  # failures in these groups do not need several ranks
+ALONE = "ADGP"  # failures in these groups do not need multiple ranks
 
 
 def at(node: ast.AST, scope: Scope) -> Place:
@@ -64,7 +64,7 @@ def found(
 
 
 def _is_certain(script: Script, id: str, where: At) -> bool:
-    """Return whether a job definitely reaches this place (with several ranks, if the failure needs
+    """Return whether a job definitely reaches this place (with multiple ranks, if the failure needs
     them)."""
     scope = where.module.scope_of(where.node)
     reached = has_decided_tests(script, where.node, scope) and is_run(script, scope)

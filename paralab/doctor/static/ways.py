@@ -167,7 +167,7 @@ def starts_of_job(script: Script) -> list[Way]:
 
 @once_per_script
 def has_ranks(script: Script) -> bool:
-    """Return whether a machine definitely runs several ranks. With `world_size=args.world_size` and
+    """Return whether a machine definitely runs multiple ranks. With `world_size=args.world_size` and
     no mention of ranks, each machine has one process. With `world_size=1`, there is only one."""
     starts = script.calls_of(INIT)
     given = [call.argument(99, "world_size") for call in starts]

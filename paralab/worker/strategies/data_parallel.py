@@ -144,7 +144,7 @@ class VirtualDataParallel(nn.Module):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
     def reduce(self, used: int) -> None:
-        """Add the gradients of replicas 1 to used-1 to replica 0's gradients."""
+        """Add the gradients of replicas 1 … used-1 to those of replica 0."""
         first = list(self.replicas[0].parameters())
         with self.context.probe.span("reduce", bytes=sum(p.nbytes for p in first) * (used - 1)):
             for replica in self.replicas[1:used]:

@@ -1,4 +1,4 @@
-"""`mp` and `pipeline`: one model on several devices in one process, without changing the user's
+"""`mp` and `pipeline`: one model on multiple devices in one process, without changing the user's
 forward().
 
 A stage begins when the model calls a certain submodule. A hook on that submodule moves the tensors
@@ -105,7 +105,8 @@ class PipelineThreads(Strategy):
         return torch.stack(losses).sum().to(self.devices[0])
 
     def _sweep(self, passages: list[Passage], run: Callable[[Passage], None]) -> None:
-        """Run all micro-batches forward or backward, in threads that take turns or one by one."""
+        """Run all micro-batches forward or backward, in threads that take turns, or one by one
+        without threads."""
         if self.threads is None:
             for passage in passages:
                 run(passage)

@@ -20,7 +20,7 @@ ROUNDED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class OneDevice(Strategy):
-    """A model on one device that several replicas use in turn."""
+    """A model on one device that multiple replicas use in turn."""
 
     def __init__(self, context: RankContext, model: nn.Module, simulation: Simulation) -> None:
         self.context, self.simulation = context, simulation

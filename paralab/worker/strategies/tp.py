@@ -5,7 +5,7 @@ groups of layers, and the rest of the model is replicated.
     backward   [ replicated layers ][ rows ][ heads of this shard ][ columns ][all-reduce] …
 
 All shards process the same samples, compute the same loss, and get the same gradients for
-replicated parameters. Only the first shard reports the loss. With several replicas, each shard then
+replicated parameters. Only the first shard reports the loss. With multiple replicas, each shard then
 sums its gradients over the replicas.
 """
 

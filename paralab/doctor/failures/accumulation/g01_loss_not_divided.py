@@ -38,7 +38,7 @@ _SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")
 
 @check("G01", source="script")
 def undivided_loss(script: Script) -> Findings:
-    """Report a step that adds up several mean losses without dividing them or the gradients."""
+    """Report a step that adds up multiple mean losses without dividing them or the gradients."""
     if _changes_gradients(script):
         return
     judged: set[Call] = set()
@@ -61,7 +61,7 @@ def undivided_loss(script: Script) -> Findings:
     for call, step in () if divides_by_accumulation(script) else accumulations(script):
         is_fabric = call.target.endswith("Fabric.backward")  # it never divides the loss
         if call not in judged and (is_fabric or not script.imports("accelerate", "deepspeed")):
-            why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after several backward passes, and nothing divides the loss."
+            why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after multiple backward passes, and nothing divides the loss."
             yield found(script, "G01", "suspect", call, why, doubt=is_mean, also=(step,))
 
 

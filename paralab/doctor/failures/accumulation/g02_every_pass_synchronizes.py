@@ -58,7 +58,7 @@ def synchronizes_in_every_turn(script: Script) -> Findings:
     if is_parallel(script) and is_plain and not script.imports(*others):
         for call, step in accumulations(script):
             if call not in judged:
-                why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after several backward passes, and nothing calls `no_sync`."
+                why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after multiple backward passes, and nothing calls `no_sync`."
                 doubt = "if the model is the DDP wrapper, which all-reduces in each pass"
                 yield found(script, "G02", "suspect", call, why, doubt=doubt, also=(step,))
 

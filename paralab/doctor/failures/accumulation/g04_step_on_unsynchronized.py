@@ -93,7 +93,7 @@ def _unsynchronized_boundary(script: Script) -> Findings:
         size = window.number or ASSUMED
         known = (
             window.length is not None and window.length >= size
-        )  # in a shorter loop, a window spans several epochs
+        )  # in a shorter loop, a window spans multiple epochs
         for length in [window.length or 0] if known else [2 * size, 2 * size + 1]:
             turn = _unsynchronized_turn(window, forwards[0], length)
             if turn is None:

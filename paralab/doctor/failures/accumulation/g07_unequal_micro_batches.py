@@ -1,6 +1,6 @@
 """G07: Micro-batches of different sizes get the same weight.
 
-Symptom: No error. The gradient differs from that of the whole batch (by 19 % for micro-batches of 3, 3, and 2 samples).
+Symptom: No error. The gradient differs from that of the whole batch (by 19% for micro-batches of 3, 3, and 2 samples).
 Cause: Averaging the means of the micro-batches gives more weight to samples in small ones.
 Fix: Weight each loss by the size of its micro-batch, `loss * len(x) / samples`, or use drop_last=True.
 Reported: Lightning-AI/pytorch-lightning#19987

@@ -1,8 +1,7 @@
 """G08: Tokens in short sequences count more than tokens in long ones.
 
-Symptom: No error. The gradient differs from that of the whole batch, and may even point in another direction.
-Cause: Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks.
-Neither takes the token counts into account.
+Symptom: No error. The gradient differs from that of the whole batch, and may even point in a different direction.
+Cause: Cross-entropy averages over the tokens of one micro-batch, and DDP averages over ranks. Neither takes the token counts into account.
 Fix: Sum the loss, divide by the number of tokens in the whole step on all ranks, and multiply by the world size.
 Reported: huggingface/transformers#34191 #34242 #34373 meta-pytorch/torchtune#1917
 allenai/open-instruct#1736 modelscope/ms-swift#10165

@@ -274,7 +274,7 @@ def quiet(
 
 @once_per_script
 def windows(script: Script) -> list[Window]:
-    """Return every step that adds up several backward passes."""
+    """Return every step that adds up multiple backward passes."""
     found: dict[Call, Window] = {}  # one for each backward pass
     for events in timelines(script):
         for place, step in enumerate(events):

@@ -126,7 +126,7 @@ def prefix_refused(seen: Observation) -> Findings:
     saves = [save for rank in seen.ranks for save in rank.of(Save) if save.prefixed]
     why = (
         f"The file contains the state of the DDP wrapper, whose names begin with 'module.'. "
-        f"{refused.model_class} at {refused.site} refuses it: {refused.matched} of {refused.total} "
+        f"{refused.model_class} at {refused.site} rejects it: {refused.matched} of {refused.total} "
         "names match."
     )
     fix = f"{ENTRY.fix} For existing files: {{k.removeprefix('module.'): v for k, v in state.items()}}."

@@ -33,7 +33,7 @@ ENTRY = describe(
     __doc__,
     Message(
         r"PytorchStreamReader failed (?:reading|locating|finding)",
-        "{who} read a damaged checkpoint{at}. Several ranks wrote it at once (certain if "
+        "{who} read a damaged checkpoint{at}. Multiple ranks wrote it at once (certain if "
         "torch.save runs on every rank), its writer was killed, or a download was incomplete.",
         severity="suspect",
     ),
@@ -48,7 +48,7 @@ _ABOUT_RANKS = re.compile(
 _SAVES = re.compile(
     r"^(torch\.)?save(_\w*)?(checkpoint|ckpt|model|snapshot|weights|network|state)s?$|^save$", re.I
 )
-# With these frameworks, every rank must call the save function, or they choose the rank.
+# With these frameworks, every rank must call the save function, or the framework chooses the rank.
 _SAVE_TOGETHER = (
     "accelerate", "deepspeed", "lightning", "pytorch_lightning", "transformers", "composer", "ignite", "mmcv",
     "mmengine", "fairscale", "torch.distributed.checkpoint", "torch.distributed.fsdp", "megatron", "colossalai",
@@ -96,14 +96,14 @@ def every_rank_saves(script: Script) -> Findings:
         ]
         if reached:
             known = any(way.known for way in reached)
-            doubt = "" if known else "if several ranks call this function"
-            doubt = doubt if trains(script) else "if several ranks run this script"
+            doubt = "" if known else "if multiple ranks call this function"
+            doubt = doubt if trains(script) else "if multiple ranks run this script"
             doubt = (
                 "if the machines share a file system, because each machine has a rank for which this is true"
                 if apart
                 else doubt
             )
-            doubt = f"if `{code(doubts[0].test)}` is true on several ranks" if doubts else doubt
+            doubt = f"if `{code(doubts[0].test)}` is true on multiple ranks" if doubts else doubt
             why = f"All ranks save to `{code(path)}` at the same time, which can corrupt the file."
             yield found(script, "C03", "error", call, why, doubt=doubt)
     yield from _by_name(script, saves if starts else [])
@@ -159,7 +159,7 @@ def _on_every_machine(script: Script, saves: list[Call]) -> Findings:
             if is_for_one_rank(test) and "local_rank" in text and not _GLOBAL.search(text):
                 why = f"`{text}` is true once per machine."
                 fix = "Test the global rank: `dist.get_rank() == 0`."
-                doubt = "if several machines write to one file system"
+                doubt = "if multiple machines write to one file system"
                 yield found(script, "C03", "suspect", call, why, fix, doubt=doubt)
                 return
 

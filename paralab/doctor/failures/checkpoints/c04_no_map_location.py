@@ -65,7 +65,7 @@ def no_map_location(script: Script) -> Findings:
             known = _CHECKPOINT.search(text) or _LOADS.search(call.scope.name)
             if known and not any(is_for_one_rank(*one) for one in tests):
                 yield _finding(
-                    script, call, "if several ranks on one machine load a file saved from a GPU"
+                    script, call, "if multiple ranks on one machine load a file saved from a GPU"
                 )
 
 

@@ -118,7 +118,7 @@ def seed_with_rank(script: Script) -> Findings:
             continue
         why = (
             f"The seed `{code(seed)}` depends on the rank, so each rank shuffles differently before it takes its "
-            "share. Several ranks get the same samples, and some samples reach no rank."
+            "share. Multiple ranks get the same samples, and some samples reach no rank."
         )
         fix = "Use the same seed on all ranks; `set_epoch` changes the order."
         yield found(script, "T01", "error", sampler, why, fix)

@@ -177,7 +177,7 @@ def shuffled_once(script: Script) -> Findings:
             continue
         for call in _orders(script, first)[:1]:
             why = f"`{owner.name}` shuffles only here, so every epoch has the same batches in the same order."
-            doubt = "if one object is used for several epochs"
+            doubt = "if one object is used for multiple epochs"
             fix = "Shuffle in `__iter__` with seed + epoch, and let `set_epoch` change the epoch."
             yield found(script, "T02", "suspect", call, why, fix, doubt=doubt)
 

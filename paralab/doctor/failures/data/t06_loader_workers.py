@@ -2,7 +2,7 @@
 
 Symptom: Steps wait for data, or all cores are busy and everything is slow.
 Cause: num_workers is per rank, and ranks × workers compete for the same cores.
-Fix: Start with (cores ÷ ranks) − 1 workers per rank, then measure with other values.
+Fix: Start with (cores ÷ ranks) − 1 workers per rank, then try other values and measure.
 Reported: Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841
 
 - loader = DataLoader(data, batch_size=32, num_workers=16, sampler=sampler)
@@ -28,8 +28,9 @@ LONG_WAIT = 0.3  # share of the time between two batches
 DATA_SHARE = 0.10  # share of a recorded run's time
 JITTER_SECONDS = 0.002  # a delay that the operating system may cause
 LOAD_AHEAD = (
-    "Load while the device computes: num_workers=2 or more, with workers × ranks at most the "
-    "number of cores, and pin_memory=True on GPUs. Then use cheaper transforms, or prepare the data once."
+    "Load data while the device computes: use at least 2 workers (but workers × ranks at most the "
+    "number of cores), and pin_memory=True on GPUs. If that is not enough, use cheaper "
+    "transforms, or prepare the data once."
 )
 
 
@@ -95,7 +96,7 @@ def judge_data_wait(waited: float, step: float) -> Finding | None:
         return None
     share = waited / whole
     why = (
-        f"Between two steps every rank waits {seconds(waited)} for its next batch, {share:.0%} of the "
+        f"Between two steps, every rank waits {seconds(waited)} for its next batch, {share:.0%} of the "
         f"time (a step takes {seconds(step)})."
     )
     return make_finding("T06", "warning", why, None, fix=LOAD_AHEAD, gain=share)

@@ -1,7 +1,7 @@
 """D06: DataParallel without GPUs does nothing.
 
 Symptom: No error. The model runs as if it were not wrapped.
-Cause: Without CUDA the list of devices is empty, and forward calls the model directly.
+Cause: Without CUDA, the list of devices is empty, and forward calls the model directly.
 Fix: Check torch.cuda.device_count(). For several CPU processes, use DistributedDataParallel with gloo.
 
 + if torch.cuda.device_count() < 2:

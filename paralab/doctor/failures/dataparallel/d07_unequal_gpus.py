@@ -18,7 +18,7 @@ ENTRY = describe(
     __doc__,
     printed(
         r"imbalance between your GPUs\. You may want to exclude GPU (?P<gpu>\d+) which",
-        "GPU {gpu} has less than 75 % of the memory or cores of the largest one. DataParallel gives "
+        "GPU {gpu} has less than 75% of the memory or cores of the largest one. DataParallel gives "
         "every GPU the same share, so each step waits for GPU {gpu}.",
         severity="warning",
     ),

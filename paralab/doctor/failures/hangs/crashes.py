@@ -45,7 +45,7 @@ def died_of_a_signal(logs: Logs) -> Findings:
         root.signal, ("H11", "error", "Read the last lines it printed.")
     )
     who = root.who if len(crashed) == 1 else named(crashed)
-    why = f"{who} died of {root.signal}{root.where}. {meaning}"
+    why = f"{who} died with {root.signal}{root.where}. {meaning}"
     rank = root.rank if len(crashed) == 1 and len(logs.ranks) > 1 else None
     words = [str(x) for x in logs.lines if "terminate called" in x.text or "what():" in x.text]
     evidence = (*words[:3], *root.evidence())

@@ -138,7 +138,7 @@ def _order(which: str, one: Side, other: Side) -> Finding:
     why = (
         f"Collective {which} is {named(one.operation)} on rank {one.rank.rank}, but "
         f"{named(other.operation)} on rank {other.rank.rank}. Ranks match collectives by their order, "
-        "so these two hang or mix their data."
+        "so these two hang or mix up their data."
     )
     return make_finding("H04", "error", why, one.operation, _evidence(one, other))
 

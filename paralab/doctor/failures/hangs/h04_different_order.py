@@ -1,7 +1,7 @@
 """H04: Ranks call collectives in different orders.
 
 Symptom: All ranks time out together, each in a different collective.
-Cause: Ranks match collectives by their order, not by name: the first call on one rank belongs to the first on every other.
+Cause: Ranks match collectives by their order, not by name: the first call on one rank pairs with the first call on every other.
 Fix: Call the same collectives in the same order on every rank.
 Reported: pytorch/pytorch#22071 #78022 #100214 modelscope/ms-swift#9443
 

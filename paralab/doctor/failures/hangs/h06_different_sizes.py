@@ -21,8 +21,8 @@ ENTRY = describe(
         r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number>\d+), )?OpType=(?P<call>\w+)"
         r"(?:, TensorShape=(?P<mine>\[[\d, ]*\]))?.*?but Rank (?P<other>\d+) is running collective: "
         r"CollectiveFingerPrint\((?:SequenceNumber=\d+, )?OpType=\w+(?:, TensorShape=(?P<its>\[[\d, ]*\]))?",
-        "At collective {number}, rank {rank} calls {call} with shape {mine}, and rank {other} with "
-        "shape {its}{at}.",
+        "At collective {number}, rank {rank} calls {call} with shape {mine}, and rank {other} "
+        "calls it with shape {its}{at}.",
         blames=False,
     ),
 )

@@ -97,7 +97,10 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         why += f"Rank {rank} reports no timeout: it never arrived. "
         return _h10(first, why, rank, bool(logs.exits), evidence)
     if mismatch and mismatch.kind == "stuck" and not silent and len(ranks) == len(group):
-        why += "Every rank in this log has enqueued it. No rank is missing, so the connection does not work. "
+        why += (
+            "Every rank in this log has enqueued it. No rank is missing, so the connection is "
+            "broken. "
+        )
         why += "This is certain if the job works with NCCL_P2P_DISABLE=1."
         return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:

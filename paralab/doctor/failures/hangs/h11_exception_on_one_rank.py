@@ -83,8 +83,8 @@ ENTRY = describe(
     ),
     Message(
         r"device-side assert",
-        "A check inside a GPU kernel failed on {who}{at}, usually a class or token number out of "
-        "range. The traceback shows where the failure was noticed, not where it happened.",
+        "A check inside a GPU kernel failed on {who}{at}, usually because a class or token number "
+        "is out of range. The traceback shows where the failure was noticed, not where it happened.",
         fix="CUDA_LAUNCH_BLOCKING=1 shows the right line. Compare the largest label with the number "
         "of classes.",
     ),
@@ -112,7 +112,7 @@ ENTRY = describe(
     printed(
         r"(?:ncclUnhandledCudaError|unhandled cuda error|NCCL WARN)(?:.*Cuda failure \d* ?'(?P<what>[^']+)')",
         "A CUDA call inside NCCL failed on {who}{at}: {what}. The GPU had already failed, or the "
-        "driver does not match.",
+        "driver version does not match.",
         fix=FIRST_CUDA_ERROR,
     ),
     printed(

@@ -1,6 +1,6 @@
 """H15: The GPUs cannot access each other directly.
 
-Symptom: All ranks hang in the first all-reduce, with every GPU at 100 % load.
+Symptom: All ranks hang in the first all-reduce, with every GPU at 100% load.
 Cause: PCIe access control (ACS), an IOMMU, or the driver breaks direct access between two GPUs.
 Fix: Turn off ACS or set iommu=pt. Until then, run with NCCL_P2P_DISABLE=1.
 Limits: Needs two GPUs. Logs show the hang, not the hardware.
@@ -36,6 +36,9 @@ def broken_gpu_pair(facts: Facts) -> Findings:
             yield Finding("H15", "error", why, ENTRY.fix, evidence=evidence)
         else:
             why = f"{first} and {second} cannot complete an all-reduce, even with NCCL_P2P_DISABLE=1: {pair.direct.problem}."
-            fix = "NCCL_DEBUG=INFO shows where it stops. Driver, NCCL, and torch may not match."
+            fix = (
+                "NCCL_DEBUG=INFO shows where it stops. The versions of the driver, NCCL, and "
+                "torch may not match."
+            )
             doubt = "if idle GPUs fail as well"
             yield make_finding("H15", "suspect", why, None, evidence, fix=fix, doubt=doubt)

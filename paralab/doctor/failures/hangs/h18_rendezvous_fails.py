@@ -168,7 +168,7 @@ def more_ranks_than_processes(script: Script) -> Findings:
 
 
 def _is_spawn_index(script: Script, rank: ast.expr, init: Call) -> bool:
-    """Return whether the rank is the index from spawn, not a rank across several machines."""
+    """Return whether the rank is the index from spawn, not a rank across multiple machines."""
     return [script.evaluate(rank, init.scope, number) for number in (0, 1)] == [0, 1]
 
 
@@ -238,8 +238,8 @@ def wrong_world_size(facts: Facts) -> Findings:
 def unresolved_host(facts: Facts) -> Findings:
     if facts.host and facts.host_address is None:
         why = (
-            f"The name of this machine, {facts.host}, does not resolve. Unless an interface is "
-            "given, gloo and torchrun look the name up, and then hang or fail."
+            f"The name of this machine, {facts.host}, does not resolve. Unless you name an "
+            f"interface, gloo and torchrun look up this name, and then hang or fail."
         )
         fix = (
             f"Add the line `127.0.1.1 {facts.host}` to /etc/hosts, or use GLOO_SOCKET_IFNAME=lo and "

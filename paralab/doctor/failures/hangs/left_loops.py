@@ -93,8 +93,8 @@ def leaving(
     by_rank = condition is not None and condition.is_about_the_rank
     exited = fewer.reached_end and bool(ways) and all(each.kind == "exit" for each in ways)
     how = f" by `{way.kind}` under `if {condition.test}`" if way and condition else ""
-    how += "; several statements could have caused it" if ways and not way else ""
-    what = "is true on some ranks only" if by_rank else "uses a value that differs between ranks"
+    how += "; multiple statements could have caused it" if ways and not way else ""
+    what = "is true only on some ranks" if by_rank else "uses a value that differs between ranks"
     why = (
         f"Rank {fewer.rank} left the training loop {after}{how}, while {went}. The condition "
         f"{what}. The other ranks wait forever."

@@ -52,7 +52,7 @@ def _why(mismatch: Mismatch) -> str:
     calls = "; ".join(f"rank {rank} calls {_named(call)}" for rank, call in mismatch.came)
     why = f"At collective {mismatch.number} of group {mismatch.group}: {calls}. "
     if mismatch.kind == "behind":
-        who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Several ranks"
+        who = f"Rank {mismatch.odd}" if mismatch.odd is not None else "Multiple ranks"
         before = mismatch.last[mismatch.behind[0]]
         last = f" after {_named(before)}" if before else ""
         return f"{why}{who} never arrived{last}. A stack of that rank would confirm this."

@@ -139,7 +139,8 @@ def _two_places(first: Event, other: Event) -> Finding:
 
 
 def _left_early(logs: Logs, first: Event) -> Findings:
-    """Report a rank that exited with code 0: the other ranks lost it, and no rank failed."""
+    """Report a rank that exited with code 0: the others lost their connection to it, and no rank
+    failed."""
     was = f"{named([first.rank])} was {_describe_position(first)}"
     if first.alone:
         yield _alone(first, f"{was} when the others had exited.")

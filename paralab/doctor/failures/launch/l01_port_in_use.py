@@ -58,7 +58,7 @@ def every_rank_serves(script: Script) -> Findings:
                 f"Every rank listens on port {number} (`is_master=True`). The first rank on a "
                 "machine gets it, and the others fail with EADDRINUSE."
             )
-            fix, doubt = "Pass `is_master=(rank == 0)`.", "if several ranks run on one machine"
+            fix, doubt = "Pass `is_master=(rank == 0)`.", "if multiple ranks run on one machine"
             yield found(script, "L01", "suspect", store, why, fix, doubt=doubt)
 
 

@@ -38,6 +38,6 @@ def incomplete_launch(facts: Facts) -> Findings:
         yield Finding("L02", "error", why, fix, evidence=evidence)
     rank, ranks = launch.rank, launch.ranks if "WORLD_SIZE" in launch.variables else None
     if rank is not None and ranks is not None and rank >= ranks:
-        why = f"RANK={rank} does not exist with WORLD_SIZE={ranks}: ranks go from 0 to {ranks - 1}."
+        why = f"RANK={rank} is out of range for WORLD_SIZE={ranks}: ranks go from 0 to {ranks - 1}."
         fix = "Number the processes from 0, each with its own RANK."
         yield Finding("L02", "error", why, fix, evidence=evidence)

@@ -40,7 +40,7 @@ def device_ids_on_cpu(script: Script) -> Findings:
         makers = script.makers(model, wrap.scope)
         known = all(made.made or made.target.startswith("torch.nn.") for made in makers)
         if makers and known and all(_is_on_cpu(script, made.node) for made in makers):
-            why = f"`{code(wrap.node)}` names devices, but nothing moves the model from the CPU. DDP refuses this."
+            why = f"`{code(wrap.node)}` names devices, but nothing moves the model from the CPU. DDP rejects this."
             yield found(script, "L08", "error", wrap, why)
 
 

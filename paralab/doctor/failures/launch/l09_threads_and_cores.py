@@ -2,7 +2,7 @@
 
 Symptom: CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.
 Cause: torchrun sets OMP_NUM_THREADS to 1 if you do not set it. mp.spawn does not set it, so each rank uses all cores.
-Fix: Use cores ÷ ranks threads per rank.
+Fix: Set the number of threads per rank to cores ÷ ranks.
 Reported: pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677
 
   def worker(rank, ranks):
@@ -34,7 +34,7 @@ ENTRY = describe(
         r"Setting OMP_NUM_THREADS environment variable for each process to be (?P<threads>\d+) in default",
         "OMP_NUM_THREADS is not set, so torchrun gave every process {threads} thread. If the machine "
         "has more cores than ranks, work on the CPU is slower than necessary.",
-        fix="Set OMP_NUM_THREADS to cores / ranks before torchrun.",
+        fix="Set OMP_NUM_THREADS to cores / ranks before you start torchrun.",
         severity="suspect",
     ),
 )

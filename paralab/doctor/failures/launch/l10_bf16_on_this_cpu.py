@@ -3,7 +3,8 @@
 Symptom: 'Fatal Python error: Illegal instruction' in a Linear under CPU autocast; exit code 132 or signal 4.
 Cause: The CPU reports AMX, but this virtual machine probably does not allow its instructions.
 Fix: Set `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` before importing torch.
-Limits: We had no CPU that lists AMX but fails on it. Only logs and the machine check show this failure.
+Limits: We had no CPU that reports AMX but crashes on it. Only logs and the machine check show this
+failure.
 
 + import os
 +

@@ -88,7 +88,7 @@ def _without_update(script: Script, events: list[Event], one: Event) -> Findings
     if not updates or given is None or (not one.loops and not one.call.scope.is_function):
         return
     if any(each.how == "item" for each in script.reaching(given, one.call.scope)):
-        return  # every iteration has another optimizer
+        return  # every iteration has a different optimizer
     inside = [event for event in updates if event.loops[: len(one.loops)] == one.loops]
     steps = [event for event in events if event.role == "step"]
     if not inside and not any(step.loops[: len(one.loops)] == one.loops for step in steps):

@@ -10,7 +10,7 @@ from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
 
 CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
-# External calls that leave a scaler unchanged. Any other may do anything with it.
+# External calls that leave a scaler unchanged. Any other call may do anything with it.
 _HARMLESS = ("builtins.", "torch.", "logging.")
 HALF = frozenset({"torch.float16", "torch.half"})
 

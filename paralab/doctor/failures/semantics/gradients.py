@@ -92,7 +92,7 @@ def _forwards(window: Window | None) -> list[Forward]:
 
 
 def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
-    """Return the rank to blame, if only one of several ranks is guilty."""
+    """Return the rank to blame, if only one of several ranks is responsible."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 
 

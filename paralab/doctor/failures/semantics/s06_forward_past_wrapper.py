@@ -68,7 +68,8 @@ def _loss(backward: Call) -> ast.expr | None:
 
 
 def _is_past(script: Script, call: Call) -> bool | None:
-    """Return whether a call runs the module inside DDP (None means no; False, perhaps)."""
+    """Return True if a call runs the module inside DDP, False if it may, and None if it does
+    not."""
     function = call.node.func
     sure = holds_inner(script, function, call.scope)
     if sure is not None:
@@ -83,7 +84,7 @@ def _is_past(script: Script, call: Call) -> bool | None:
 
 
 def holds_inner(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
-    """Return whether a value is the module inside a DDP wrapper (None means no; False, perhaps)."""
+    """Return True if a value is the module inside a DDP wrapper, False if it may be, else None."""
     if depth > 6:
         return None
     match node:

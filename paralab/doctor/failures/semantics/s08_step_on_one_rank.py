@@ -1,7 +1,7 @@
 """S08: Only rank 0 takes the optimizer step. Replicas that drift for other reasons also get this
 id.
 
-Symptom: No error. Rank 0 learns; the other ranks keep their initial weights and send gradients of outdated weights.
+Symptom: No error. Rank 0 learns; the other ranks keep their initial weights and send outdated gradients.
 Cause: DDP synchronizes gradients, not parameters. Every rank must apply the same step.
 Fix: Step on every rank, and keep only printing and saving in the branch.
 

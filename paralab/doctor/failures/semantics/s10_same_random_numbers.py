@@ -99,7 +99,7 @@ def _same_seed(script: Script) -> Findings:
     trains = any(is_in_training(script, scope) for scope in scopes)
     sure = same and draws and trains and _runs(script, seed)
     why = (
-        f"`{code(seed.node)}` gives every rank the same random numbers, so {what} the same on "
+        f"`{code(seed.node)}` gives every rank the same random numbers, so {what} on "
         "every rank. Each step sees less variety than intended."
     )
     doubt = "" if sure else "if this line runs with the same number on every rank"
@@ -132,13 +132,13 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
                 given = layer.argument(0, "p")
                 share = 0.5 if given is None else script.evaluate(given, layer.scope, 0)
                 if share != 0:
-                    what = f"{layer.last_name} ({line_of(layer, seed)}) drops"
+                    what = f"{layer.last_name} ({line_of(layer, seed)}) drops the same values"
                     return what, isinstance(share, float)
     for call in script.calls:
         if call.target.startswith("torchvision.transforms") and call.last_name.startswith(
             _TRANSFORMS
         ):
-            return f"{call.last_name} ({line_of(call, seed)}) changes images", True
+            return f"{call.last_name} ({line_of(call, seed)}) changes images the same way", True
         if (
             call.scope.name in ("__getitem__", "__iter__")
             and call.target.startswith(_DRAWS)
@@ -147,7 +147,7 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
             and not _OWN_GENERATOR.search(call.target)
             and call.argument(99, "generator") is None
         ):
-            return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws", True
+            return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws the same numbers", True
     return None
 
 

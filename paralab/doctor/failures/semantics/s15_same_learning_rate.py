@@ -1,7 +1,7 @@
 """S15: More ranks, same learning rate. The id also covers a rate that is scaled twice.
 
 Symptom: Fewer steps per epoch and slower progress than on one device; or a learning rate that is scaled twice.
-Cause: With more ranks the global batch grows, so each epoch has fewer, more precise steps.
+Cause: With more ranks, the global batch grows, so each epoch has fewer, more precise steps.
 Fix: Keep the global batch size, or scale the learning rate with it, but only once (linearly or by the square root).
 Limits: A script does not show which rate was intended. Only scaling twice can be proven.
 

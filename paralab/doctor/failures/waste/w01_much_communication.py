@@ -1,7 +1,7 @@
 """W01: Communication takes over a tenth of the step.
 
-Symptom: Adding ranks hardly makes training faster.
-Cause: A synchronization sends many bytes compared with the computation between two of them.
+Symptom: Adding ranks barely makes training faster.
+Cause: Ranks send many bytes per synchronization, but compute little in between.
 Fix: Compute more per synchronization, with a larger batch per rank or accumulation under no_sync()
 (paralab: --accumulate). Or send less, with bf16_compress_hook. Or overlap more, with smaller
 buckets (paralab: --bucket-mb).

@@ -62,7 +62,7 @@ def straggler_in_run(run: Run) -> Finding | None:
 
 @check("W03", source="ranks")
 def straggler_on_ranks(seen: Observation) -> Findings:
-    """Report a rank that always synchronizes last. Skip several machines: their clocks differ."""
+    """Report a rank that always synchronizes last. Skip multiple machines: their clocks differ."""
     per_rank = measured(seen)
     if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
         return

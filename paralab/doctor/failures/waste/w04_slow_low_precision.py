@@ -1,6 +1,6 @@
 """W04: Low precision is slower than fp32.
 
-Symptom: autocast makes the step longer.
+Symptom: Steps take longer with autocast.
 Cause: The device has no fast units for that precision (many CPUs), or the matrices are so small
 that the casts cost more than they save.
 Fix: Use fp32 on this device, unless you need the memory. On a GPU, larger matrices in multiples of 8 help.

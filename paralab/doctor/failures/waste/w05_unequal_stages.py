@@ -1,7 +1,7 @@
 """W05: Pipeline stages of unequal length.
 
 Symptom: The stages of a pipeline idle more than the schedule requires.
-Cause: In every slot all stages wait for the longest one. Stages with the same number of layers can
+Cause: In every slot, all stages wait for the slowest one. Stages with the same number of layers can
 have different amounts of work.
 Fix: Cut by time, not by the number of layers: `paralab plan` shows the time of each stage.
 
@@ -28,7 +28,7 @@ def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findin
     if busy:
         longest = max(range(len(busy)), key=lambda stage: busy[stage])
         why += (
-            f" Stage {longest} computes longest, {seconds(busy[longest])}; the shortest takes "
+            f" Stage {longest} computes the longest, {seconds(busy[longest])}; the shortest takes "
             f"{seconds(min(busy))}."
         )
     return Finding("W05", "warning", why, ENTRY.fix, gain=measured - ideal)

@@ -2,7 +2,8 @@
 
 Symptom: The loss becomes NaN or infinite at some step and stays that way.
 Cause: One step with non-finite gradients ruins every weight. The model cannot learn anything after that.
-Fix: Stop at once. Resume from the last checkpoint with a lower learning rate, with clipping, or without the bad sample.
+Fix: Stop immediately. Resume from the last checkpoint with a lower learning rate, with clipping, or
+without the bad sample.
 
 + if not torch.isfinite(loss):
 +     raise ValueError(f"the loss is {loss.item()} in step {step}")
