@@ -143,7 +143,7 @@ def run_rounds(
 
 
 def check_losses(found: dict[tuple[str, bool], Measurement], most: float) -> None:
-    """All cases must do the same training, or a comparison means nothing."""
+    """All cases must train the same way, or a comparison means nothing."""
     losses = {case: loss for case, (_, loss) in found.items()}
     own = losses[HAND, False]
     wrong = {case: loss for case, loss in losses.items() if not abs(loss - own) <= most * own}
