@@ -82,7 +82,7 @@ def _is_same(script: Script, one: Event, other: Event) -> bool:
 
 
 def _without_update(script: Script, events: list[Event], one: Event) -> Findings:
-    """Report `unscale_` if it runs in every iteration but `update()` only in some."""
+    """Report `unscale_` if it runs in every iteration but `update()` runs only in some."""
     given = one.call.argument(0, "optimizer")
     updates = [event for event in events if event.role == "update" and not excludes(event, one)]
     if not updates or given is None or (not one.loops and not one.call.scope.is_function):

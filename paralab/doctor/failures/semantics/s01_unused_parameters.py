@@ -128,7 +128,7 @@ def _explain(seen: Observation, wrap: Wrap, names: list[str]) -> Finding:
 
 def _lacking(rank: WatchedRank, wrap: Wrap) -> list[str]:
     """Return the parameters without a gradient after a pass in which DDP averages gradients. Ignore
-    a model without any gradient: it belongs to another loss (a GAN's other half)."""
+    a model without any gradient: it belongs to a different loss (a GAN has two)."""
     message = rank.raised.message if rank.raised else ""
     numbers = _WITHOUT.search(message) if UNFINISHED in message else None
     if numbers:
