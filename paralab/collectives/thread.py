@@ -153,7 +153,9 @@ class OrderedThread:
         entry["state"] = "started"
         try:
             if self.error is None:
-                with work.run_on_stream():
+                # The caller's modes (such as selective recomputation's, which counts operators) must
+                # not see how we move bytes. In our own thread, there are none.
+                with work.run_on_stream(), torch._C._DisableTorchDispatch():
                     result = job()
                 entry["state"] = "completed"
         except Exception as error:

@@ -16,6 +16,7 @@ from paralab.machine.mps import probe_mps
 from paralab.machine.nccl import probe_nccl_sharing
 from paralab.machine.precision import Probe, probe_cpu
 from paralab.plan.check import check
+from paralab.plan.expert_plan import without_proof
 from paralab.plan.grid import Place
 from paralab.plan.layout import count_launched
 from paralab.plan.plan import Plan
@@ -25,6 +26,7 @@ from paralab.plan.request import (
     Request,
     count_shards,
     has_shards,
+    splits_experts,
     splits_layers,
     uses_blocks,
 )
@@ -108,13 +110,16 @@ def resolve_here(
     places: Sequence[Place] = (),
     cuts: Sequence[str] = (),
 ) -> Plan:
-    """Resolve a configuration in this process's environment. If it splits layers or sequences, first
-    prove on CPU ranks what can be split."""
-    if has_shards(request):
+    """Resolve a configuration in this process's environment. If it splits layers, sequences, or
+    experts, first prove on CPU ranks what can be split."""
+    if has_shards(request) or splits_experts(request):
         check(request)
         shards = count_shards(count_launched(request, places))
         what = "tensor" if splits_layers(request) else "sequence"
-        plan: Any = _prove(what, check_reference(request.workload), shards)
+        plan: Any = None
+        if splits_experts(request):
+            what, plan = "expert", without_proof(inspected.summary.experts, shards)
+        plan = plan or _prove(what, check_reference(request.workload), shards)
         summary = replace(inspected.summary, **{f"{what}_plan": plan})
         inspected = inspected._replace(summary=summary)
     return resolve(request, *inspected, _probe_once, threads_asked(), places, cuts)

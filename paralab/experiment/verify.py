@@ -28,11 +28,13 @@ from paralab.plan.check import check
 from paralab.plan.compile import NOT_COMPILED
 from paralab.plan.plan import Plan
 from paralab.plan.request import (
+    DIVIDED,
     PIPELINED,
     STAGED,
     STRATEGIES,
     Options,
     Request,
+    count_shards,
     only_applicable,
     uses_blocks,
 )
@@ -44,6 +46,7 @@ from paralab.workload.reference import check_reference
 from paralab.workload.summary import Summary
 
 DEFAULT_WORKLOADS = ("mlp:tiny", "gpt:tiny")  # fixed and varying token counts per batch
+DEFAULT_WITH_EXPERTS = ("moe:tiny",)
 DEFAULT_STEPS = 4
 ONE_SAMPLE = "Expected more than 1 value per channel"  # the error from torch's BatchNorm
 STEP_DEADLINE = 120.0  # seconds
@@ -79,7 +82,8 @@ def verify(
 
     names = list(STRATEGIES) if strategy == "all" else [strategy]
     inspected: dict[Request, Inspected] = {}
-    for reference in map(check_reference, workloads or DEFAULT_WORKLOADS):
+    usual = DEFAULT_WITH_EXPERTS if strategy in DIVIDED else DEFAULT_WORKLOADS
+    for reference in map(check_reference, workloads or usual):
         base = Request("single", reference, **options)
         blocks = strategy == "all" or uses_blocks(base)
         inspection = inspection_for(base, names, threads=1, verify=True, blocks=blocks)
@@ -199,6 +203,8 @@ def _accumulations(name: str, base: Request, summary: Summary, split: Options) -
     # BatchNorm needs two samples per pass, even in the last batch, which has 3/4 of the samples.
     batch = batch * 3 // 8 if summary.batch_norms else batch
     replicas, micro_batches = split.get("replicas", 1), split.get("micro_batches", 1)
+    if name in DIVIDED:
+        replicas = split.get("shards") or count_shards(replace(base, strategy=name))
     most = batch // replicas if name == "dp" else min(shares(batch, replicas)) // micro_batches
     return [1, min(4, most)] if most > 1 else [1]
 
@@ -214,8 +220,8 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         if name == "ddp" and not pinned:
             return splits + _ways_to_compress(base, splits)
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
-    if name == "tp":
-        # An odd number of shards rarely divides a model's heads.
+    if name in ("tp", "ep"):
+        # An odd number of shards rarely divides a model's heads or experts.
         return [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:

@@ -1,4 +1,4 @@
-"""Start CPU ranks that prove how layers or sequences can be split, and wait for their answer."""
+"""Start CPU ranks that prove how layers, sequences, or experts can be split, and wait for their answer."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from paralab.errors import ParalabError, UsageError
 from paralab.launch.launched_by import without_launch
 from paralab.launch.processes import INSIDE, Child, start
 from paralab.machine.host import loopback
+from paralab.workload.expert_plan import ExpertPlan
 from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.tensor_group import TensorPlan
 
@@ -23,13 +24,15 @@ POLL_SECONDS = 0.02
 KILLED_SECONDS = 60
 
 
-PLANS: Mapping[str, type[TensorPlan | SequencePlan]] = {
+SplitPlan = TensorPlan | SequencePlan | ExpertPlan
+PLANS: Mapping[str, type[SplitPlan]] = {
     "tensor": TensorPlan,
     "sequence": SequencePlan,
+    "expert": ExpertPlan,
 }
 
 
-def prove_plan(what: str, workload: str, shards: int) -> TensorPlan | SequencePlan:
+def prove_plan(what: str, workload: str, shards: int) -> SplitPlan:
     """Prove on `shards` ranks which parts of the workload's model can be split."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         spec, answer, log = (Path(folder, name) for name in ("spec.json", "answer.json", "log.txt"))

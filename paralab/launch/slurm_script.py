@@ -111,7 +111,7 @@ def allocate(request: Request, nodes: int | None, options: Options) -> Allocatio
         wanted = cells_per_replica(request)
     else:
         replicas = request.replicas and request.replicas * cells_per_replica(request)
-        ranks = request.shards if request.strategy == "tp" else replicas
+        ranks = request.shards if request.strategy in ("tp", "cp", "ep") else replicas
         wanted = ranks or tasks or nodes * (per_node or _ranks_per_node(request, nodes, options))
     if alone and nodes > 1:
         problem = f"{request.strategy} runs in one process and cannot use {nodes} nodes."

@@ -31,6 +31,10 @@ SEQUENCES = (
     ("all_to_all", "all_gather", "all_reduce"),
     "parts of sequences for heads, around attention; then the gradients of the blocks",
 )
+EXPERTS = (
+    ("all_to_all", "all_reduce"),
+    "tokens for their experts' results, in each layer of experts; then the other gradients",
+)
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,11 @@ def describe_axes(
     averages: bool = False,
     sequences: bool = False,
     stages: bool = False,
+    experts: bool = False,
 ) -> tuple[Axis, ...]:
     """Return the axes along which there is more than one rank. `stages` means that FSDP shards the
     stages of a pipeline."""
-    replicas = AVERAGES if averages else GRADIENTS
+    replicas = EXPERTS if experts else AVERAGES if averages else GRADIENTS
     exchanges = {
         "replicas": (IN_STAGES if stages else SHARDED)[zero] if zero else replicas,
         "stages": PASSED,

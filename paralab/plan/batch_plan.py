@@ -15,6 +15,7 @@ from paralab.plan.request import (
     count_shards,
     has_process_per_cell,
     has_shards,
+    splits_experts,
 )
 from paralab.plan.schedules import misfit
 from paralab.units import plural
@@ -42,9 +43,12 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
         because = "the smallest number of devices that share a model"
         stages = reasons.choose("stages", request.stages, 2, because)
     shards = count_shards(request)
-    if has_shards(request):
-        because = "the smallest number of devices that share each layer or sequence"
+    if has_shards(request) or splits_experts(request):
+        what = "the experts" if splits_experts(request) else "each layer or sequence"
+        because = f"the smallest number of devices that share {what}"
         reasons.choose("shards", request.shards, shards, because)
+    if splits_experts(request):
+        replicas = shards  # each shard has all other parameters, and its part of the batch
     because = f"the default for workload {summary.name}"
     batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)
 
@@ -109,7 +113,7 @@ def _require_samples(batch: BatchPlan, samples: int) -> None:
 def arithmetic(batch: BatchPlan, ranks: tuple[RankPlan, ...]) -> str:
     """Return the equation, such as `64 = 2 ranks × 4 accumulation steps × 8 samples`. If the shares
     are uneven, return a sum."""
-    everywhere = f", on each of {batch.shards} shards" if batch.shards > 1 else ""
+    everywhere = f", on each of {batch.shards} shards" if ranks[-1].shard else ""
     return _equation(batch, ranks) + everywhere
 
 

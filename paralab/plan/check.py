@@ -19,6 +19,7 @@ from paralab.plan.request import (
     has_shards,
     prefix_words,
     shards_stages,
+    splits_experts,
     splits_layers,
     splits_sequences,
     with_schedule,
@@ -215,7 +216,8 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all of them at once, for example to clip a global norm.",
             fix="leave out --zero, or fsdp",
         )
-    if summary.read_by_loss and (zero in (2, 3) or splits_layers(request) or request.schedule):
+    divides = zero in (2, 3) or splits_layers(request) or splits_experts(request)
+    if summary.read_by_loss and (divides or request.schedule):
         raise UsageError(
             f"The loss of {summary.name} reads the parameter {summary.read_by_loss[0]!r} itself, but "
             f"with {strategy} no rank has all parameters.",
@@ -228,7 +230,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             fix="--zero 1 with fsdp, or ddp",
         )
     copies = strategy == "dp" and not machine.gpus
-    if summary.hooked and (zero in (2, 3) or splits_layers(request) or copies):
+    if summary.hooked and (divides or copies):
         raise UsageError(
             f"{strategy} replaces parameters with {'copies' if copies else 'shards'}, which do not "
             f"have the gradient hook of {summary.hooked[0]!r} in {summary.name}.",
@@ -246,7 +248,7 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.name} chooses parameters by their position in the whole model.",
             fix=f"choose them by their shape or their id, or {without_schedule}",
         )
-    if zero in (2, 3) or has_shards(request):
+    if divides or has_shards(request):
         _require_torch(strategy, machine)
     if zero in (2, 3):
         _check_sharding(summary)

@@ -45,6 +45,8 @@ LOW_BYTES = 2  # bytes per element
 
 def find_unsupported(plan: Plan) -> str | None:
     """Return why there is no estimate for this plan. A wrong estimate is worse than none."""
+    if plan.strategy == "ep":
+        return "with ep, it depends on the data how many tokens each rank gets"
     if plan.strategy not in ESTIMATED:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
     if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:

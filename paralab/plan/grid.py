@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-PROCESS_PER_REPLICA = ("ddp", "fsdp", "hybrid", "local-sgd")
+PROCESS_PER_REPLICA = ("ddp", "fsdp", "ep", "hybrid", "local-sgd")
 Axis = Literal["replicas", "stages", "shards"]
 AXES: tuple[Axis, ...] = ("replicas", "stages", "shards")
 Cell = tuple[int, int, int]  # a rank's replica, stage, and shard
@@ -139,6 +139,7 @@ def _indices(
     if strategy == "dp":
         return [[(replica, f"replica {replica}") for replica in range(replicas)]]
     roles = {"single": "whole model", "ddp": "replica", "local-sgd": "replica", "fsdp": "shard"}
+    roles["ep"] = "shard"
     role = roles.get(strategy, "stage {}")
     return [
         [(rank + stage * replicas, role.format(stage)) for stage in range(stages)]

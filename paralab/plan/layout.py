@@ -53,7 +53,7 @@ def count_launched(request: Request, places: Sequence[Place]) -> Request:
         return request
     if request.schedule and request.strategy == "pipeline":
         return replace(request, stages=request.stages or len(places))
-    if request.strategy == "tp":
+    if request.strategy in ("tp", "cp", "ep"):
         return replace(request, shards=request.shards or len(places))
     if request.replicas is not None or request.strategy not in PROCESS_PER_REPLICA:
         return request
@@ -83,10 +83,10 @@ def _require_launched(request: Request, needed: int, places: Sequence[Place], de
         options = "".join(f" --{name} {number}" for name, number in given.items() if number)
         commands = f"torchrun --nproc_per_node={needed}, srun -n {needed}"
         fix = f"launch {plural(needed, 'rank')} ({commands})"
-        if request.strategy in PROCESS_PER_REPLICA:
-            fix = f"leave out --replicas, or {fix}"
-        elif request.strategy == "tp":
+        if request.strategy in ("tp", "cp", "ep"):
             fix = f"leave out --shards, or {fix}"
+        elif request.strategy in PROCESS_PER_REPLICA:
+            fix = f"leave out --replicas, or {fix}"
         elif needed == 1:
             fix = f"paralab run {request.strategy} without torchrun or srun, or use ddp"
         raise UsageError(

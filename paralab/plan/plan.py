@@ -11,6 +11,7 @@ from paralab.plan.lossy import Lossy, Simulation
 from paralab.plan.memory_trial import MemoryEstimate
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
+from paralab.workload.expert_plan import ExpertLayer, ExpertPlan
 from paralab.workload.reference import PICKLED
 from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
@@ -140,6 +141,7 @@ class Plan:
     shards: int = 1
     tensor_plan: TensorPlan | None = None  # layers that are split over the shards
     sequence_plan: SequencePlan | None = None  # blocks that split sequences over the shards
+    expert_plan: ExpertPlan | None = None  # layers whose experts are divided among the shards
     axes: tuple[Axis, ...] = ()  # axes of the grid of ranks, with the collectives along each
     control: tuple[str, ...] = ()  # causes of legitimate differences that `verify` removes
     memory: MemoryEstimate | None = None  # set only for a single run
@@ -214,6 +216,9 @@ class Plan:
         if split := given.get("sequence_plan"):
             blocks = tuple(SplitBlock(**block) for block in split["blocks"])
             given["sequence_plan"] = SequencePlan(**{**split, "blocks": blocks})
+        if split := given.get("expert_plan"):
+            layers = tuple(ExpertLayer(**layer) for layer in split["layers"])
+            given["expert_plan"] = ExpertPlan(**{**split, "layers": layers})
         given["axes"] = tuple(Axis(**axis) for axis in given.get("axes", ()))
         given["reasons"] = tuple(Reason(**reason) for reason in given["reasons"])
         if simulation := given.get("simulation"):

@@ -28,6 +28,8 @@ STRATEGIES: Mapping[str, str] = {
     "each has some of the heads and columns of every layer that can be split",
     "cp": "context parallelism: one process per shard; "
     "each has a part of every sequence, and for attention some of the heads",
+    "ep": "expert parallelism: one process per shard; each trains on its part of the batch, "
+    "and has some of the experts of a mixture of experts",
     "mp": "model parallelism: one process with its layers on multiple devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
@@ -42,12 +44,13 @@ REPLICATED = ("dp", "ddp", "fsdp", "hybrid", "local-sgd")
 STAGED = ("mp", "pipeline", "hybrid")  # strategies that cut the model into stages
 SHARDED = ("fsdp", "hybrid")  # these can shard the parameters of each unit over the replicas
 SPLIT = ("tp", "cp", "hybrid")  # these split layers or sequences: all shards see the same samples
+DIVIDED = ("ep",)  # these divide experts: each shard sees its own samples
 PIPELINED = ("pipeline", "hybrid")
 BUCKETED = ("ddp", "hybrid")
 COMPRESSED = ("ddp",)  # these can send compressed gradients
 AVERAGED = ("local-sgd",)  # these average parameters instead of gradients
 # strategies with multiple processes
-BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "pipeline", "hybrid", "local-sgd")
+BETWEEN_RANKS = ("ddp", "fsdp", "tp", "cp", "ep", "pipeline", "hybrid", "local-sgd")
 COMPILED = (  # strategies that call a whole block from one thread
     "single",
     "ddp",
@@ -122,10 +125,11 @@ class Request:
         examples=({"shard_groups": 2, "replicas": 4},),
     )
     shards: int | None = option(
-        "Devices that share each layer (tp) or sequence (cp); each processes the entire batch.",
+        "Devices that share each layer (tp), each sequence (cp), or the experts (ep). With ep, they "
+        "split the batch; otherwise, each processes all of it.",
         PARALLELISM,
-        strategies=SPLIT,
-        usual={"tp": 2, "cp": 2, "hybrid": 1},
+        strategies=(*SPLIT, *DIVIDED),
+        usual={"tp": 2, "cp": 2, "ep": 2, "hybrid": 1},
         shown="1 for hybrid, otherwise 2",
         label=lambda number: plural(number, "shard") if number > 1 else "",
         always=True,
@@ -312,8 +316,8 @@ def on_one_device(request: Request, batch_size: int) -> Request:
 
 
 def count_shards(request: Request) -> int:
-    """Return the number of shards of each split layer or sequence."""
-    return request.shards or (2 if request.strategy in ("tp", "cp") else 1)
+    """Return the number of shards of each split layer or sequence, or of the experts."""
+    return request.shards or (2 if request.strategy in ("tp", "cp", "ep") else 1)
 
 
 def has_shards(request: Request) -> bool:
@@ -327,6 +331,10 @@ def splits_layers(request: Request) -> bool:
 
 def splits_sequences(request: Request) -> bool:
     return request.strategy == "cp"
+
+
+def splits_experts(request: Request) -> bool:
+    return request.strategy in DIVIDED
 
 
 def count_stages(request: Request) -> int:

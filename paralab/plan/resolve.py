@@ -14,6 +14,7 @@ from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
 from paralab.plan.check import check, check_model
 from paralab.plan.compile import choose_compiled
+from paralab.plan.expert_plan import remark_on_experts, require_experts
 from paralab.plan.grid import Place
 from paralab.plan.layout import (
     choose_device,
@@ -85,6 +86,7 @@ def resolve(
     lossy = choose_lossy(request, reasons)
     split = require_groups(request, batch.shards, stage_parts, summary, reasons)
     sequence = require_blocks(request, batch.shards, summary, reasons)
+    experts = require_experts(request, batch.shards, summary, reasons)
 
     return Plan(
         strategy=request.strategy,
@@ -118,12 +120,14 @@ def resolve(
         shard_groups=count_shard_groups(request, batch.replicas, reasons),
         tensor_plan=split,
         sequence_plan=sequence,
+        expert_plan=experts,
         axes=describe_axes(
             [rank.cell for rank in ranks],
             zero,
             stages=shards_stages(request),
             averages=bool(lossy.sync_every),
             sequences=sequence is not None,
+            experts=experts is not None,
         ),
         shard_units=shard_units(zero, summary, stage_parts, reasons),
         stage_parts=stage_parts,
@@ -137,6 +141,7 @@ def resolve(
             *remarks_on(request, machine, layout, threads),
             *remark_on(split),
             *remark_on_sequence(sequence),
+            *remark_on_experts(experts),
         ),
         differences=(
             *describe_loss(lossy),

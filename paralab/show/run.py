@@ -7,6 +7,7 @@ from rich.markup import escape
 from paralab.analyse.grid_tables import grid_tables
 from paralab.analyse.phrases import collectives_per_step, compile_cost, spread
 from paralab.analyse.result import Result
+from paralab.plan.expert_plan import layer_table
 from paralab.plan.plan import Plan, label
 from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.plan.sequence_plan import block_table
@@ -82,16 +83,33 @@ def print_stages(plan: Plan) -> None:
 
 
 def print_splits(plan: Plan) -> None:
-    """Print what tp or cp splits."""
+    """Print what tp, cp, or ep splits."""
     if plan.tensor_plan:
         _print_tensor_plan(plan.tensor_plan)
     if plan.sequence_plan:
         rows = [
-            (escape(row.block), str(row.blocks), "yes" if row.kept else "no", escape(row.result))
+            (escape(row.block), str(row.blocks), *_verdict(row.kept, row.result))
             for row in block_table(plan.sequence_plan)
         ]
         console.print()
         print_table(("block", "blocks", "split", "proof"), rows, right=("blocks",))
+    if plan.expert_plan:
+        found = [
+            (
+                escape(row.layer),
+                str(row.layers),
+                str(row.experts),
+                *_verdict(row.divided, row.result),
+            )
+            for row in layer_table(plan.expert_plan)
+        ]
+        console.print()
+        columns = ("layer", "layers", "experts", "divided", "proof")
+        print_table(columns, found, right=columns[1:3])
+
+
+def _verdict(kept: bool, result: str) -> tuple[str, str]:
+    return "yes" if kept else "no", escape(result)
 
 
 def _print_tensor_plan(split: TensorPlan) -> None:
@@ -103,8 +121,7 @@ def _print_tensor_plan(split: TensorPlan) -> None:
             escape(row.row),
             str(row.groups),
             count(row.parameters),
-            "yes" if row.kept else "no",
-            escape(row.result),
+            *_verdict(row.kept, row.result),
         )
         for row in table_of(split)
     ]

@@ -38,12 +38,17 @@ class Sharded(NamedTuple):
 
     training  makes the context for its forward and backward passes
     draw      lets each shard draw its own random numbers where activations are split
+    own       returns a batch's samples for this rank, and their share of the loss
+    total     returns the loss of all ranks
     """
 
     training: Context = nullcontext
     draw: Callable[[ShardStreams], None] = lambda streams: None
+    own: Callable[[Any], tuple[Any, float]] = lambda batch: (batch, 1.0)
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
 
 
+WHOLE = Sharded()  # not sharded
 Shard = Callable[[nn.Module], Sharded]  # shards a module in place
 
 

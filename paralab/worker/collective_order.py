@@ -1,4 +1,5 @@
-"""Make sure that all FSDP ranks gather and reduce the same units in the same order.
+"""Make sure that all ranks of fsdp gather and reduce the same units in the same order, and that all
+ranks of ep call the same layers of experts.
 
 A collective does not check what its data means. If rank 0 gathers expert 1 while rank 1 gathers
 expert 2, each rank gets half of both experts and keeps training without an error. So each rank
@@ -29,8 +30,8 @@ DONE = "finish the step"
 
 
 class CollectiveOrder:
-    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
-        self.group, self.rank = group, rank
+    def __init__(self, group: dist.ProcessGroup, rank: int, strategy: str = "fsdp") -> None:
+        self.group, self.rank, self.strategy = group, rank, strategy
         self.step = -1
         self.agreed: list[str] = []
         self.actions: list[str] = []  # actions in this step
@@ -87,7 +88,7 @@ class CollectiveOrder:
 
     def _error(self, what: str) -> ParalabError:
         return ParalabError(
-            f"fsdp: {BRANCHES} in step {self.step}: {what}. Continuing would mix up their shards.",
+            f"{self.strategy}: {BRANCHES} in step {self.step}: {what}. Continuing would mix up their shards.",
             fix="call the same submodules on every rank, or use ddp --find-unused, which allows "
             "ranks to differ",
         )

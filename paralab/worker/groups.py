@@ -21,7 +21,8 @@ PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a 
 #   replicas, stages, shards   the ranks that differ only along this axis of the grid
 #   parts       one of fsdp's shard groups, whose ranks together have all parts of a parameter
 #   copies      the ranks that have the same part, one in each shard group
-#   order       the fsdp ranks of a stage compare their next collectives in this group before they run them
+#   order       ranks of fsdp (or of one of its stages) and of ep compare their next collectives in this
+#               group before they run them
 #   checkpoint  writes checkpoints while training uses the other groups
 Purpose = Literal["all", "replicas", "stages", "shards", "parts", "copies", "order", "checkpoint"]
 Key = tuple[tuple[int, ...], str, Purpose, int]  # (ranks, backend, purpose, number)
@@ -32,7 +33,7 @@ _groups: dict[Key, dist.ProcessGroup] = {}
 def make_groups(plan: Plan, saves: bool) -> None:
     """Create this plan's groups. All ranks in a launch must create all groups in the same order."""
     keys = [_key(plan, "all", stage) for stage in range(1 if plan.schedule else plan.stages)]
-    if plan.shards_parameters:
+    if plan.shards_parameters or plan.expert_plan:
         keys += _order_keys(plan)
     if plan.shard_groups > 1:
         keys += [_key(plan, "parts", group) for group in range(plan.shard_groups)]
@@ -97,13 +98,14 @@ def whole_model_groups(plan: Plan, rank: int) -> list[dist.ProcessGroup]:
     """Return the groups along which the parts of this rank's parameters are divided."""
     if plan.shard_groups > 1:
         return [group_of(plan, "parts", rank // plan.shards_per_parameter)]
-    groups = [replica_group(plan, rank)] if plan.shards_parameters else []
+    divided = plan.shards_parameters or plan.expert_plan
+    groups = [replica_group(plan, rank)] if divided else []
     return groups + ([group_along(plan, "shards", rank)] if has_axes(plan) else [])
 
 
 def _order_keys(plan: Plan) -> list[Key]:
-    """Return the groups in which all ranks run the same FSDP collectives: all ranks, or those of
-    the same stage."""
+    """Return the groups in which all ranks run the same collectives: all ranks, or those of the same
+    stage."""
     stages = {rank.stage for rank in plan.ranks}
     ranks = ([r.rank for r in plan.ranks if r.stage == stage] for stage in stages)
     return [(tuple(each), "gloo", "order", 0) for each in ranks]

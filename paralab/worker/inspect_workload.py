@@ -45,6 +45,7 @@ from paralab.worker.too_large import fake_if_too_large
 from paralab.workload.batch import call_model, map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_casts, find_split_problem
 from paralab.workload.cut_points import find_layers
+from paralab.workload.expert_layers import stacked_experts
 from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
@@ -170,6 +171,7 @@ class _Inspector:
             weighted=workload.weight is not None,
             optimizer=type(optimizer).__name__,
             too_large=fake is not None,
+            experts=stacked_experts(model),
             scalars=tuple(name for name, p in named.items() if not p.ndim),
             imaginary=tuple(name for name, p in named.items() if p.is_complex()),
             **vars(trial),

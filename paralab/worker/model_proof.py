@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from paralab.worker.block_proof import (
+    WHOLE,
     AnotherRankFailedError,
-    Context,
     Shard,
+    Sharded,
     Values,
     agree_on,
     changed_buffers,
@@ -25,9 +26,10 @@ from paralab.worker.block_proof import (
 )
 from paralab.worker.optimizer import make_optimizer
 from paralab.worker.proof_model import find_other_branches
+from paralab.worker.rank_context import weighted_loss
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import gathered, whole
+from paralab.worker.shards import whole
 from paralab.workload.batch import call_model, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import copy_of, restored
@@ -46,15 +48,15 @@ def prove_together(
     sharded = copy_of(model)
     with controlled(model, kinds):
         branches = find_other_branches(workload, model, batch)
-    training: Context = nullcontext
+    how = WHOLE
     for number, samples in enumerate([batch, *branches]):
         try:
             if not number:
-                training, draw = shard(sharded)
+                how = shard(sharded)
             with controlled(model, kinds):
                 reference = _train_step(workload, model, samples)
             with controlled(sharded, kinds):
-                mine = _train_step(workload, sharded, samples, training)
+                mine = _train_step(workload, sharded, samples, how)
             problem = worst_of(errors_of(mine, reference))
         except AnotherRankFailedError as failed:
             return str(failed)
@@ -64,18 +66,16 @@ def prove_together(
             where = "for a sample that takes another branch" if number else "with all of the model"
             return f"{where}, {problem}"
 
-    draw(ShardStreams(dist.get_rank(), torch.device("cpu")))
+    how.draw(ShardStreams(dist.get_rank(), torch.device("cpu")))
     with without_casts() if "casts" in kinds else nullcontext():
-        problem = _disagreement(_gradients(workload, sharded, batch, training))
+        problem = _disagreement(_gradients(workload, sharded, batch, how))
     return f"with dropout on, the shards disagree: {problem}" if problem else None
 
 
-def _train_step(
-    workload: Workload, model: nn.Module, batch: Any, training: Context = nullcontext
-) -> Values:
+def _train_step(workload: Workload, model: nn.Module, batch: Any, how: Sharded = WHOLE) -> Values:
     optimizer = make_optimizer(workload, model)
     with restored(model) as before:
-        values = _gradients(workload, model, batch, training)
+        values = _gradients(workload, model, batch, how)
         buffers = changed_buffers(model, before)
     with mixing_tensors():
         optimizer.step()
@@ -83,17 +83,16 @@ def _train_step(
     return values | buffers | updated
 
 
-def _gradients(
-    workload: Workload, model: nn.Module, batch: Any, training: Context = nullcontext
-) -> Values:
+def _gradients(workload: Workload, model: nn.Module, batch: Any, how: Sharded = WHOLE) -> Values:
     """Return the loss and all gradients of a backward pass."""
-    inputs, targets = (workload.unpack or unpack)(batch)
+    samples, share = how.own(batch)
+    inputs, targets = (workload.unpack or unpack)(samples)
     seed_everything(0)
     model.zero_grad(set_to_none=True)
-    with training():
-        loss = gathered(workload.loss(call_model(model, inputs), targets))
+    with how.training():
+        loss = weighted_loss(workload, call_model(model, inputs), targets, share)
         loss.backward()
-    return {"loss": loss.detach(), **gradients_of(model)}
+    return {"loss": how.total(loss.detach()), **gradients_of(model)}
 
 
 def _disagreement(values: Values) -> str | None:

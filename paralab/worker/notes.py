@@ -20,8 +20,9 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     GradScaler unscales them.
 
     The CPU waits for the device, but only once, in a warm-up step."""
+    plan, rank = context.plan, context.rank
     # All shards have the same gradients for parameters that are not split, so count those once.
-    every = not context.rank.shard
+    every = not (rank.replica if plan.expert_plan else rank.shard)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     gradients = [_values(local(grad)) for grad in grads if every or is_split(grad)]
     total = sum(gradient.numel() for gradient in gradients)
@@ -29,11 +30,11 @@ def note_gradients(context: RankContext, model: nn.Module) -> None:
     not_finite = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
 
     counts = torch.tensor([total, zeros, not_finite])
-    if context.plan.shards_parameters or context.plan.tensor_plan:  # each rank has its own shards
-        for group in whole_model_groups(context.plan, context.rank.rank):
+    if plan.shards_parameters or plan.tensor_plan or plan.expert_plan:  # each rank has shards
+        for group in whole_model_groups(plan, rank.rank):
             dist.all_reduce(counts, group=group)
 
-    scale = context.precision.scaler.get_scale() if context.plan.scaler else None
+    scale = context.precision.scaler.get_scale() if plan.scaler else None
     fields = dict(zip(("total", "zeros", "not_finite"), counts.tolist(), strict=True))
     context.probe.emit("gradients", step=0, **fields, scale=scale)
 

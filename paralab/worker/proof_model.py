@@ -36,12 +36,12 @@ class ProofModel(NamedTuple):
     casts: list[str]
 
 
-def load_for_proof(workload: Workload) -> ProofModel:
+def load_for_proof(workload: Workload, samples: int = SAMPLES) -> ProofModel:
     torch.set_default_dtype(torch.float64)
     seed_everything(0)
     model = model_in_fp64(workload.model()).train()
     perturb(model)
-    batch = load_samples(workload)
+    batch = load_samples(workload, samples)
     inputs, _ = (workload.unpack or unpack)(batch)
     return ProofModel(model, inputs, batch, ["casts"] * find_casts(workload, model, batch))
 

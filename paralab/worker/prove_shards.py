@@ -1,4 +1,4 @@
-"""Find and prove how to split layers or sequences, as one of several CPU ranks over gloo.
+"""Find and prove how to split layers, sequences, or experts, as one of several CPU ranks over gloo.
 
 python -m paralab.worker.prove_shards SPEC.json          (rank $RANK; rank 0 writes the answer)
 """
@@ -35,10 +35,12 @@ from paralab.worker.block_proof import (
 from paralab.worker.model_proof import prove_together
 from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.proof_model import load_for_proof
+from paralab.worker.prove_experts import find_expert_plan
 from paralab.worker.prove_sequence import find_sequence_plan
 from paralab.worker.prove_vocabulary import prove_vocabulary
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import reading_logits, shard_group, watch_regions
+from paralab.workload.expert_plan import ExpertPlan
 from paralab.workload.linear_layers import (
     Call,
     find_layers,
@@ -218,6 +220,7 @@ def _inside(group: TensorGroup) -> TensorGroup:
 FINDERS: Mapping[str, tuple[Any, Callable[[Workload, int], Any]]] = {
     "tensor": (TensorPlan, find_tensor_plan),
     "sequence": (SequencePlan, find_sequence_plan),
+    "expert": (ExpertPlan, find_expert_plan),
 }
 
 

@@ -44,7 +44,7 @@ AccumulationStep = list[MicroBatch]
 
 def with_idle_steps(steps: list[AccumulationStep], needed: int) -> list[AccumulationStep]:
     """Add steps with weight zero if a small last batch has fewer steps than `needed`, because all
-    ranks must gather the same parameters the same number of times."""
+    ranks must run the same collectives the same number of times."""
     idle = [replace(micro, share=0.0) for micro in steps[0]]
     return [idle] * (needed - len(steps)) + steps
 
@@ -80,17 +80,21 @@ class RankContext:
         return keep, again
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
-        """Return share · loss. Summed over all micro-batches, this is the global batch's loss.
+        return weighted_loss(self.workload, output, micro.targets, micro.share)
 
-        The share is the micro-batch's weight divided by the global batch's weight. A share of zero
-        means that the micro-batch has no real samples, whose mean would be NaN. Return a zero that
-        is connected to the model's graph instead.
-        """
-        if micro.share == 0.0:
-            # An empty sum is zero even if the output contains -inf, as masked logits do.
-            outputs = [t.flatten() for t in tensors(output) if t.is_floating_point()]
-            return gathered(torch.stack([t[:0].sum() for t in outputs]).sum())
-        return gathered(self.workload.loss(output, micro.targets)) * micro.share
+
+def weighted_loss(workload: Workload, output: Any, targets: Any, share: float) -> torch.Tensor:
+    """Return share · loss. Summed over all micro-batches, this is the global batch's loss.
+
+    The share is the micro-batch's weight divided by the global batch's weight. A share of zero
+    means that the micro-batch has no real samples, whose mean would be NaN. Return a zero that is
+    connected to the model's graph instead.
+    """
+    if share == 0.0:
+        # An empty sum is zero even if the output contains -inf, as masked logits do.
+        outputs = [t.flatten() for t in tensors(output) if t.is_floating_point()]
+        return gathered(torch.stack([t[:0].sum() for t in outputs]).sum())
+    return gathered(workload.loss(output, targets)) * share
 
 
 def set_up_rank(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from paralab.workload.expert_plan import ExpertPlan
 from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.tensor_group import TensorPlan
 
@@ -127,6 +128,8 @@ class Summary(Trial):
     too_large      whether the model is too large for this machine, so nothing was measured
     tensor_plan    the layers that tp may split; None if not inspected
     sequence_plan  the blocks in which cp may split the sequence; None if not inspected
+    expert_plan    the layers whose experts ep may divide; None if not inspected
+    experts        modules that may be layers of experts, with the number of experts
     flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """
@@ -154,3 +157,5 @@ class Summary(Trial):
     too_large: bool = False
     tensor_plan: TensorPlan | None = None
     sequence_plan: SequencePlan | None = None
+    expert_plan: ExpertPlan | None = None
+    experts: dict[str, int] = field(default_factory=dict)

@@ -2,7 +2,10 @@
 
 import threading
 
+import torch
+
 from paralab.collectives.thread import OrderedThread
+from paralab.workload.hooks import Intercepting
 from tests.conftest import wait_until
 
 
@@ -19,4 +22,20 @@ def test_a_callback_may_wait_for_another_collective():
     wait_until(last.done)
     assert last.value() == "second"
     assert thread.submit(lambda: "third", {}).result() == "third"
+    assert thread.close(10)
+
+
+def test_the_callers_modes_do_not_see_a_collective_in_its_own_thread():
+    """Selective recomputation counts operators. It counted copies of a collective that ran in the
+    caller's thread, and then missed them when the collective ran in our own thread."""
+    thread, seen = OrderedThread("test", lambda _: None), []
+
+    def note(func, args, kwargs):
+        seen.append(func)
+        return func(*args, **kwargs)
+
+    with Intercepting(note):
+        work = thread.submit(lambda: torch.ones(2).neg(), {}, caller_waits=True)
+    assert work.is_completed()
+    assert seen == []
     assert thread.close(10)

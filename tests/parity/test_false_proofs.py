@@ -256,6 +256,7 @@ def test_sparse_gradients_train_on_one_device_and_under_ddp(right):
         "fsdp",
         "tp",
         "cp",
+        "ep",
         "mp",
         "pipeline",
         "hybrid",

@@ -273,5 +273,9 @@ def test_the_estimate_knows_every_strategy_and_option():
     split = {"tensor_plan": TensorPlan(2, ()), "zero": 3, "precision": "bf16"}
     assert find_unsupported(replace(make("hybrid"), **split))
     plans = {strategy: replace(make("single"), strategy=strategy) for strategy in STRATEGIES}
-    assert [name for name, plan in plans.items() if find_unsupported(plan)] == ["cp", "local-sgd"]
+    assert [name for name, plan in plans.items() if find_unsupported(plan)] == [
+        "cp",
+        "ep",
+        "local-sgd",
+    ]
     assert "new" in find_unsupported(replace(make("single"), strategy="new"))

@@ -38,12 +38,13 @@ def labels(devices, *strategies):
 def test_the_layouts_of_4_devices():
     """single is a layout of one device."""
     assert labels(1) == ["single"]
-    assert [name for name in labels(4) if not name.startswith("hybrid")][:7] == [
+    assert [name for name in labels(4) if not name.startswith("hybrid")][:8] == [
         "dp ×4",
         "ddp ×4",
         "fsdp ×4",
         "tp · 4 shards",
         "cp · 4 shards",
+        "ep · 4 shards",
         "mp · 4 stages",
         "pipeline · 4 stages",
     ]

@@ -5,12 +5,12 @@ import torch
 
 from paralab.workload.gpt import real_bytes
 from paralab.workload.load import load_workload
-from paralab.workload.moe import Experts
+from paralab.workload.moe import Routed
 
 
 def experts():
     torch.manual_seed(0)
-    layer = Experts(dim=8, experts=4, chosen=2).double()
+    layer = Routed(dim=8, experts=4, chosen=2).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer
@@ -22,7 +22,9 @@ def test_a_token_gets_the_weighted_outputs_of_its_two_best_experts():
     first, second = scores.argsort(descending=True)[:2].tolist()
     total = scores[first] + scores[second]
     expected = sum(
-        scores[e] / total * (torch.nn.functional.gelu(token @ layer.up[e]) @ layer.down[e])
+        scores[e]
+        / total
+        * (torch.nn.functional.gelu(token @ layer.experts.up[e]) @ layer.experts.down[e])
         for e in (first, second)
     )
     torch.testing.assert_close(layer(token[None])[0], expected, rtol=1e-12, atol=0)
@@ -34,14 +36,14 @@ def test_tokens_do_not_depend_on_each_other_and_use_all_experts():
     alone = torch.stack([layer(token[None])[0] for token in tokens.flatten(0, 1)])
     torch.testing.assert_close(together.flatten(0, 1), alone, rtol=1e-12, atol=1e-12)
     together.sum().backward()
-    assert all(float(layer.up.grad[expert].norm()) > 0 for expert in range(4))
+    assert all(float(layer.experts.up.grad[expert].norm()) > 0 for expert in range(4))
 
 
 def test_an_expert_that_no_token_chooses_has_a_zero_gradient():
     """The gradient is zero, not missing: DDP would wait for a missing one."""
     layer = experts()
     layer(torch.randn(1, 8, dtype=torch.float64)).sum().backward()
-    idle = [expert for expert in range(4) if not layer.up.grad[expert].any()]
+    idle = [expert for expert in range(4) if not layer.experts.up.grad[expert].any()]
     assert len(idle) == 2
 
 

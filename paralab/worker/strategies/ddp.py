@@ -1,7 +1,7 @@
 """`ddp`: one process per replica with the real DistributedDataParallel. A communication hook times
 the all-reduces.
 
-Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
+Losses are already weighted by their share of the global batch (`weighted_loss`), so
 gradients are *summed* over ranks, not averaged. Averaging the ranks' means would give each rank the
 same weight, no matter how many samples or tokens it has.
 """

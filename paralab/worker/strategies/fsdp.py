@@ -10,7 +10,7 @@ blocks). An all-gather collects a unit's full parameters, which are freed after 
 With --zero 2, units stay gathered until their backward pass, which does not gather again. With
 --shard-groups (HSDP), an all-reduce between the groups follows each reduce-scatter.
 
-Losses are already weighted by their share of the global batch (`RankContext.weighted_loss`), so
+Losses are already weighted by their share of the global batch (`weighted_loss`), so
 gradients are summed over ranks, not averaged.
 """
 

@@ -10,6 +10,7 @@ from paralab.worker.rank_context import RankContext, Strategy
 from paralab.worker.strategies.cp import Cp
 from paralab.worker.strategies.data_parallel import DataParallel
 from paralab.worker.strategies.ddp import Ddp
+from paralab.worker.strategies.ep import Ep
 from paralab.worker.strategies.fsdp import Fsdp
 from paralab.worker.strategies.hybrid import Hybrid
 from paralab.worker.strategies.local_sgd import LocalSgd
@@ -26,6 +27,7 @@ STRATEGIES: dict[str, Callable[[RankContext, nn.Module], Strategy]] = {
     "fsdp": Fsdp,
     "tp": Tp,
     "cp": Cp,
+    "ep": Ep,
     "mp": PipelineThreads,  # the same strategy with one micro-batch
     "pipeline": PipelineThreads,
     "hybrid": Hybrid,
