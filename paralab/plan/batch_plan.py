@@ -53,9 +53,10 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
     batch_size = reasons.choose("batch size", request.batch_size, summary.batch_size, because)
 
     if batch_size < replicas:
+        parts = "shards" if splits_experts(request) else "replicas"
         raise UsageError(
-            f"A batch of {batch_size} cannot be split over {replicas} replicas.",
-            fix=f"--batch-size {replicas} or more, or --replicas {batch_size} or fewer",
+            f"A batch of {batch_size} cannot be split over {replicas} {parts}.",
+            fix=f"--batch-size {replicas} or more, or --{parts} {batch_size} or fewer",
         )
     per_rank = batch_size if strategy == "dp" else min(shares(batch_size, replicas))
     # DataParallel splits each accumulation step over its replicas.

@@ -4,7 +4,7 @@ pure functions on plain numbers.
 A layout is a strategy with a number on each axis of its device grid. With 8 devices:
 
     dp, ddp, fsdp    ×8
-    tp, cp           8 shards
+    tp, cp, ep       8 shards
     mp, pipeline     8 stages
     hybrid           ×4 · 2 stages                ×2 · 4 stages
                      ×4 · 1 stage · 2 shards      ×2 · 1 stage · 4 shards

@@ -1,8 +1,8 @@
 """Divide the experts of a model among the ranks, and send tokens to the ranks of their experts.
 
-    rank 0   tokens of rank 0 ─┐             ┌─ experts 0, 1 ─┐             ┌─ tokens of rank 0
-                               ├─ all-to-all ─┤                ├─ all-to-all ─┤
-    rank 1   tokens of rank 1 ─┘             └─ experts 2, 3 ─┘             └─ tokens of rank 1
+    rank 0   its tokens ─┐              ┌─ experts 0, 1 ─┐              ┌─ results for its tokens
+                         ├─ all-to-all ─┤                ├─ all-to-all ─┤
+    rank 1   its tokens ─┘              └─ experts 2, 3 ─┘              └─ results for its tokens
 
 A token goes to each expert that it chose, so each rank sums the results of its own tokens. In
 backward, the gradients take the same way back. Each rank's loss is its share of the global loss, so
@@ -104,20 +104,29 @@ class SplitExperts:
 
     def exchange(self, route: Route, sent: Sequence[torch.Tensor], unit: str) -> Any:
         """Send rows of several tensors in one all-to-all, as bytes."""
-        packed = torch.cat([_bytes_of(each) for each in sent], 1)
+        packed = pack(sent)
         given = packed.new_empty(sum(route.received), packed.shape[1])
         note = self.begin("all_to_all", packed, self.group, unit, route.layer)
         dist.all_to_all_single(given, packed, route.received, route.sent, group=self.group)
         note()
-        columns = given.split([_bytes_of(each).shape[1] for each in sent], 1)
-        return tuple(
-            part.contiguous().view(each.dtype).view(len(given), *each.shape[1:])
-            for part, each in zip(columns, sent, strict=True)
-        )
+        return unpack(given, sent)
 
 
-def _bytes_of(rows: torch.Tensor) -> torch.Tensor:
-    return rows.contiguous().view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put the bytes of each row side by side."""
+    rows = (each.contiguous().view(len(each), math.prod(each.shape[1:])) for each in tensors)
+    return torch.cat([each.view(torch.uint8) for each in rows], 1)
+
+
+def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return tensors with these dtypes and shapes, except for the number of rows."""
+    sizes = [math.prod(each.shape[1:]) * each.element_size() for each in like]
+    # Copy, because a single row counts as contiguous but may begin at an odd address.
+    parts = [p.clone(memory_format=torch.contiguous_format) for p in packed.split(sizes, 1)]
+    return tuple(
+        part.view(each.dtype).view(len(packed), *each.shape[1:])
+        for part, each in zip(parts, like, strict=True)
+    )
 
 
 class Route(NamedTuple):
