@@ -16,7 +16,7 @@ from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.workload.batch import call_model, num_samples, take, unpack
 from paralab.workload.batch_split_trial import find_casts
 from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
-from paralab.workload.hooks import watched
+from paralab.workload.hooks import Intercepting, watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import restored
 from paralab.workload.workload import Workload
@@ -54,22 +54,30 @@ def load_samples(workload: Workload, most: int = SAMPLES) -> Any:
 
 
 def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> list[Any]:
-    """Return single samples for which the model calls different submodules than for `batch`. All
-    ranks
-    use those that rank 0 finds, because the search has a time limit."""
+    """Return single samples for which the model calls different submodules or operators than
+    for `batch`. All ranks use those that rank 0 finds, because the search has a time limit."""
     split = workload.unpack or unpack
     samples = load_samples(workload, MOST_BRANCHES)
     deadline = time.perf_counter() + BRANCH_SECONDS
 
-    def called(batch: Any) -> frozenset[str]:
-        names: set[str] = set()
+    def called(batch: Any) -> frozenset[Any]:
+        names: set[Any] = set()
+
+        def note(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            # A branch may differ only in a factor: 0.5 * x or 2.0 * x.
+            names.add((func, *(each for each in args if isinstance(each, float))))
+            return func(*args, **kwargs)
+
         seed_everything(0)
         inputs, targets = split(batch)
         with torch.no_grad(), restored(model), watched(model, enter=lambda n, _: names.add(n)):
-            workload.loss(call_model(model, inputs), targets)
+            with Intercepting(note):
+                workload.loss(call_model(model, inputs), targets)
         return frozenset(names)
 
     known = {called(batch)}
+    with suppress(Exception):
+        known.add(called(take(samples, 0, 1)))  # a single sample may need other operators
     found: list[int] = []
     for number in range(num_samples(split(samples)[0])):
         if dist.get_rank() or time.perf_counter() > deadline or len(found) == MOST_PROVED:

@@ -50,11 +50,13 @@ from paralab.workload.linear_layers import (
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sequence_plan import SequencePlan
+from paralab.workload.split_values import reads_values
 from paralab.workload.state import restored
 from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
+READS_VALUES = "the model reads values between its columns and row (such as for an if), which differ between shards"
 PATIENCE = timedelta(minutes=5)
 
 
@@ -194,6 +196,10 @@ def _first_proved(
     """Return the first attempt that passes the proof, or else the first attempt with its reason."""
     if idle := without_gradient(group, reference):
         return replace(group, reason=f"no gradient reaches {idle}, so a proof would show nothing")
+    start = len(f"{group.block}.") if group.block else 0
+    columns, row = [name[start:] for name in group.columns], group.row[start:]
+    if not group.is_attention and reads_values(plain, calls, columns, row):
+        return replace(group, reason=READS_VALUES)
     results: list[TensorGroup] = []
     for attempt in tries:
         results.append(prove(plain, calls, reference, attempt, mesh))

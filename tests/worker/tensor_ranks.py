@@ -155,6 +155,31 @@ class Branching(nn.Module):
         return self.rare(hidden) if (x > 9).any() else self.b(hidden)
 
 
+class Doubling(Branching):
+    """For one sample, it calls the same layers, but divides by the number of hidden units."""
+
+    def forward(self, x):
+        hidden = self.a(x)
+        return self.b(hidden / hidden.shape[-1] if (x > 9).any() else hidden)
+
+
+class Reading(Branching):
+    """It takes a branch that depends on the mean of all hidden units."""
+
+    def forward(self, x):
+        hidden = self.a(x)
+        scaled = hidden - 100.0
+        return self.b(hidden * 2.0 if scaled.mean() > 0 else hidden)
+
+
+class ReadingAfter(Branching):
+    """Its branch depends on values that all shards have."""
+
+    def forward(self, x):
+        result = self.b(self.a(x))
+        return result * 2.0 if result.mean() > 0 else result
+
+
 class Counter(nn.Sequential):
     """Each call changes its state, but that does not depend on the hidden units."""
 
@@ -251,6 +276,9 @@ def problem_with(optimizer):
     return plan.problem
 
 
+SMALL = (Observer, Counter, InPlace, Branching, Doubling, Reading, ReadingAfter)
+
+
 def main():
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -262,7 +290,7 @@ def main():
     problems["unused"] = unused()
     left, rank = aligned(), dist.get_rank()
     losses = [disagreement(loss) for loss in (2.0 + 1e-5 * rank, math.nan, 2.0 + 0.01 * rank)]
-    small = {each.__name__: plan_of(each) for each in (Observer, Counter, InPlace, Branching)}
+    small = {each.__name__: plan_of(each) for each in SMALL}
     sequence = {"rows": [families.sequence_row(name) for name in SEQUENCES]}
     sequence["plans"] = sequence_models.results()
     vocabulary = vocabulary_models.results()

@@ -99,6 +99,15 @@ def test_a_row_whose_result_changes_in_place_is_split_in_our_own_style(ranks):
 def test_a_branch_of_another_sample_is_part_of_the_proof(ranks):
     """The plan was proved on two samples. A third one took a branch that broke the run."""
     assert ranks["small"]["Branching"]["problem"] is not None
+    assert "branch" in ranks["small"]["Doubling"]["problem"]
+
+
+def test_a_branch_must_not_depend_on_values_that_differ_between_shards(ranks):
+    """No sample of the proof takes the branch of `Reading`, but each shard reads its own mean."""
+    [reading], [after] = (ranks["small"][name]["groups"] for name in ("Reading", "ReadingAfter"))
+    assert not reading["kept"]
+    assert "reads values between" in reading["reason"]
+    assert after["kept"]
 
 
 @pytest.mark.parametrize(
