@@ -119,7 +119,8 @@ def cut_into_stages(
 def _require_enough_layers(request: Request, stages: int, chunks: int, summary: Summary) -> None:
     """Require `chunks` parts per stage, with at least one layer each."""
     layers = len(summary.layers)
-    most = f"{summary.name} can be cut into at most {plural(layers, 'part')}"
+    cut = f"can be cut into at most {layers} parts" if layers > 1 else "cannot be cut into parts"
+    most = f"{summary.name} {cut}"
     most += f", because {summary.uncut_reason}." if summary.uncut_reason else "."
     if layers < stages:
         raise UsageError(
