@@ -40,6 +40,20 @@ CPU += [
     "pipeline gpt schedule=1f1b",
     "ddp mlp replicas=3 accumulate=2",
 ]
+CPU += [
+    f"hybrid gpt:tiny {options}"
+    for options in (
+        "shards=2",
+        "shards=2 stages=1",
+        "shards=2 stages=1 zero=3",
+        "shards=2 zero=3",
+        "zero=1",
+        "zero=2",
+        "zero=3",
+        "zero=3 recompute=full",
+        "zero=3 precision=bf16",
+    )
+]
 GPU = [
     "single mlp batch_size=4096",
     "single cnn batch_size=4096",

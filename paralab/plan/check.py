@@ -210,12 +210,6 @@ def check_model(request: Request, machine: Machine, summary: Summary) -> None:
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
             fix=f"{without_schedule}, so that one optimizer has all parameters",
         )
-    if summary.whole_model and zero and splits_layers(request):
-        raise UsageError(
-            f"With --zero {zero} and --shards, parameters are sharded in different ways, but "
-            f"{summary.optimizer} needs all of them at once, for example to clip a global norm.",
-            fix="leave out --zero, or fsdp",
-        )
     divides = zero in (2, 3) or splits_layers(request) or splits_experts(request)
     if summary.read_by_loss and (divides or request.schedule):
         raise UsageError(

@@ -183,8 +183,9 @@ def _count_chunks(request: Request, batch: BatchPlan, given: str | None, reasons
         return 1
     chunks = PARTS_PER_RANK[request.schedule]
     idle = ideal_bubble(batch.stages, batch.micro_batches, request.schedule)
-    sharded = "FSDP" if shards_stages(request) else "each shard of a stage"
-    because = "requested" if given else f"{sharded} needs its own process"
+    because = "each shard of a stage has its own process"
+    because = "FSDP needs a process per stage" if shards_stages(request) else because
+    because = "requested" if given else because
     because += f"; the ideal bubble is {idle:.1%} of the time"
     because += f"; {chunks} model parts per stage" if chunks > 1 else ""
     reasons.add("schedule", request.schedule, because)

@@ -126,9 +126,7 @@ class ShardedStage(nn.Module):
         """Reduce the gradients of all micro-batches, and free the parameters."""
         self.fsdp.set_requires_gradient_sync(True)
         self.fsdp.set_reshard_after_backward(True)
-        for unit in reversed(self.sharded.units):
-            if group := unit.module._get_fsdp_state()._fsdp_param_group:
-                group.post_backward()
+        # At the end of a backward pass, FSDP calls this function, which reduces all units.
         self.fsdp._get_fsdp_state()._root_post_backward_final_callback()
         self.fsdp.set_requires_gradient_sync(False)
         self._free_after_passes(self.frees)

@@ -145,16 +145,40 @@ def frozen_stage():
 def no_parameters():
     layers = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3), nn.LogSoftmax(1))
     return workload() | {"model": layers, "split_points": ["3"]}
+
+class Sequences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.ones(1 + 7 * i % 11, 8) / (i + 1), i % 3
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)).sum(1))
+
+def lengths():
+    "Each rank pads its own samples, so a shape may be new to only one replica."
+    def collate(items):
+        x, y = zip(*items)
+        return nn.utils.rnn.pad_sequence(x, batch_first=True), torch.tensor(y)
+    return workload() | {"model": Pooled, "data": Sequences(), "collate": collate,
+                         "split_points": ["last"]}
 """
 
 
 def test_stubborn_models(tmp_path):
     """A stage may have only frozen parameters, or none."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
-    names = [f"stubborn.py:{name}" for name in ("workload", "frozen_stage", "no_parameters")]
-    grid = {"replicas": 2, "stages": 2, "micro_batches": 2, "accumulate": 2, "samples": 28}
+    models = ("workload", "frozen_stage", "no_parameters", "lengths")
+    names = [f"stubborn.py:{name}" for name in models]
+    grid = {"replicas": 2, "stages": 2, "micro_batches": 2, "accumulate": 2, "samples": 41}
     found = verify(tmp_path, names, "hybrid", zero=3, compile=None, **grid)
-    assert [case["equal"] for case in found["configurations"]] == [True] * 3, found
+    assert [case["equal"] for case in found["configurations"]] == [True] * 4, found
 
 
 def test_other_layouts_continue_from_a_checkpoint(tmp_path):
