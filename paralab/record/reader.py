@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import BinaryIO, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 # How a run ended. `stopped` means that all ranks stopped after the same step and saved. `killed`
 # means that a rank did not write an end event.
 RunStatus = Literal["completed", "stopped", "failed", "interrupted", "killed"]
+READ_BYTES = 64 << 20  # read this much of a file at once; no event is longer
 NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
 
 
@@ -44,17 +45,24 @@ class Tail(Generic[T]):
         """Return the events in the complete lines that were added since the last call."""
         if not self.path.exists():
             return []
+        events: list[T] = []
         with self.path.open("rb") as file:
-            file.seek(self._position)
-            text = file.read()
+            while complete := self._complete_lines(file):
+                self._position += len(complete)
+                lines = [line for line in complete.split(b"\n") if line]
+                found = [event for line in lines if (event := self._parse(line)) is not None]
+                self.damaged += len(lines) - len(found)
+                events += found
+        return events
+
+    def _complete_lines(self, file: BinaryIO) -> bytes:
+        """Return the next complete lines. A longer line than any event counts as complete, so it
+        does not fill the memory and is not read again."""
+        file.seek(self._position)
+        text = file.read(READ_BYTES)
         if self._mapped:
             text = text.partition(b"\0")[0]
-        complete = text[: text.rfind(b"\n") + 1]
-        self._position += len(complete)
-        lines = [line for line in complete.split(b"\n") if line]
-        events = [event for line in lines if (event := self._parse(line)) is not None]
-        self.damaged += len(lines) - len(events)
-        return events
+        return text[: text.rfind(b"\n") + 1] or (text if len(text) == READ_BYTES else b"")
 
 
 def read_events(

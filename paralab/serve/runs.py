@@ -6,6 +6,7 @@ cached, so listing 200 runs again takes milliseconds.
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -53,13 +54,27 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 class Listing:
-    """The rows of the served folder, or of one experiment. Rows of finished runs are cached."""
+    """The rows of the served folder, or of one experiment. Rows of finished runs are cached, and
+    viewers who wait at the same time share one read."""
 
     def __init__(self, root: Path, experiment: Path | None = None) -> None:
         self.root, self.experiment = root, experiment
         self._known: dict[Path, tuple[Stamp, Row]] = {}
+        self._lock = threading.Lock()
+        self._rows: list[Row] = []
+        self._begun = self._finished = 0  # numbers of reads
 
     def read(self) -> list[Row]:
+        """Return the rows of a read that began after this call."""
+        wanted = self._begun + 1
+        with self._lock:
+            if self._finished < wanted:
+                self._begun += 1
+                self._rows = self._read()
+                self._finished = self._begun
+            return self._rows
+
+    def _read(self) -> list[Row]:
         folders = find_runs(self.experiment or self.root, inside=self.experiment is not None)
         rows = [self._row(folder) for folder in folders]
         for place, row in enumerate(rows):
@@ -114,9 +129,12 @@ def find_runs(root: Path, inside: bool = False) -> Iterator[Path]:
 
 def read_row(root: Path, folder: Path) -> Row:
     """Read one folder. A problem becomes the row's reason."""
-    name, created = folder.relative_to(root).as_posix(), _seconds_of(folder)
+    path, created = folder.relative_to(root).as_posix(), _seconds_of(folder)
+    name = os.fsencode(path).decode(errors="backslashreplace")
     row = Row(name=name, kind="unknown", status="damaged", created=created)
     try:
+        if name != path:
+            raise NotServed("The folder's name is not valid UTF-8.", fix="rename the folder")
         require_inside(root, folder)
         manifest = read_manifest(folder)
         kind = str(manifest.get("kind", "run"))

@@ -7,12 +7,17 @@ it, and every run that it names, stays below the served folder.
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from paralab.errors import ParalabError, UsageError
 from paralab.record.types import read_object
+from paralab.units import size
 
 SKIPPED = "checkpoints"  # no page reads checkpoints, which can have many files
+# Pages read these files at once. Reading a much larger one would exhaust the memory.
+READ_AT_ONCE = ("manifest.json", "outcome.json", "result.json", "failures.jsonl")
+MOST_BYTES = 64 << 20
 
 
 class NotServed(UsageError):
@@ -43,7 +48,8 @@ def open_folder(root: Path, name: str) -> Path:
 
 
 def require_inside(root: Path, folder: Path) -> None:
-    """Reject links and runs outside `root`, and anything that is not a file or a folder."""
+    """Reject links and runs outside `root`, anything that is not a file or a folder, and files that
+    are too large to read at once."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             require_file_inside(root, Path(parent, name))
@@ -61,8 +67,17 @@ def require_file_inside(root: Path, path: Path) -> None:
         _require_link_inside(path, inside)
     elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise NotServed(f"{path} is not a plain file.")
+    if path.name in READ_AT_ONCE or path.suffix == ".md":
+        _require_readable(path)
     if path.name in ("manifest.json", "outcome.json"):
         _require_runs_inside(path, inside)
+
+
+def _require_readable(path: Path) -> None:
+    with suppress(FileNotFoundError):  # a link to a file that is gone
+        if (bytes_ := path.stat().st_size) > MOST_BYTES:
+            most = size(MOST_BYTES)
+            raise NotServed(f"{path} has {size(bytes_)}. Pages read files of at most {most}.")
 
 
 def _require_link_inside(link: Path, inside: Path) -> None:

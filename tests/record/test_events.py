@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paralab.errors import UsageError
+from paralab.record import reader
 from paralab.record.events import Step
 from paralab.record.folder import SCHEMA_VERSION, RunFolder
 from paralab.record.reader import Tail, parse, read_events
@@ -40,6 +41,20 @@ def test_a_truncated_line_is_read_once_it_is_complete(tmp_path):
         file.write(f'{second[12:]}\nrubbish\n{{"event":"end","time":2,"status":"failed"}}\n')
     assert [event.event for event in tail.new()] == ["step", "end"]
     assert tail.damaged == 1
+
+
+def test_a_file_is_read_in_parts_and_an_endless_line_only_once(tmp_path, monkeypatch):
+    """A file without line ends filled the memory, and a live page read it again every time."""
+    path, line = tmp_path / "rank0.jsonl", json.dumps(step(0)) + "\n"
+    monkeypatch.setattr(reader, "READ_BYTES", 2 * len(line) + 5)
+    path.write_text(5 * line + 3 * len(line) * "0")
+    tail = Tail(path, parse)
+    assert len(tail.new()) == 5
+    assert tail._position > 7 * len(line)
+    with path.open("a") as file:
+        file.write("\n" + line)
+    assert len(tail.new()) == 1
+    assert tail.new() == []
 
 
 def test_existing_files_are_not_overwritten(tmp_path):

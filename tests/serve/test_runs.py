@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from paralab.analyse.result import result_of
-from paralab.serve import runs
+from paralab.serve import pages, runs
 from paralab.serve.runs import Listing
+from tests.conftest import DEADLINE_SECONDS, wait_until
 from tests.serve.conftest import RUNS
 
 
@@ -143,6 +146,49 @@ def test_a_new_folder_appears_and_an_edited_one_is_read_again(served):
     rows = {row.name: row.status for row in listing.read()}
     assert rows["new/nested"] == "completed"
     assert rows["ddp"] == "damaged"
+
+
+class CountingLock:
+    def __init__(self):
+        self.lock, self.arrived = threading.Lock(), 0
+
+    def __enter__(self):
+        self.arrived += 1
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def test_viewers_who_wait_at_the_same_time_share_one_read(served, monkeypatch):
+    """Each of 60 open lists read the folder every second, and Ctrl-C waited for all of them."""
+    listing, goes_on, reads = Listing(served), threading.Event(), []
+    listing._lock, read = CountingLock(), listing._read
+
+    def read_slowly():
+        reads.append(read())
+        goes_on.wait(DEADLINE_SECONDS)
+        return reads[-1]
+
+    monkeypatch.setattr(listing, "_read", read_slowly)
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(listing.read)
+        wait_until(lambda: reads)
+        shutil.rmtree(served / "ddp")  # after the first read, so only the others miss it
+        others = [pool.submit(listing.read) for _ in range(8)]
+        wait_until(lambda: listing._lock.arrived == 9)
+        goes_on.set()
+        assert len(first.result()) == 3
+        assert [len(other.result()) for other in others] == [2] * 8
+    assert len(reads) == 2
+
+
+def test_a_name_that_is_not_utf_8_is_a_row_with_the_reason(served):
+    """An address cannot contain it. The whole list failed."""
+    (served / "ddp").rename(os.fsdecode(os.fsencode(served) + b"/\xff"))
+    assert rows_of(served)["\\xff"].status == "damaged"
+    assert "UTF-8" in rows_of(served)["\\xff"].reason
+    assert "\\xff" in dict(pages.list_parts(Listing(served).read())["rows"])
 
 
 def test_links_and_hidden_folders_are_not_listed(served, tmp_path):

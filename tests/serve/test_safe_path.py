@@ -83,6 +83,17 @@ def test_a_pipe_which_would_block_the_reader_is_refused(served):
         open_folder(served, "ddp")
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "result.json", "failures.jsonl", "sheet.md"])
+def test_a_file_that_would_fill_the_memory_is_refused(served, file):
+    """60 viewers of a list with one such file needed 4 GB."""
+    with (served / "ddp" / file).open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(NotServed):
+        open_folder(served, "ddp")
+    [row] = [row for row in Listing(served).read() if row.name == "ddp"]
+    assert "1024.0 GiB" in row.reason
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "outcome.json"])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_an_experiment_that_names_a_run_outside_is_refused(served, outside, file, absolute):
