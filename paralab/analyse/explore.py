@@ -22,6 +22,12 @@ PREDICTED_DEVICES = 8  # devices in the first prediction
 # The memory formula holds only for these option values.
 PLAIN = {"zero": (None, 3), "shard_groups": (None, 1), "schedule": (None,), "recompute": (None,)}
 
+WHOLE_MODEL = ("single", "ddp", "pipeline")  # what the memory of a whole model is computed from
+GROWTH = {
+    "ddp": "2·(n − 1) / n, as in a ring",
+    "dp": "n − 1, because device 0 exchanges the model and the gradients with every other device",
+}
+
 
 class NotMeasured(Exception):
     """This comparison did not measure a figure's initial values."""
@@ -117,16 +123,23 @@ def _overlap(rows: list[Row], folder: Path) -> Explorable:
 
 
 def _memory(rows: list[Row], folder: Path) -> Explorable:
-    """Start with a single device's memory or, if it is unknown, with a ddp rank's."""
-    names = [row.strategy for row in rows]
-    row = _first(rows, "single" if "single" in names else "ddp", "neither single nor ddp ran")
-    held = max(row.peak_bytes, key=lambda memory: memory.bytes, default=None)
-    if held is None or held.parameters is None:
+    """Start with a single device's memory. If it is unknown, start with a ddp rank's, or with the
+    sum of the stages of a pipeline that keeps all activations until the backward pass."""
+    whole = [row for row in rows if row.strategy != "pipeline" or not row.request.schedule]
+    ran = {row.strategy for row in whole}
+    strategy = next((name for name in WHOLE_MODEL if name in ran), WHOLE_MODEL[-1])
+    row = _first(whole, strategy, f"none of {', '.join(WHOLE_MODEL)} ran")
+    held = list(row.peak_bytes)
+    if strategy != "pipeline":
+        held = sorted(held, key=lambda memory: memory.bytes)[-1:]
+    if not held or any(memory.parameters is None for memory in held):
         raise NotMeasured("memory was not measured")
-    parts = {name: held[name] or 0 for name in ("parameters", "gradients", "optimizer")}
-    activations, how = held.activations, "counted"
-    if activations is None:  # CUDA's allocator does not list them
-        activations = held.bytes - sum(parts.values())
+    names = ("parameters", "gradients", "optimizer")
+    parts = {name: sum(memory[name] or 0 for memory in held) for name in names}
+    counted = [memory.activations for memory in held if memory.activations is not None]
+    activations, how = sum(counted), "counted"
+    if len(counted) < len(held):  # CUDA's allocator does not list them
+        activations = sum(memory.bytes for memory in held) - sum(parts.values())
         how = "the allocator's peak minus everything else"
     samples = max(rank.samples_per_step for rank in row.ranks) / row.accumulate
     return Explorable(
@@ -188,27 +201,45 @@ def _split(rows: list[Row], folder: Path) -> Explorable:
 
 
 def _what_if(rows: list[Row], folder: Path) -> Explorable:
-    one = _first(rows, "single", "single did not run in fp32")
-    many = _first(rows, "ddp", "no ddp configuration ran in fp32")
+    """Predict from ddp or, if it did not run, from dp. Compute time is that of a single device. If
+    it did not run, it is that of all ddp ranks."""
+    strategy = "ddp" if any(row.strategy == "ddp" for row in rows) else "dp"
+    many = _first(rows, strategy, "neither ddp nor dp ran in fp32")
+    if strategy == "ddp" and all(row.strategy != "single" for row in rows):
+        one, share = many, many.devices
+        source = f"{share} × that of a rank of {many.name}"
+    else:
+        one, share = _first(rows, "single", "single did not run in fp32"), 1
+        source = f"from {one.name}"
     compute, moved = one.metrics.compute_seconds, many.metrics.communication_seconds
     if not compute or moved is None or many.devices < 2 or many.batch.size != one.batch.size:
-        raise NotMeasured("no step was recorded in detail for single and ddp with the same batch")
+        why = f"no step was recorded in detail for single and {strategy} with the same batch"
+        raise NotMeasured(why)
+    same = [
+        row
+        for row in reversed(rows)  # the first configuration with this many devices counts
+        if (row.strategy, row.precision, row.accumulate, row.batch.size)
+        == (strategy, "fp32", many.accumulate, many.batch.size)
+    ]
     return Explorable(
         "What if there were more devices? A prediction",
         "what_if",
         (Control("devices", "Devices", PREDICTED_DEVICES, 1, 64),),
         {
-            "compute_seconds": compute,
+            "compute_seconds": compute * share,
             "optimizer_seconds": one.metrics.optimizer_seconds or 0.0,
             "other_seconds": one.metrics.other_seconds or 0.0,
             "communication_seconds": moved,
             "measured_devices": many.devices,
             "overlap": many.metrics.overlap or 0.0,
-            "measured_seconds": {str(row.devices): row.step_seconds.median for row in (one, many)},
+            "strategy": strategy,
+            "measured_seconds": {
+                str(row.devices): row.step_seconds.median for row in (*same, many, one)
+            },
         },
         "step(n) = compute / n + optimizer + other + (1 − overlap) · communication(n), and "
-        "communication(n) grows like 2·(n − 1) / n, as in a ring",
-        f"A prediction, not a measurement. Compute time is from {one.name}, communication time from "
+        f"communication(n) grows like {GROWTH[strategy]}",
+        f"A prediction, not a measurement. Compute time is {source}, communication time from "
         f"{many.name} ({plural(many.devices, 'device')}). Assumed: every device has its own cores or "
         "GPU, compute divides perfectly, ranks never wait, and the link stays as fast. Each bar is a "
         "number of devices.",

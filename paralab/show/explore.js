@@ -84,10 +84,10 @@
   }
 
   // paralab/plan/scaling.py
-  const ring = (devices) => 2 * (devices - 1) / devices;
+  const sent = (strategy, devices) => 2 * (devices - 1) / (strategy === "ddp" ? devices : 1);
   const predictStep = (devices, known) => ({
     compute: known.compute_seconds / devices, optimizer: known.optimizer_seconds, other: known.other_seconds,
-    exposed: (1 - known.overlap) * (known.communication_seconds * ring(devices) / ring(known.measured_devices)),
+    exposed: (1 - known.overlap) * (known.communication_seconds * (sent(known.strategy, devices) / sent(known.strategy, known.measured_devices))),
   });
   const sum = (values) => Object.values(values).reduce((total, value) => total + value, 0);
 

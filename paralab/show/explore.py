@@ -205,7 +205,7 @@ def _split(values: Values, constants: Values) -> State:
 
 def _what_if(values: Values, constants: Values) -> State:
     names = ("compute_seconds", "optimizer_seconds", "other_seconds", "communication_seconds")
-    known = [constants[name] for name in (*names, "measured_devices", "overlap")]
+    known = [constants[name] for name in (*names, "measured_devices", "overlap", "strategy")]
     chosen = values["devices"]
     lanes = []
     for devices in sorted({*OTHER_COUNTS, chosen}):

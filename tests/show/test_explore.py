@@ -17,7 +17,7 @@ from paralab.analyse.explore import section
 from paralab.plan.batches import chunk_sizes
 from paralab.plan.memory import DeviceMemory, device_memory
 from paralab.plan.overlap import Link, Transfer, fit_link, reduce_buckets
-from paralab.plan.scaling import predict_step, ring_factor
+from paralab.plan.scaling import predict_step, sent
 from paralab.plan.schedules import SCHEDULES, ideal_bubble, misfit
 from paralab.show.chart_explore import HEIGHTS, KINDS, draw_lanes
 from paralab.show.explore import control_words, start_of, state_of
@@ -76,7 +76,7 @@ BLOCKS = {
         "What if",
         "what_if",
         (Control("devices", "Devices", 8, 1, 64),),
-        {"compute_seconds": 0.0853, "optimizer_seconds": 0.0041, "other_seconds": 0.0007, "communication_seconds": 0.0122, "measured_devices": 2, "overlap": 0.31, "measured_seconds": {"1": 0.0911, "2": 0.0523}},
+        {"compute_seconds": 0.0853, "optimizer_seconds": 0.0041, "other_seconds": 0.0007, "communication_seconds": 0.0122, "measured_devices": 2, "overlap": 0.31, "strategy": "ddp", "measured_seconds": {"1": 0.0911, "2": 0.0523}},
         "f",
     ),
 }  # fmt: skip
@@ -118,7 +118,9 @@ def test_memory_by_strategy():
 
 
 def test_a_prediction_follows_its_formula():
-    assert ring_factor(8) / ring_factor(2) == 1.75
+    assert sent("ddp", 8) / sent("ddp", 2) == 1.75
+    assert sent("dp", 8) / sent("dp", 2) == 7
+    assert predict_step(8, 8.0, 1.0, 0.5, 2.0, 2, 0.0, "dp") == (1.0, 1.0, 0.5, 14.0)
     assert predict_step(8, 8.0, 1.0, 0.5, 2.0, 2, 0.5) == (1.0, 1.0, 0.5, 1.75)
     assert predict_step(1, 8.0, 1.0, 0.5, 2.0, 2, 0.5) == (8.0, 1.0, 0.5, 0.0)
 
@@ -175,10 +177,34 @@ def test_figures_start_at_what_was_measured_and_others_are_left_out():
     assert overlap["gradient_bytes"] == sum(bucket.bytes for bucket in ddp.metrics.buckets)
     assert overlap["backward_seconds"] == ddp.metrics.backward_seconds
 
-    without = section(comparison_of_runs([RUNS / "ddp", RUNS / "dp"]))
+    without = section(comparison_of_runs([RUNS / "dp"]))
     left_out = {"schedule", "what_if"} - {block.figure for block in without.blocks}
     assert left_out == {"schedule", "what_if"}
     assert "no pipeline ran" in without.text
+
+
+def test_figures_of_a_practical_without_single_or_without_ddp():
+    """Practical 5 trains dp, practical 7 no single device, and practical 10 only pipelines."""
+
+    def figures_of(*names: str) -> dict[str, Explorable]:
+        found = section(comparison_of_runs([RUNS / name for name in names]))
+        return {block.figure: block for block in found.blocks}
+
+    single, dp = (comparison_of_runs([RUNS / name]).rows[0] for name in ("single", "dp"))
+    five = figures_of("single", "dp")["what_if"].constants
+    assert five["strategy"] == "dp"
+    assert five["communication_seconds"] == dp.metrics.communication_seconds
+    assert set(five["measured_seconds"]) == {"1", str(dp.devices)}
+
+    ddp = comparison_of_runs([RUNS / "straggler"]).rows[0]
+    seven = figures_of("straggler")["what_if"].constants
+    assert seven["compute_seconds"] == ddp.devices * ddp.metrics.compute_seconds
+    assert set(seven["measured_seconds"]) == {str(ddp.devices)}
+
+    pipeline = comparison_of_runs([RUNS / "pipeline"]).rows[0]
+    ten = figures_of("pipeline")["memory"].constants
+    assert ten["parameters"] == sum(memory.parameters for memory in pipeline.peak_bytes)
+    assert ten["parameters"] == single.peak_bytes[0].parameters
 
 
 @pytest.fixture(scope="module")
