@@ -204,7 +204,8 @@ def _what_if(rows: list[Row], folder: Path) -> Explorable:
     """Predict from ddp or, if it did not run, from dp. Compute time is that of a single device. If
     it did not run, it is that of all ddp ranks."""
     strategy = "ddp" if any(row.strategy == "ddp" for row in rows) else "dp"
-    many = _first(rows, strategy, "neither ddp nor dp ran in fp32")
+    several = [row for row in rows if row.devices > 1]
+    many = _first(several, strategy, "neither ddp nor dp ran in fp32 on several devices")
     if strategy == "ddp" and all(row.strategy != "single" for row in rows):
         one, share = many, many.devices
         source = f"{share} × that of a rank of {many.name}"
@@ -212,7 +213,7 @@ def _what_if(rows: list[Row], folder: Path) -> Explorable:
         one, share = _first(rows, "single", "single did not run in fp32"), 1
         source = f"from {one.name}"
     compute, moved = one.metrics.compute_seconds, many.metrics.communication_seconds
-    if not compute or moved is None or many.devices < 2 or many.batch.size != one.batch.size:
+    if not compute or moved is None or many.batch.size != one.batch.size:
         why = f"no step was recorded in detail for single and {strategy} with the same batch"
         raise NotMeasured(why)
     same = [
