@@ -99,6 +99,8 @@ def measure(value: float | None, unit: str) -> str:
     if unit == "share":
         return f"{value * 100:.3g}%"
     shown = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    if unit == "×" and abs(value) < 100:  # ratios of measured times
+        shown = f"{value:.3g}"
     if unit in ("number", "×"):
         return shown + unit.removeprefix("number")
     unit = unit.removesuffix("s") if shown == "1" else unit

@@ -30,7 +30,8 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
         found = (*_next(baseline, rows), *_compiling(rows))
-        return (_parts(baseline), *found, *_warnings(comparison))
+        # How it failed comes before how fast it was.
+        return (*_warnings(comparison), _parts(baseline), *found)
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     # A configuration that is faster but trains differently does not win.

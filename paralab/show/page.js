@@ -57,7 +57,7 @@
     if (unit === "seconds") return seconds(value);
     if (unit === "bytes") return size(value);
     if (unit === "share") return `${short(value * 100, 3)}%`;
-    const shown = Math.abs(value) >= 1e4 ? grouped(value) : short(value, 4);
+    const shown = Math.abs(value) >= 1e4 ? grouped(value) : short(value, unit === "×" && Math.abs(value) < 100 ? 3 : 4);
     if (unit === "number" || unit === "×") return shown + unit.replace("number", "");
     return `${shown} ${shown === "1" ? unit.replace(/s$/, "") : unit}`;
   }

@@ -31,6 +31,7 @@ from paralab.record.events import Verify
 from tests.analyse.recordings import plan, write
 from tests.analyse.test_metrics import one_is_slow, two_buckets
 from tests.analyse.test_verify import EQUAL, lossy
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +314,10 @@ def test_a_busy_machine_is_said(compared):
     assert not text(judge(compared), "warning")
     single["metrics"]["load"]["cores_per_rank"] = [0.5]
     assert "0.50 of its 1 core" in text(judge(compared), "warning")
+
+
+def test_a_failed_run_says_first_how_it_failed():
+    """The page began with the step time, and the failure was the last of five findings."""
+    kinds = [finding.kind for finding in verdict(comparison_of_runs([ROOT / "tests/runs/raised"]))]
+    assert kinds[0] == "warning"
+    assert kinds.index("limit") == kinds.count("warning")

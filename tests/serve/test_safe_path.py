@@ -91,7 +91,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(served, file):
     with pytest.raises(NotServed):
         open_folder(served, "ddp")
     [row] = [row for row in Listing(served).read() if row.name == "ddp"]
-    assert "1024.0 GiB" in row.reason
+    assert "1.0 TiB" in row.reason
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "outcome.json"])

@@ -141,7 +141,7 @@ def test_every_chart_has_a_text_alternative():
     assert all(
         name in ids for picture in pictures for name in (picture["aria-labelledby"] or "").split()
     )
-    assert re.search(r"ddp: 1.80 ?× \(from 1.642× to 1.849×\)", page)
+    assert re.search(r"ddp: 1.80 ?× \(from 1.64× to 1.85×\)", page)
     assert "stage 0 · cpu:0 does F0 F1 F2 F3 B0 B1 B2 B3" in page
     assert "rank 0 · cpu:0 8 + 8 + 6 = 22" in page
 
