@@ -304,6 +304,48 @@ PAIRS = {
         "",
         " / dist.get_world_size()",
     ),
+    "the caller scales the loss": (
+        "A01",
+        """
+        from torch.nn.utils import clip_grad_norm_
+
+        class Updater:
+            def step(self, grad_scaler=None):
+                {}
+                clip_grad_norm_(self.net.parameters(), 1.0)
+                if grad_scaler is not None:
+                    grad_scaler.step(self.optimizer)
+                else:
+                    self.optimizer.step()
+        """,
+        "pass",
+        "grad_scaler and grad_scaler.unscale_(self.optimizer)",
+    ),
+    "an attribute of a model that several ranks wrap": (
+        "D05",
+        """
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.history = dict()
+
+        class Trainer:
+            def __init__(self):
+                self.net = Net()
+                if dist.is_initialized():
+                    self.net = DDP(self.net)
+
+            def keep(self, step):
+                {}
+                net.history["step"] = step
+        """,
+        "net = self.net",
+        "net = self.net.module if dist.is_initialized() else self.net",
+    ),
 }
 
 
@@ -325,6 +367,33 @@ def test_another_file_of_the_project_may_set_the_epoch(tmp_path):
     id, text, broken, _ = PAIRS["nothing sets the epoch of a loader that is returned"]
     (tmp_path / "fit.py").write_text("def start(sampler, epoch):\n    sampler.set_epoch(epoch)\n")
     assert id not in {one for one, _ in find(tmp_path, text.format(broken))}
+
+
+def test_the_class_of_a_sampler_may_depend_on_an_option(tmp_path):
+    text = """
+    import argparse, os
+    from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+    from nets import net, optimizer, songs
+
+    args = argparse.ArgumentParser().parse_args()
+    kind = RandomSampler if args.local_rank == -1 else DistributedSampler
+    loader = DataLoader(songs, sampler=kind(songs))
+    for epoch in range(10):
+        {}
+        for song in loader:
+            net(song).sum().backward()
+            optimizer.step()
+    """
+    assert ("T02", "warning") in find(tmp_path, text.format("pass"))
+    assert find(tmp_path, text.format("loader.sampler.set_epoch(epoch)")) == set()
+
+
+def test_another_script_of_the_project_sets_no_device_for_this_one(tmp_path):
+    id, text, broken, _ = PAIRS["no rank has a GPU of its own"]
+    text = textwrap.dedent(text.format(broken)) + "start('nccl')\nnet(1).backward()\n"
+    (tmp_path / "other.py").write_text("torch.cuda.set_device(0)\n")
+    assert (id, "suspect") in find(tmp_path, text)
+    assert id not in {one for one, _ in find(tmp_path, text.replace("net(1).backward()", ""))}
 
 
 def test_a_lambda_may_run_before_the_model_is_wrapped(tmp_path):

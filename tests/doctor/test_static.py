@@ -8,10 +8,10 @@ import weakref
 import pytest
 
 from paralab.doctor.catalog import apply
+from paralab.doctor.failures.hangs.sequences import differences_of
 from paralab.doctor.static.facts import If, Loop
 from paralab.doctor.static.names import DDP, SCALER
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import differences_of
 from paralab.errors import UsageError
 from tests.doctor.cases import CORPUS
 

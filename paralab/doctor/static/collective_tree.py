@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If, leaves
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import COLLECTIVES, DDP, FRAMEWORK_COLLECTIVES, GROUP_POSITION
-from paralab.doctor.static.origins import decorators_of
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Env, Script
 
 MOST_NODES = 4000
@@ -273,7 +273,7 @@ class Walk:
         body = self._decorated(function)
         if body is None:
             body = self.function(function, (zero, one))
-        if any("cache" in name for name in decorators_of(function)):
+        if any("cache" in name for name in function.decorators):
             for inner in all_meets(body):
                 inner.sure = False  # a second call with the same arguments has no effect
         if body:
@@ -283,7 +283,7 @@ class Walk:
         """Return a function's nodes under `@rank_zero_only` or a similar decorator, or None."""
         outside = function.parent or function
         decorators = getattr(function.node, "decorator_list", [])
-        for decorator, name in zip(decorators, decorators_of(function), strict=True):
+        for decorator, name in zip(decorators, function.decorators, strict=True):
             if name in ON_MAIN:
                 return self._under(function, Guard(decorator, decorator, outside), self.rank == 0)
             found = self.script.resolve(decorator, outside)

@@ -13,7 +13,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paralab.doctor.static.project import SCOPES, Module, dotted_key
+from paralab.doctor.static.bindings import dotted_key
+from paralab.doctor.static.project import SCOPES, Module
 
 EXITS = ("sys.exit", "exit", "quit", "os._exit")
 
@@ -55,11 +56,8 @@ def context_of(node: ast.AST, module: Module) -> Contexts:
         starts = isinstance(node, SCOPES) and not isinstance(node, ast.Lambda)
         is_outermost = starts or parent is None or isinstance(parent, SCOPES)
         outer = () if is_outermost or parent is None else context_of(parent, module)
-        module.contexts[node] = (
-            *outer,
-            *_step(node, parent),
-            *_left_before(node, parent, module),
-        )
+        before = _left_before(node, parent, module)
+        module.contexts[node] = (*outer, *_step(node, parent), *before)
     return module.contexts[node]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paralab.doctor.static.context import Context, Contexts, If, Loop, With, context_of, leaves
 from paralab.doctor.static.imports import search_path
-from paralab.doctor.static.names import DDP, last_names
-from paralab.doctor.static.project import (
-    Definition,
-    Module,
-    Project,
-    Scope,
-    end,
-    walk,
-)
+from paralab.doctor.static.names import DDP, SAMPLER, last_names
+from paralab.doctor.static.project import Definition, Module, Project, Scope, end, walk
 
 if TYPE_CHECKING:
     from paralab.doctor.static.script import Script
@@ -38,6 +31,7 @@ SAME_VALUE = frozenset(
     ).split()
 )
 C = TypeVar("C", bound=Context)
+Item = TypeVar("Item")
 T = TypeVar("T")
 Find = Callable[[Any, Any, Scope], T]
 
@@ -123,8 +117,8 @@ class Call:
                 value = definition.value
                 if definition.how == "assign" and isinstance(value, ast.Attribute):
                     return value.attr
-                if isinstance(value, ast.IfExp) and self.target == DDP:
-                    return DDP.rpartition(".")[2]
+                if isinstance(value, ast.IfExp) and self.target in (DDP, SAMPLER):
+                    return self.target.rpartition(".")[2]
         return self.method
 
     @property
@@ -209,7 +203,7 @@ class Facts:
 
     @cached_property
     def _by_last_name(self) -> dict[str, list[Call]]:
-        return _group(self.calls, lambda call: call.last_name)
+        return group(self.calls, lambda call: call.last_name)
 
     def calls_of(self, *targets: str) -> list[Call]:
         """Return the calls to library functions, by canonical name."""
@@ -239,7 +233,7 @@ class Facts:
 
     @cached_property
     def _by_scope(self) -> dict[Scope, list[Call]]:
-        return _group(self.calls, lambda call: call.scope)
+        return group(self.calls, lambda call: call.scope)
 
     def calls_in_class(self, owner: Scope) -> list[Call]:
         """Return the calls in a class and its methods."""
@@ -247,7 +241,7 @@ class Facts:
 
     @cached_property
     def _by_class(self) -> dict[Scope | None, list[Call]]:
-        return _group(self.calls, lambda call: call.scope.class_around)
+        return group(self.calls, lambda call: call.scope.class_around)
 
     def reached(self, function: Scope, depth: int = 3) -> list[Call]:
         """Return the calls in a function and in the project functions it calls."""
@@ -330,10 +324,10 @@ def names_in(node: ast.AST | None) -> set[str]:
     return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
-def _group(calls: list[Call], key: Callable[[Call], T]) -> dict[T, list[Call]]:
-    found: dict[T, list[Call]] = defaultdict(list)
-    for call in calls:
-        found[key(call)].append(call)
+def group(items: Iterable[Item], key: Callable[[Item], T]) -> dict[T, list[Item]]:
+    found: dict[T, list[Item]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
     return found
 
 

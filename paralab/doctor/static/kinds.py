@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import SAME_VALUE, Call, once_per_node
 from paralab.doctor.static.names import is_model_class, kind_of_made, meaning, sounds_like
-from paralab.doctor.static.project import Definition, Scope, dotted_key
+from paralab.doctor.static.project import Definition, Scope
 from paralab.doctor.static.values import Values
 
 _WRAPPED = {"ddp", "dp", "fsdp"}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from paralab.doctor.static.facts import SAME_VALUE, Call, If, With
 from paralab.doctor.static.names import DDP, sounds_like
-from paralab.doctor.static.origins import has_decorator
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 
@@ -52,7 +51,7 @@ def is_without_grad(script: Script, call: Call) -> bool:
     """Return whether a call runs under `torch.no_grad()`, as a block or a decorator."""
     if any(script.is_kind(one.item, call.scope, "no_grad") for one in call.inside(With)):
         return True
-    return has_decorator(call.scope, "no_grad", "inference_mode")
+    return not {"no_grad", "inference_mode"}.isdisjoint(call.scope.decorators)
 
 
 def is_decided(script: Script, call: Call) -> bool:

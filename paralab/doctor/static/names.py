@@ -75,6 +75,7 @@ _KIND_OF_MADE = {
     "torch.inference_mode": "no_grad",
     "argparse.ArgumentParser.parse_args": "arguments",
 }
+_OPTIMIZERS = ("AdamW", "Adafactor", "Lion")
 _LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "binary_cross_entropy", "kl_div")
 
 # The usual meaning of a name that nothing in the script explains.
@@ -158,11 +159,7 @@ def kind_of_made(target: str) -> str | None:
         ("_schedule_with_warmup", "LRScheduler", "get_scheduler")
     ):
         return "scheduler"
-    if (head.startswith("torch.optim") and last[:1].isupper()) or last in (
-        "AdamW",
-        "Adafactor",
-        "Lion",
-    ):
+    if (head.startswith("torch.optim") and last[:1].isupper()) or last in _OPTIMIZERS:
         return "optimizer"
     if head == "torch.utils.data":
         return "sampler" if last.endswith("Sampler") else "dataset"

@@ -10,17 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import Contexts, Except, If, Loop, are_exclusive, share_loop
-from paralab.doctor.static.facts import SAME_VALUE, Call, Facts, once_per_node
+from paralab.doctor.static.facts import SAME_VALUE, Call, Facts, group, once_per_node
 from paralab.doctor.static.imports import find_module
-from paralab.doctor.static.names import DDP, DP, canonical
+from paralab.doctor.static.names import DDP, DP, SAMPLER, canonical
 from paralab.doctor.static.project import (
-    FUNCTIONS,
     Definition,
     Module,
     Project,
     Scope,
-    dotted_key,
     end,
     position,
 )
@@ -59,8 +58,8 @@ class Origins(Facts):
             return None
         owner = scope.class_around
         if dotted_key(node.value) in ("self", "cls"):
-            method = self.method(owner, node.attr) if owner else None
-            return method or (self._resolve_stored(owner, node.attr) if owner else None)
+            method = owner and self.method(owner, node.attr)
+            return method or (owner and self._resolve_stored(owner, node.attr))
         if isinstance(node.value, ast.Call) and dotted_key(node.value.func) == "super":
             return self.method(owner, node.attr, own=False) if owner else None
         base = self.resolve(node.value, scope)
@@ -92,7 +91,7 @@ class Origins(Facts):
         value = definitions[0].value if definitions[0].how == "assign" else None
         if len(definitions) == 1 and isinstance(value, ast.IfExp):  # `DDP if use_cuda else Other`
             ways = (self.resolve(value.body, where), self.resolve(value.orelse, where))
-            return DDP if DDP in ways else None
+            return next((one for one in (DDP, SAMPLER) if one in ways), None)
         is_alias = len(definitions) == 1 and isinstance(value, (ast.Name, ast.Attribute))
         return self.resolve(value, where) if is_alias else None
 
@@ -135,16 +134,12 @@ class Origins(Facts):
                 return None  # the inner model
             elif call.target.rpartition(".")[2][:1].isupper():
                 return canonical(f"{call.target}.{node.attr}")
-        named = [] if node.attr in _COMMON_METHODS else self._methods_by_name[node.attr]
+        named = [] if node.attr in _COMMON_METHODS else self._methods_by_name.get(node.attr, [])
         return named[0] if len(named) == 1 else None
 
     @cached_property
     def _methods_by_name(self) -> dict[str, list[Scope]]:
-        found: dict[str, list[Scope]] = defaultdict(list)
-        for scope in self.scopes:
-            if scope.owner is not None:
-                found[scope.name].append(scope)
-        return found
+        return group((one for one in self.scopes if one.owner), lambda scope: scope.name)
 
     # --- classes
 
@@ -152,8 +147,7 @@ class Origins(Facts):
         assert isinstance(owner.node, ast.ClassDef)
         # `Sampler[int]` derives from Sampler.
         bases = [one.value if isinstance(one, ast.Subscript) else one for one in owner.node.bases]
-        found = [self.resolve(base, owner.parent or owner) for base in bases]
-        return [one for one in found if one is not None]
+        return [found for base in bases if (found := self.resolve(base, owner.parent or owner))]
 
     def ancestors(self, owner: Scope) -> list[Scope | str]:
         """Return the class itself and everything it inherits from."""
@@ -187,8 +181,7 @@ class Origins(Facts):
             found = self._stored[key] = []
             for one in self.ancestors(owner):
                 if isinstance(one, Scope) and one.is_class:
-                    found.extend(one.definitions.get(attribute, []))
-                    found.extend(one.stored.get(attribute, []))
+                    found += [*one.definitions.get(attribute, []), *one.stored.get(attribute, [])]
         return self._stored[key]
 
     # --- definitions
@@ -277,11 +270,11 @@ class Origins(Facts):
         if definition.name not in names:
             return
         place = names.index(definition.name)
-        is_method = function.owner is not None and not has_decorator(function, "staticmethod")
+        is_method = function.owner is not None and "staticmethod" not in function.decorators
         for call in self.callers(function):
             is_bound = call.made is not None or isinstance(call.node.func, ast.Attribute)
             value = call.argument(place - (is_method and is_bound), definition.name)
-            default = default_of(function, definition.name)
+            default = function.default_of(definition.name)
             if value is not None:
                 yield value, call.scope
             elif not call.unpacks and default is not None:
@@ -395,26 +388,6 @@ def _binds(node: ast.AST, index: int, name: str) -> bool:
         and dotted_key(target.elts[index]) == name
         for target in targets
     )
-
-
-def default_of(function: Scope, name: str) -> ast.expr | None:
-    if not isinstance(function.node, FUNCTIONS):
-        return None
-    arguments = function.node.args
-    ordered = [*arguments.posonlyargs, *arguments.args]
-    positional = zip(ordered[::-1], arguments.defaults[::-1], strict=False)
-    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return next((value for one, value in (*positional, *keywords) if one.arg == name), None)
-
-
-def decorators_of(function: Scope) -> list[str]:
-    """Return the last names of a function's decorators."""
-    found = [getattr(one, "func", one) for one in getattr(function.node, "decorator_list", [])]
-    return [(dotted_key(one) or "").rpartition(".")[2] for one in found]
-
-
-def has_decorator(function: Scope, *names: str) -> bool:
-    return not set(names).isdisjoint(decorators_of(function))
 
 
 def _begins(definition: Definition) -> tuple[int, int]:

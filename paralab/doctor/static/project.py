@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paralab.doctor.sources import lines_of, python_of
-from paralab.doctor.static.imports import (
-    absolute,
-    find_module,
-    folders_above,
-    imported_modules,
-    search_path,
-)
+from paralab.doctor.static.bindings import bindings, dotted_key
+from paralab.doctor.static.imports import find_module, imported_modules, search_path
 from paralab.errors import UsageError
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -44,10 +39,6 @@ class Definition:
     value: ast.expr | None = None
     index: int | None = None  # item: position in the unpacked tuple; None for loop items
     imported: str = ""
-
-
-# name, how, value, index, imported: as in Definition
-Binding = tuple[str, str, ast.expr | None, int | None, str]
 
 
 @dataclass(eq=False, repr=False)
@@ -95,6 +86,21 @@ class Scope:
             return []
         arguments = self.node.args
         return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+
+    def default_of(self, name: str) -> ast.expr | None:
+        if not isinstance(self.node, FUNCTIONS):
+            return None
+        arguments = self.node.args
+        ordered = [*arguments.posonlyargs, *arguments.args]
+        positional = zip(ordered[::-1], arguments.defaults[::-1], strict=False)
+        keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        return next((value for one, value in (*positional, *keywords) if one.arg == name), None)
+
+    @property
+    def decorators(self) -> list[str]:
+        """The last names of the decorators."""
+        found = [getattr(one, "func", one) for one in getattr(self.node, "decorator_list", [])]
+        return [(dotted_key(one) or "").rpartition(".")[2] for one in found]
 
     @cached_property
     def returns(self) -> list[ast.expr]:
@@ -319,7 +325,7 @@ def _define(node: ast.AST, scope: Scope, inner: Scope) -> None:
     """Record the names that a statement binds, and the parameters of a function."""
     if isinstance(node, (ast.Global, ast.Nonlocal)):
         scope.outer_names.update(node.names)
-    for name, how, value, index, imported in _bindings(node, scope.module):
+    for name, how, value, index, imported in bindings(node, scope.module.path):
         target = scope.module.scope if name in scope.outer_names else scope
         definition = Definition(name, how, node, scope, value, index, imported)
         target.definitions[name].append(definition)
@@ -328,79 +334,6 @@ def _define(node: ast.AST, scope: Scope, inner: Scope) -> None:
             if argument is not None:
                 definition = Definition(argument.arg, "parameter", argument, inner)
                 inner.definitions[argument.arg].append(definition)
-
-
-def _bindings(node: ast.AST, module: Module) -> Iterator[Binding]:
-    """Yield the names that a statement binds."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield node.name, "function", None, None, ""
-        case ast.ClassDef():
-            yield node.name, "class", None, None, ""
-        case ast.Import():
-            for alias in node.names:
-                first = alias.name.split(".")[0]
-                yield (
-                    alias.asname or first,
-                    "import",
-                    None,
-                    None,
-                    alias.name if alias.asname else first,
-                )
-        case ast.ImportFrom():
-            base = absolute(node, module.path, folders_above(module.path.parent))
-            for alias in node.names:
-                yield alias.asname or alias.name, "import", None, None, f"{base}.{alias.name}"
-        case ast.Assign():
-            for target in node.targets:
-                yield from _bind(target, node.value)
-        case ast.AnnAssign(target, _, ast.expr() as value) | ast.NamedExpr(target, value):
-            yield from _bind(target, value)
-        case ast.AugAssign():
-            value = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
-            key = dotted_key(node.target)
-            if key:
-                yield key, "augmented", value, None, ""
-        case ast.For() | ast.AsyncFor() | ast.comprehension():
-            yield from _bind_items(node.target, node.iter)
-        case ast.With() | ast.AsyncWith():
-            for item in node.items:
-                if item.optional_vars is not None:
-                    yield from _bind(item.optional_vars, item.context_expr)
-
-
-def _bind(target: ast.expr, value: ast.expr) -> Iterator[Binding]:
-    """Yield the names that an assignment binds: `a = v`, `self.a = v`, `a, b = v, w`."""
-    key = dotted_key(target)
-    if key:
-        yield key, "assign", value, None, ""
-    elif isinstance(target, (ast.Tuple, ast.List)):
-        values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
-        for index, part in enumerate(target.elts):
-            if len(values) == len(target.elts):
-                yield from _bind(part, values[index])
-            else:
-                yield from _bind_items(part, value, index)
-
-
-def _bind_items(target: ast.expr, value: ast.expr, index: int | None = None) -> Iterator[Binding]:
-    target = target.value if isinstance(target, ast.Starred) else target
-    key = dotted_key(target)
-    if key:
-        yield key, "item", value, index, ""
-    elif isinstance(target, (ast.Tuple, ast.List)):
-        for number, part in enumerate(target.elts):
-            yield from _bind_items(part, value, number)
-
-
-def dotted_key(node: ast.AST) -> str | None:
-    """Return a dotted name such as `a`, `self.a`, or `args.rank`; None for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = dotted_key(node.value)
-        return f"{base}.{node.attr}" if base else None
-    return None
 
 
 def position(node: ast.AST) -> tuple[int, int]:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar, cast
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If, Loop
 from paralab.doctor.static.facts import Call, once_per_node
 from paralab.doctor.static.kinds import Kinds
 from paralab.doctor.static.names import COLLECTIVES
-from paralab.doctor.static.project import Definition, Scope, dotted_key
+from paralab.doctor.static.project import Definition, Scope
 from paralab.doctor.static.values import (
     ALWAYS_TRUE,
     OBJECT,

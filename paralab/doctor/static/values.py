@@ -10,11 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If
 from paralab.doctor.static.facts import DEEPEST, Call
 from paralab.doctor.static.names import kind_of_made, meaning
-from paralab.doctor.static.origins import Origins, default_of, has_decorator
-from paralab.doctor.static.project import Definition, Project, Scope, dotted_key
+from paralab.doctor.static.origins import Origins
+from paralab.doctor.static.project import Definition, Project, Scope
 
 WORLD = 2  # ranks in the assumed job, all on one machine
 MOST_EVALUATIONS = 20_000
@@ -219,7 +220,7 @@ class Values(Origins):
         if key == "__name__":
             return "__main__" if scope.module is self.modules[0] else scope.module.name
         found = self.resolve(node, scope) if isinstance(node, ast.Attribute) else None
-        if isinstance(found, Scope) and has_decorator(found, "property", "cached_property"):
+        if isinstance(found, Scope) and {"property", "cached_property"} & set(found.decorators):
             value = self.run(found, {}, rank)
             if value is not UNKNOWN:
                 return value
@@ -258,7 +259,7 @@ class Values(Origins):
             names = names[1:]
         bound: Env = {key: value for key, value in (env or {}).items() if "." in key or "(" in key}
         for place, name in enumerate(names):
-            value, default = call.argument(place, name), default_of(function, name)
+            value, default = call.argument(place, name), function.default_of(name)
             if value is not None:
                 bound[name] = self.evaluate(value, call.scope, rank, env)
             elif not call.unpacks and default is not None:

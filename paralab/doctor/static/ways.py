@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
-from paralab.doctor.static.origins import decorators_of
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import UNKNOWN, Env, Script, once_per_script
 
@@ -152,7 +151,7 @@ def arrives(script: Script, way: Way, rank: int) -> Arrival:
 
 
 def _is_for_one_rank(scope: Scope) -> bool:
-    return any(map(_ONE_RANK.search, decorators_of(scope)))
+    return any(map(_ONE_RANK.search, scope.decorators))
 
 
 def starts_of_job(script: Script) -> list[Way]:

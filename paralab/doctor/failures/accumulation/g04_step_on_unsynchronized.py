@@ -26,8 +26,9 @@ from paralab.doctor.failures.accumulation.windows import (
     windows,
 )
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import If
-from paralab.doctor.static.project import Module, Scope, dotted_key
+from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, occurrences

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paralab.doctor.failures.data.sizes import batches
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, If, Loop, With
 from paralab.doctor.static.names import COLLECTIVES
-from paralab.doctor.static.project import Scope, dotted_key, position
+from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import code, line_of
 from paralab.doctor.static.script import Env, Script, once_per_script
-from paralab.doctor.static.sizes import batches
 from paralab.doctor.static.timeline import Chain, Event, Timelines, condition, excludes, extra_tests
 
 Expression = tuple[ast.expr, Scope]

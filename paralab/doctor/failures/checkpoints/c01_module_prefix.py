@@ -24,10 +24,10 @@ from paralab.doctor.failures.checkpoints.files import (
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import catches
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script
 

@@ -21,10 +21,10 @@ from paralab.doctor.failures.checkpoints.files import is_own_path
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, If, With
 from paralab.doctor.static.hints import guards, is_for_one_rank, is_in_training, trains
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import arrives, excludes, starts_of_job, ways_to

@@ -3,8 +3,9 @@
 import ast
 import re
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, If
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code
 from paralab.doctor.static.script import Script
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, Loop
 from paralab.doctor.static.names import LOADER, meaning
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import Way, arrives, excludes, starts_of_job, ways_to
 

@@ -14,6 +14,7 @@ import math
 
 from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.failures.data.loaders import samples_in
+from paralab.doctor.failures.data.sizes import drops_last
 from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
@@ -23,7 +24,6 @@ from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import DDP, DP, LOADER
 from paralab.doctor.static.report import add_keyword, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sizes import drops_last
 
 ENTRY = describe(
     __doc__,

@@ -20,8 +20,8 @@ import ast
 
 from paralab.doctor.failures.dataparallel.replicas import classes_in
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.names import DP
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, found, line_of
 from paralab.doctor.static.script import Script
 

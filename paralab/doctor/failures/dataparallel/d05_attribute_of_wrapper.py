@@ -15,7 +15,7 @@ from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.context import catches
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import DDP, DP
-from paralab.doctor.static.project import Module
+from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
@@ -60,12 +60,18 @@ def attribute_of_wrapper(script: Script) -> Findings:
                 continue
             if node.attr in _OWN or node.attr.startswith("_") or node.attr in script.attributes:
                 continue
-            wrap = _wrapper(script, module, node)
+            scope = module.scope_of(node)
+            wrap, doubt = _wrapper(script, node, scope)
             if wrap is None or catches(node, module, "AttributeError"):
                 continue
-            makers = script.makers(wrap.argument(0, "module"), wrap.scope)
+            inner = script.makers(wrap.argument(0, "module"), wrap.scope)
+            makers = script.makers(node.value, scope) if doubt else inner
             owners = [made.made for made in makers if made.made is not None]
-            of_torch = bool(makers) and all(one.target.startswith("torch.nn.") for one in makers)
+            of_torch = (
+                bool(inner)
+                and not doubt
+                and all(one.target.startswith("torch.nn.") for one in inner)
+            )
             if not of_torch and not (
                 owners
                 and all(script.method(o, node.attr) or script.stored(o, node.attr) for o in owners)
@@ -78,21 +84,28 @@ def attribute_of_wrapper(script: Script) -> Findings:
             )
             edits = replace(script, module, node.value, f"{code(node.value)}.module")
             fix = f"Go through the wrapper: `.module.{node.attr}`."
-            doubt = "if it is an attribute of the model" if of_torch else ""
+            doubt = "if it is an attribute of the model" if of_torch else doubt
             also = (wrap,)
             yield found(
                 script, "D05", "error", where, why, fix, doubt=doubt, also=also, edits=edits
             )
 
 
-def _wrapper(script: Script, module: Module, node: ast.Attribute) -> Call | None:
-    """Return the call that wraps the attribute's object, if the object is definitely a wrapper at
-    this point."""
-    scope = module.scope_of(node)
-    if script.kinds(node.value, scope) not in ({"ddp"}, {"dp"}):
-        return None
-    tests = [one for one in script.context(node, module) if isinstance(one, If)]
-    if any(script.decide(one, scope, 1) is not True for one in tests if "model" in code(one.test)):
-        return None
+def _wrapper(script: Script, node: ast.Attribute, scope: Scope) -> tuple[Call | None, str]:
+    """Return the call that wraps the attribute's object, and a doubt unless the object is
+    definitely a wrapper at this point."""
+    kinds = script.kinds(node.value, scope)
     makers = script.makers(node.value, scope)
-    return makers[0] if len(makers) == 1 and makers[0].target in (DDP, DP) else None
+    wraps = [one for one in makers if one.target in (DDP, DP)]
+    if len(wraps) != 1 or kinds.isdisjoint({"ddp", "dp"}):
+        return None, ""
+    tests = [one for one in script.context(node, scope.module) if isinstance(one, If)]
+    if kinds in ({"ddp"}, {"dp"}) and len(makers) == 1:
+        tests = [one for one in tests if "model" in code(one.test)]
+        known = all(script.decide(one, scope, 1) is True for one in tests)
+        return (wraps[0] if known else None), ""
+    later = wraps[0].scope is not scope or position(wraps[0].node) < position(node)
+    parts = [part for part, _ in script.ingredients(node.value, scope)]
+    unwrapped = any(isinstance(one, ast.Attribute) and one.attr == "module" for one in parts)
+    hidden = not later or tests or unwrapped
+    return (None if hidden else wraps[0]), "if the model is wrapped here"

@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import Place
 from paralab.doctor.static.script import Script
 

@@ -15,9 +15,10 @@ import ast
 import re
 
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import With
 from paralab.doctor.static.names import COLLECTIVES, DDP
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import at, code, found
 from paralab.doctor.static.script import Script
 

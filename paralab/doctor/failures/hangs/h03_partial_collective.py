@@ -15,8 +15,10 @@ Reported: alan-turing-institute/autocast#386
 import ast
 import re
 
+from paralab.doctor.failures.hangs.sequences import Difference, differences_of
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.collective_tree import Guard, Leave, Meet
 from paralab.doctor.static.facts import Call, If, Loop, is_constant, names_in
 from paralab.doctor.static.hints import is_for_one_rank, is_for_others
@@ -27,10 +29,8 @@ from paralab.doctor.static.names import (
     GROUP_POSITION,
     sounds_like,
 )
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import Difference, differences_of
 
 ENTRY = describe(__doc__)
 IF_REACHED = "if the enclosing conditions are true on that rank"

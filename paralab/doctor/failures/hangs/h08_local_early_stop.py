@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paralab.doctor.failures.hangs.sequences import differences_of, trees_of
 from paralab.doctor.finding import Finding
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.collective_tree import (
     Fork,
     Inline,
@@ -31,10 +33,9 @@ from paralab.doctor.static.collective_tree import (
 from paralab.doctor.static.facts import If, Loop
 from paralab.doctor.static.hints import is_for_one_rank, is_in_training
 from paralab.doctor.static.names import COLLECTIVES, DDP, LOADER
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import Place, at, code, found, line_of
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sequences import differences_of, trees_of
 
 ENTRY = describe(__doc__)
 

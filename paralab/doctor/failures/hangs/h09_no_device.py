@@ -83,7 +83,10 @@ def _by_name(script: Script, start: Call) -> Findings:
     """Suspect a project that uses GPUs but never sets a rank's GPU, even if every tensor names its
     GPU."""
     chosen = {"set_device", "set_default_device", "CUDA_VISIBLE_DEVICES"}
-    if chosen & words_of_project(script) or not any("cuda" in one.text for one in script.modules):
+    is_whole = trains(script) and start.module is script.modules[0]
+    if not is_whole and chosen & words_of_project(script):
+        return  # code that imports this module may choose the GPU
+    if not any("cuda" in one.text for one in script.modules):
         return
     doubt = "if the backend is nccl, and a barrier or an allocation uses the current device"
     yield found(script, "H09", "suspect", start, _NOTHING, doubt=doubt)

@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 
+from paralab.doctor.failures.data.sizes import (
+    batch_size,
+    drops_last,
+    loader_of,
+    number,
+    rows,
+    samples_of,
+)
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.sizes import batch_size, drops_last, loader_of, number, rows, samples_of
 
 _PACKAGE = "torch.distributed.pipelining."
 

@@ -45,9 +45,9 @@ def clipped_before_unscale(script: Script) -> Findings:
                 step = _step_after(events[place + 1 :], clip)
                 if step is not None and not is_off(script, step.call):
                     steps[clip.call] = step if _is_scaled(events[:place], clip) else None
-    scales = script.methods("scale")
-    for clip_call, step in steps.items():
-        if step is None or not any(role(script, call) == "scale" for call in scales):
+    scales = any(role(script, call) == "scale" for call in script.methods("scale"))
+    for clip_call, step in steps.items() if scales else ():
+        if step is None:
             continue
         why = (
             f"`{code(clip_call.node.func)}` clips gradients that are still multiplied by the loss "
@@ -67,7 +67,7 @@ def clipped_before_unscale(script: Script) -> Findings:
         yield found(
             script, "A01", "error", clip_call, why, fix, doubt=doubt, also=also, edits=edits
         )
-    if not any(steps.values()):
+    if not scales or not any(steps.values()):
         yield from _by_name(script)
 
 
@@ -75,9 +75,9 @@ def _by_name(script: Script) -> Findings:
     """Suspect clipping in a project that scales losses and never calls `unscale_`."""
     others = ("accelerator", "fsdp")
     clips = [c for c in script.methods(*CLIPS) if not script.is_kind(c.receiver, c.scope, *others)]
-    scales = script.methods_on("scaler", "scale")
+    scales = script.methods_on("scaler", "scale") or script.methods_on("scaler", "step")
     if clips and scales and not any("unscale_" in module.text for module in script.modules):
-        why = f"{line_of(scales[0], clips[0]).capitalize()} scales the loss, and nothing unscales the gradients clipped here."
+        why = f"{line_of(scales[0], clips[0]).capitalize()} uses a scaled loss, and nothing unscales the gradients clipped here."
         doubt = "if both lines run in the same step"
         yield found(script, "A01", "suspect", clips[0], why, doubt=doubt, also=(scales[0],))
 

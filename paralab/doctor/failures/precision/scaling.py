@@ -3,9 +3,10 @@
 import ast
 from collections.abc import Iterator
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import ACCELERATOR, AUTOCAST, SCALER
-from paralab.doctor.static.project import Scope, dotted_key
+from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script, once_per_script
 from paralab.doctor.static.timeline import Event, Timelines, excludes
 

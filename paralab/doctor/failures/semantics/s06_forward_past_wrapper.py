@@ -14,11 +14,11 @@ Reported: jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.failures.semantics.order import runs_after
 from paralab.doctor.finding import Edit
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad, wraps
-from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script

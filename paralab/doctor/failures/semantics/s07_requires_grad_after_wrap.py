@@ -15,10 +15,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paralab.doctor.failures.semantics.order import runs_after
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.models import option, wraps
-from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script

@@ -16,10 +16,10 @@ from paralab.doctor.events import Forward
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import buffers_of, wraps
 from paralab.doctor.static.names import LOADER
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import found, line_of
 from paralab.doctor.static.script import Script
 from paralab.units import plural

@@ -15,13 +15,13 @@ import ast
 import re
 
 from paralab.doctor.events import Forward, Loader, Seed
+from paralab.doctor.failures.semantics.order import ways
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import is_in_training, is_parallel, words_of_project
 from paralab.doctor.static.models import is_decided, layers, wraps
-from paralab.doctor.static.order import ways
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script

@@ -15,11 +15,11 @@ Reported: pytorch/pytorch#104336
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
+from paralab.doctor.failures.semantics.order import runs_after
 from paralab.doctor.failures.semantics.s06_forward_past_wrapper import holds_inner
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import is_decided, wraps
-from paralab.doctor.static.order import runs_after
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 

@@ -18,9 +18,10 @@ from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.registry import Findings, check, describe, printed
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, is_without_grad
-from paralab.doctor.static.project import Scope, dotted_key, position
+from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 

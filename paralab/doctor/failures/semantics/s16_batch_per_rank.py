@@ -11,9 +11,9 @@ Limits: Only a name (global_batch, total_batch) shows what was intended, so this
 """
 
 from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.names import LOADER
-from paralab.doctor.static.project import dotted_key
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
 

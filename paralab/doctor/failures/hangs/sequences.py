@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.collective_tree import (
     Fork,
     Guard,
@@ -20,7 +21,7 @@ from paralab.doctor.static.collective_tree import (
     all_meets,
 )
 from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, sounds_like
-from paralab.doctor.static.project import FUNCTIONS, Scope, dotted_key
+from paralab.doctor.static.project import FUNCTIONS, Scope
 from paralab.doctor.static.script import Script, once_per_script
 
 Pair = tuple[Nodes, Nodes]  # the nodes of rank 0 and of rank 1
