@@ -620,6 +620,48 @@ PAIRS = {
         "nullcontext()",
         "self.accelerator.accumulate(self.model)",
     ),
+    "FSDP trains, and DDP only evaluates": (
+        "G02",
+        "warning",
+        """
+        import argparse
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        args = argparse.ArgumentParser().parse_args()
+        dist.init_process_group("gloo")
+        if args.only_eval:
+            model = DDP(nn.Linear(4, 1))
+        else:
+            model = {}(nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(16):
+            loss = nn.functional.mse_loss(model(torch.zeros(2, 4)), torch.zeros(2, 1)) / 4
+            loss.backward()
+            if (step + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "DDP",
+        "FSDP",
+    ),
+    "a checkpoint that others published": (
+        "C04",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+
+        dist.init_process_group("nccl")
+        model = nn.Linear(4, 1).cuda()
+        {}("https://example.org/net.pth", "./ckpts/net.pth")
+        model.load_state_dict(torch.load("./ckpts/net.pth"))
+        """,
+        "print",
+        "torch.hub.download_url_to_file",
+    ),
     "one rank wraps the model again": (
         "H03",
         "suspect",

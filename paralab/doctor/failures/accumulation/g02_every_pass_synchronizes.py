@@ -53,6 +53,8 @@ def synchronizes_in_every_turn(script: Script) -> Findings:
             f"all-reduces the gradients of `{model}`. One all-reduce is enough."
         )
         doubt = f"if `{window.size_text}` is more than 1" if window.is_optional else ""
+        if script.is_kind(forwards[0].call.node.func, forwards[0].call.scope, "fsdp"):
+            doubt = f"if `{model}` is the DDP wrapper"
         yield found(script, "G02", "warning", call, why, doubt=doubt, also=(window.step.call,))
     others = [name for name in SYNCHRONIZERS if name != "accelerate"]
     is_plain = not script.imports("accelerate") or not script.methods("accumulate")

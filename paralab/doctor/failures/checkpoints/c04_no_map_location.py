@@ -28,6 +28,7 @@ ENTRY = describe(__doc__)
 _CHECKPOINT = re.compile(r"resum|checkpoint|ckpt|snapshot|last|latest|best|restart|continue", re.I)
 _PRETRAINED = re.compile(r"pretrain|init|vgg|lpips|inception|imagenet|teacher|weights", re.I)
 _LOADS = re.compile(r"^_?(load|restore)(_model|_state\w*|_weights|_network)?$", re.I)
+_DOWNLOADS = re.compile(r"download|urlretrieve|wget", re.I)
 _ALONE = re.compile(r"test|eval|demo|infer|convert|export|sampl|predict|generat", re.I)
 _ON_NO_DEVICE = {"scaler", "scheduler", "sampler"}  # their state contains no GPU tensors
 
@@ -55,7 +56,8 @@ def no_map_location(script: Script) -> Findings:
         text = f"{code(call.node, 200)} {call.scope.name} {' '.join(code(one.node, 200) for one in loaded)}"
         own = "optimizer" in text.lower() or _CHECKPOINT.search(text)
         reached = any(way.known and taken for way, taken in ways)
-        certain = own and not _PRETRAINED.search(text) and reached
+        published = any(_DOWNLOADS.search(one.method) for one in script.calls_in(call.scope))
+        certain = own and not published and not _PRETRAINED.search(text) and reached
         reported = True
         yield _finding(script, call, "" if certain else "if the file was saved from a GPU")
     if not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
