@@ -52,14 +52,14 @@ class SplitExperts:
         for path, parameter in list(module.named_parameters()):
             owner, _, name = path.rpartition(".")
             setattr(module.get_submodule(owner), name, split_parameter(parameter, mesh, 0))
-        experts = Experts(module, module.forward, layer.experts, own)
+        experts = OwnExperts(module, module.forward, layer.experts, own)
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
             return self._run(layer, experts, (args, kwargs))
 
         module.forward = forward
 
-    def _run(self, layer: ExpertLayer, experts: Experts, arguments: Any) -> torch.Tensor:
+    def _run(self, layer: ExpertLayer, experts: OwnExperts, arguments: Any) -> torch.Tensor:
         call = read_call(arguments)
         if call is None:
             raise ParalabError(
@@ -147,7 +147,7 @@ class Route(NamedTuple):
         return self._replace(sent=self.received, received=self.sent)
 
 
-class Experts:
+class OwnExperts:
     """This rank's experts of a layer. `compute` runs the layer's own forward with only these."""
 
     def __init__(

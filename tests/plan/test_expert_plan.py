@@ -9,6 +9,8 @@ from paralab.errors import UsageError
 from paralab.machine.precision import Probe
 from paralab.plan.check import check
 from paralab.plan.expert_plan import NOT_ADDITIVE, layer_table, uneven, without_proof
+from paralab.plan.grid import Place
+from paralab.plan.layout import count_launched
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
@@ -59,6 +61,12 @@ def test_the_plan_has_every_number():
         ("a.*", 2, True),
         ("b.*", 1, False),
     ]
+
+
+def test_the_launched_ranks_are_the_shards():
+    places = [Place("node", rank, (), 1.0) for rank in range(4)]
+    assert count_launched(Request("ep"), places) == Request("ep", shards=4)
+    assert count_launched(Request("ep", shards=2), places).shards == 2
 
 
 @pytest.mark.parametrize(
