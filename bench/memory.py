@@ -39,6 +39,16 @@ CPU += [
     "fsdp gpt precision=bf16",
     "pipeline gpt schedule=1f1b",
     "ddp mlp replicas=3 accumulate=2",
+    "cp gpt",
+    "cp gpt recompute=full accumulate=2",
+    "cp gpt shards=4 precision=bf16",
+    "local-sgd mlp",
+    "local-sgd gpt outer_lr=0.7",
+    "local-sgd gpt outer_lr=0.7 outer_momentum=0.9",
+    "ddp gpt compress=bf16",
+    "ddp mlp compress=powersgd steps=5",
+    "ddp gpt compress=powersgd powersgd_rank=2 steps=5",
+    "ddp cnn compress=powersgd steps=5",
 ]
 CPU += [
     f"hybrid gpt:tiny {options}"
@@ -85,10 +95,11 @@ def main() -> None:
 
 def _rows(words: str, device: str) -> list[str]:
     strategy, workload, *pairs = words.split()
-    options = {name: _value(value) for name, value in (pair.split("=") for pair in pairs)}
+    options = {"steps": 2}
+    options |= {name: _value(value) for name, value in (pair.split("=") for pair in pairs)}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
-        result = paralab.run(workload, strategy, steps=2, device=device, out=out, **options)
+        result = paralab.run(workload, strategy, device=device, out=out, **options)
     rows = []
     for memory in result.peak_bytes:
         error = memory.estimate_error
@@ -98,8 +109,10 @@ def _rows(words: str, device: str) -> list[str]:
     return rows
 
 
-def _value(text: str) -> bool | int | str:
-    return text == "on" or (int(text) if text.isdigit() else text)
+def _value(text: str) -> bool | float | str:
+    if text.isdigit():
+        return int(text)
+    return text == "on" or (float(text) if text[0].isdigit() else text)
 
 
 if __name__ == "__main__":

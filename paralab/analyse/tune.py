@@ -211,7 +211,7 @@ def _curve_sections(choice: TuneResult) -> list[Section]:
     names = ("bucket size in MB", "per optimizer step", "seconds")
     chart = Lines("Step time by bucket size", lines, *names, log_x=True)
     note = (
-        "Each size ran for one round; the final rounds pick the winner. Each small bucket adds a "
+        "Each size ran for a round or two; the final rounds pick the winner. Each small bucket adds a "
         "fixed cost. Large buckets leave no computation to hide the communication behind."
     )
     return [Section("Bucket size", (chart, table("", map(_curve_row, points), note)))]
@@ -260,13 +260,14 @@ def _runners_up(choice: TuneResult) -> Iterator[Finding]:
         return
     first, *rest = choice.runners_up
     margin, best = choice.margin, f"`{choice.chosen.name}`"
-    text = f"{best} is {times_as_fast(margin)} as the runner-up `{first.name}`"
+    second = f"the runner-up {_name_with_rate(first)}"
+    text = f"{best} is {times_as_fast(margin)} as {second}"
     if margin.verdict == "no difference":
-        text = f"{best} and the runner-up `{first.name}` are equally fast ({interval(margin)})"
+        text = f"{best} and {second} are equally fast ({interval(margin)})"
     elif margin.verdict != "faster":
         why = f"Too noisy ({interval(margin)})" if interval(margin) else "Too few rounds"
-        text = f"{why} to tell {best} from the runner-up `{first.name}`"
-    text += f". Then: {_list_names([each.name for each in rest])}" if rest else ""
+        text = f"{why} to tell {best} from {second}"
+    text += f". Then: {', '.join(map(_name_with_rate, rest))}" if rest else ""
     names = [each.name for each in choice.runners_up]
     yield Finding("margin", f"{text}.", {"margin": margin.to_dict(), "runners_up": names})
 
@@ -306,6 +307,11 @@ def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
         names = [each.name for each in found.left_out]
         text = f"{plural(len(names), 'configuration')} cannot run here: {_list_names(names)}."
         yield Finding("left out", text, {"left_out": names})
+
+
+def _name_with_rate(each: Tuned) -> str:
+    per_second = each.samples_per_second
+    return f"`{each.name}`" + (f" ({rate(per_second)} samples/s)" if per_second else "")
 
 
 def _list_names(names: list[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from paralab.analyse.manifest import LeftOut, Pruned
 from paralab.errors import UsageError
-from paralab.experiment.configurations import Configuration
+from paralab.experiment.configurations import FEWEST_STEPS, Configuration, choose_steps
 from paralab.experiment.memory import Kind, estimate_all
 from paralab.experiment.planning import resolve_here
 from paralab.launch.inspect import Inspected
@@ -39,7 +39,12 @@ class Candidates:
         return label(request) + (f" · batch {batch}" if batch != self.batch_size else "")
 
     def configure(self, request: Request) -> Configuration:
-        return Configuration(request, name=self.name(request), optional=True)
+        """Measure a larger batch for fewer steps, because each takes longer."""
+        name, batch = self.name(request), request.batch_size or self.batch_size
+        if request.steps is None and batch > self.batch_size:
+            steps = choose_steps(request, self.inspected) * self.batch_size // batch
+            request = replace(request, steps=max(FEWEST_STEPS, steps))
+        return Configuration(request, name=name, optional=True)
 
     def admit(self, requests: Iterable[Request], save: bool = False) -> list[Request]:
         """Return the configurations that can be measured. With `save`, replace one that does not

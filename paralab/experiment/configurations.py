@@ -26,7 +26,7 @@ from paralab.workload.reference import check_reference
 
 STEPS = {"cpu": 10, "cuda": 30}  # steps per configuration and round; the first three are warm-up
 # If a step takes longer than this, use more rounds instead of longer ones.
-SLOW_SECONDS, SLOW_STEPS = 0.1, 6
+SLOW_SECONDS, FEWEST_STEPS = 0.1, 6
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def resolve_all(
         request = replace(
             each.request,
             workload=workload,
-            steps=_steps(each.request, inspected),
+            steps=choose_steps(each.request, inspected),
             threads_per_device=each.request.threads_per_device or threads,
         )
         try:
@@ -102,11 +102,12 @@ def resolve_all(
     return [item for item in again if item], left_out
 
 
-def _steps(request: Request, inspected: Inspected) -> int:
+def choose_steps(request: Request, inspected: Inspected) -> int:
+    """Return the number of steps per round."""
     if request.steps is not None:
         return request.steps
     if sum(layer.seconds for layer in inspected.summary.layers) > SLOW_SECONDS:
-        return SLOW_STEPS
+        return FEWEST_STEPS
     return STEPS["cuda" if inspected.machine.gpus and request.device != "cpu" else "cpu"]
 
 

@@ -95,7 +95,7 @@ def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
         workspace = size(trial.workspace_bytes)
         notes.append(
             f"the peak includes the allocator's rounding to 512 bytes and {workspace} of measured "
-            "workspaces for matrix products. It does not include cuDNN's workspaces, NCCL's or local's "
+            "workspaces for matrix products. It does not include cuDNN's workspaces, NCCL's "
             "buffers, blocks that the allocator does not split, fragmentation, or the CUDA context"
         )
     no_peak = NO_PEAK if plan.strategy == "dp" else None

@@ -1,20 +1,22 @@
 """`paralab tune`: search for the configuration with the most samples per second.
 
-The search is successive halving over rounds of measurements. paralab does not use a search library,
-because there are few options with few values each, and a measurement takes seconds. It is more
-important to measure each value next to the default, at about the same time.
+The search is a race over rounds of measurements. paralab does not use a search library, because
+there are few options with few values each, and a measurement takes seconds. It is more important to
+measure each value next to the default, at about the same time.
 
-    layouts   every way to use the devices, one round             -> the best three
-    changes   these, and these with one change, one round         -> the curve by bucket size
-    combined  the promising changes combined, two rounds          -> the best of everything
+    layouts   every way to use the devices                        -> the best three
+    changes   these, and these with one change                    -> the curve by bucket size
+    combined  the promising changes combined                      -> the best of everything
     final     the best and the default, verified, five rounds     -> how much faster, how certain
+
+Before the final phase, a configuration leaves the search only if it is clearly slower than the
+fastest (`paralab.analyse.racing`). The others are measured again.
 
 Before each phase (a rung), configurations that do not fit in memory are pruned. Low precision is
 measured the same way but listed separately. It is fast because it rounds, which changes the last
 digits of the results.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +26,8 @@ from pathlib import Path
 from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.manifest import Pruned
+from paralab.analyse.manifest import LeftOut, Pruned
+from paralab.analyse.racing import find_unsettled, rank, typical
 from paralab.analyse.tune import TuneResult, choice_of
 from paralab.errors import RunFailed, UsageError, unknown
 from paralab.experiment.candidates import Candidates
@@ -42,6 +45,7 @@ from paralab.workload.reference import check_reference
 
 FINAL_ROUNDS = 5
 KEPT = 3  # layouts whose options are searched
+BEST = 2  # configurations in the final phase, besides the default and the best of their kind
 TOLERATED = 1.02  # a change that looks at most this much slower on its own may help in combination
 FULL = 0.95  # skip configurations that need more than this share of a device's memory
 
@@ -160,17 +164,26 @@ class _Budget:
     untried: int = 0  # configurations that were not measured because trials ran out
 
     def is_left(self) -> bool:
-        """Return whether another rung may start before the final one."""
+        """Return whether another phase may start before the final one."""
         enough_time = self.seconds is None or time.perf_counter() - self.started < self.seconds / 2
         return enough_time and (self.trials is None or self.spent < self.trials / 2)
 
+    def rounds(self) -> int:
+        """Return the number of rounds for single changes. A limit on trials is better spent on more
+        configurations."""
+        return 2 if self.trials is None else 1
+
     def limit(self, requests: list[Request], rounds: int = 1) -> list[Request]:
-        """Return as many configurations as the remaining trials allow."""
+        """Return as many configurations as the remaining trials allow, and at least one."""
         if self.trials is None:
             return requests
         chosen = requests[: max(1, (self.trials // 2 - self.spent) // rounds)]
         self.untried += len(requests) - len(chosen)
         return chosen
+
+    def trials_left(self) -> int | None:
+        """Return how many configurations a phase may measure besides the default, or None."""
+        return None if self.trials is None else max(0, self.trials // 2 - self.spent - 1)
 
     def final_rounds(self, finalists: int) -> int:
         if self.trials is None:
@@ -179,8 +192,8 @@ class _Budget:
 
 
 class _Search:
-    """The search so far. `times` are the times per sample by configuration, relative to the
-    default."""
+    """The search so far. `times` are each configuration's times per sample, one per round, relative
+    to the default."""
 
     def __init__(
         self,
@@ -192,7 +205,7 @@ class _Search:
     ) -> None:
         self.folder, self.candidates, self.roots, self.say = folder, candidates, roots, say
         self.default: Request | None = roots[0] if len(roots) == 1 else None  # None: unknown
-        self.times: dict[Request, float] = {}
+        self.times: dict[Request, list[float]] = {}
         self.budget, self.rungs = budget, 0
 
     def run(self, change: Callable[[Request], list[Request]], save: bool) -> None:
@@ -200,15 +213,35 @@ class _Search:
         budget, admit = self.budget, self.candidates.admit
         if len(self.roots) > 1:
             self.measure(plural(len(self.roots), "layout"), budget.limit(self.roots))
+            self.race(KEPT)
         if budget.is_left() or not self.times:
             self.keep_best(KEPT)
             own = budget.limit(admit(_in_turns([change(root) for root in self.roots]), save))
-            self.measure(plural(len(own), "single change"), [*self.roots, *own])
+            self.measure(plural(len(own), "single change"), [*self.roots, *own], budget.rounds())
         if budget.is_left() and (combined := budget.limit(admit(self.combine()), 2)):
             self.measure(plural(len(combined), "combination"), combined, 2)
+        self.race(BEST)
         finalists = admit(self.finalists())
         rounds = budget.final_rounds(len(finalists))
         self.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
+
+    def race(self, keep: int) -> None:
+        """Measure again until only `keep` configurations may be the fastest, of those that train
+        like the default. A change of precision races only against other such changes."""
+        while self.budget.is_left():
+            same = self._by_precision(True)
+            other = self._by_precision(False)
+            left = find_unsettled(same, keep) if same else []
+            left += find_unsettled(other, 1) if other else []
+            chosen = left[: self.budget.trials_left()]
+            if not chosen:
+                return
+            self.measure(f"{plural(len(chosen), 'configuration')} again", chosen)
+
+    def _by_precision(self, same: bool) -> dict[Request, list[float]]:
+        assert self.default
+        own = self.default.precision
+        return {r: times for r, times in self.times.items() if (r.precision == own) == same}
 
     def measure(
         self, what: str, requests: Sequence[Request], rounds: int = 1, verify: bool = False
@@ -217,7 +250,8 @@ class _Search:
         self.rungs += 1
         self.say(f"phase {self.rungs}: {what}, {plural(rounds, 'round')}")
         first = [self.default] if self.default else []
-        every = [self.candidates.configure(r) for r in dict.fromkeys([*first, *requests])]
+        asked = {self.candidates.name(each): each for each in [*first, *requests]}
+        every = [self.candidates.configure(each) for each in asked.values()]
         self.budget.spent += len(every) * rounds
         path = self.folder.path / f"rung{self.rungs}"
         rung = compare(
@@ -232,7 +266,13 @@ class _Search:
         for failed in rung.failed:
             if not rung.rows or (self.default and failed.name == every[0].name):
                 raise RunFailed(f"{failed.name} fails: {failed.error}", f"read the logs in {path}")
-        self.times |= self._relative_times(rung, {each.name: each.request for each in every})
+            self.candidates.left_out[failed.name] = LeftOut(name=failed.name, reason=failed.error)
+        times = self._relative_times(rung, asked)
+        for request in asked.values():
+            if request in times:
+                self.times.setdefault(request, []).extend(times[request])
+            else:  # it failed, for example because memory ran out, or does not fit
+                self.times.pop(request, None)
         self._choose_default()
 
     def _choose_default(self) -> None:
@@ -242,16 +282,19 @@ class _Search:
         self.default = next((root for root in self.roots if root in self.times), None)
         if self.default is None:
             raise _nothing_fits(self.candidates)
-        one = self.times[self.default]
-        self.times = {request: time_ / one for request, time_ in self.times.items()}
+        [one] = self.times[self.default]
+        self.times = {request: [time_ / one] for request, [time_] in self.times.items()}
 
-    def _relative_times(self, rung: Comparison, asked: dict[str, Request]) -> dict[Request, float]:
-        """Return the relative times of the configurations that fit in memory."""
-        seconds = {row.name: statistics.median(row.round_seconds_per_sample) for row in rung.rows}
+    def _relative_times(
+        self, rung: Comparison, asked: dict[str, Request]
+    ) -> dict[Request, list[float]]:
+        """Return the relative times of the configurations that fit in memory, one per round."""
+        seconds = {row.name: row.round_seconds_per_sample for row in rung.rows}
         times = {}
         for row in rung.rows:
             if _fits(row, rung.machine, self.candidates.limit):
-                times[asked[row.name]] = seconds[row.name] / seconds[str(rung.baseline)]
+                pairs = zip(seconds[row.name], seconds[str(rung.baseline)], strict=True)
+                times[asked[row.name]] = [own / baseline for own, baseline in pairs]
             else:
                 needed = max(memory.bytes for memory in row.peak_bytes)
                 pruned = Pruned(name=row.name, command=row.command, needed_bytes=needed)
@@ -259,20 +302,21 @@ class _Search:
         return times
 
     def keep_best(self, number: int) -> None:
-        known = [root for root in self.roots if root in self.times]
+        known = {root: self.times[root] for root in self.roots if root in self.times}
         if known:
-            self.roots = sorted(known, key=self.times.__getitem__)[:number]
+            self.roots = rank(known)[:number]
 
     def combine(self) -> list[Request]:
         """Combine each layout's best values that do not look slower: all of them, and all but one."""
         combined = []
+        usual = {request: typical(times) for request, times in self.times.items()}
         for root in self.roots:
             best: Options = {}
             for name in TUNED:
                 values = {
-                    getattr(request, name): time_ / self.times[root]
-                    for request, time_ in self.times.items()
-                    if root in self.times and _only_change(root, request) == name
+                    getattr(request, name): time_ / usual[root]
+                    for request, time_ in usual.items()
+                    if root in usual and _only_change(root, request) == name
                 }
                 if values and name != "precision":
                     value = min(values, key=lambda value: values[value])
@@ -284,13 +328,13 @@ class _Search:
         return list(dict.fromkeys(combined))
 
     def finalists(self) -> list[Request]:
-        """Return the two best configurations, the best one of another strategy, and the best one in
+        """Return the best configurations, the best one of another strategy, and the best one in
         the fastest low precision."""
         assert self.default
-        ordered = sorted(self.times, key=self.times.__getitem__)
-        same = [r for r in ordered if r.precision == self.default.precision and r != self.default]
-        low = [r for r in ordered if r.precision != self.default.precision and self.times[r] < 1]
-        chosen = same[:2]
+        same = [r for r in rank(self._by_precision(True)) if r != self.default]
+        other = self._by_precision(False)
+        low = [r for r in rank(other) if typical(other[r]) < 1]
+        chosen = same[:BEST]
         chosen += [r for r in same if chosen and r.strategy != chosen[0].strategy][:1]
         chosen += [replace((chosen or [self.default])[0], precision=r.precision) for r in low[:1]]
         return list(dict.fromkeys(chosen))

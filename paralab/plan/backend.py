@@ -26,6 +26,8 @@ PREFERRED = ("nccl", "local", "gloo")  # the fastest backend first
 DDP_BUCKET_MB = 25.0
 # local's staging memory on a GPU (collectives/gpu_staging.py)
 SLOTS, SMALLEST_SLOT, PART_OF_MEMORY = 3, 32 * 2**20, 64
+# and on the CPU (collectives/staging.py, shared_memory.py)
+CPU_SLOT, NOTES, NOTE_BYTES = 2 * 2**20, 2, 2**16
 NCCL_SHARES = (2, 30)  # from this version on, several NCCL ranks may use one GPU (experimental)
 
 
@@ -152,13 +154,28 @@ def choose_bucket(
         )
     given = f"{request.bucket_mb:g} MB" if request.bucket_mb else None
     reasons.choose("bucket", given, text, because)
-    chosen = request.bucket_mb or default
-    if backend == "local" and layout.device == "cuda":
-        bucket = min(summary.parameter_bytes, (chosen or DDP_BUCKET_MB) * 2**20)
-        staging = SLOTS * slot_bytes(int(bucket), min(gpu.memory_bytes for gpu in machine.gpus))
-        because = "local's slots, outside of torch's allocator; they grow with the largest bucket"
-        reasons.add("staging", f"{size(staging)} per rank in GPU memory", because)
-    return chosen
+    return request.bucket_mb or default
+
+
+def choose_staging(
+    machine: Machine,
+    layout: Layout,
+    summary: Summary,
+    backend: str | None,
+    bucket_mb: float | None,
+    reasons: Reasons,
+) -> int:
+    """Return the bytes of a rank's slots in each process group of `local`; 0 with other backends."""
+    if backend != "local":
+        return 0
+    if layout.device == "cpu":
+        return SLOTS * CPU_SLOT + NOTES * NOTE_BYTES
+    bucket = min(summary.parameter_bytes, (bucket_mb or DDP_BUCKET_MB) * 2**20)
+    staging = SLOTS * slot_bytes(int(bucket), min(gpu.memory_bytes for gpu in machine.gpus))
+    because = "local's slots, outside of torch's allocator; they grow with the largest bucket"
+    value = f"{size(staging)} per rank and process group, in GPU memory"
+    reasons.add("staging", value, because)
+    return staging
 
 
 def slot_bytes(tensor_bytes: int, gpu_bytes: int) -> int:

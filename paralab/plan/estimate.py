@@ -6,7 +6,8 @@ activations a(n) of n samples. The estimate for each device is
     single             p + g + o         + a(n)
     dp                 the same, n samples each; o only on the first device, which also has the
                        loss of all samples
-    ddp                p + g + o         + a(n)
+    ddp, local-sgd     p + g + o         + a(n), and what a lossy algorithm keeps
+    cp                 the same, but the trial has only the first part of each sequence
     fsdp               (p + g + o) / s   + a(n) + gathered parameters + unreduced gradients, where s
                        is the number of shards; with ZeRO-1, p + g + o of its own parameters
     mp, pipeline,      p + g + o of its stage's parameters, sharded as in fsdp with hybrid --zero,
@@ -27,13 +28,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paralab.plan.batches import chunk_sizes, pieces, replica_span, widest
+from paralab.plan.grid import AXES, ranks_along
+from paralab.plan.lossy import CASTS
 from paralab.plan.memory_trial import DeviceEstimate, MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan, RankPlan
 from paralab.plan.schedules import order
 from paralab.plan.sharding import owners
 from paralab.plan.stages import most_kept
 
-ESTIMATED = ("single", "dp", "ddp", "fsdp", "tp", "mp", "pipeline", "hybrid")
+ESTIMATED = ("single", "dp", "ddp", "fsdp", "tp", "cp", "mp", "pipeline", "hybrid", "local-sgd")
 COMPILED = (
     "torch.compile decides what a compiled block keeps for the backward pass, and fake tensors do not "
     "show that"
@@ -51,8 +54,6 @@ def find_unsupported(plan: Plan) -> str | None:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
     if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:
         return f"the effect of {plan.precision} on split layers with --zero is not estimated yet"
-    if plan.compress:
-        return "the effect of --compress on memory is not estimated yet"
     return COMPILED if plan.compile else None
 
 
@@ -86,17 +87,30 @@ def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
     """Return the estimate for each device of each rank."""
     estimates: list[DeviceEstimate] = []
     for rank in plan.ranks:
+        groups = count_groups(plan, rank)
         names = list(dict.fromkeys(device.name for device in rank.devices))
         for name in names:
             if plan.shards_parameters and not plan.schedule:
-                estimates.append(_estimate_shard(plan, trial, rank, name))
+                each = _estimate_shard(plan, trial, rank, name)
             elif plan.stage_parts and (plan.schedule or not plan.tensor_plan):
-                estimates.append(_estimate_stages(plan, trial, rank, name))
+                each = _estimate_stages(plan, trial, rank, name)
             elif plan.strategy == "dp":
-                estimates.append(_estimate_replica(plan, trial, rank, names.index(name)))
+                each = _estimate_replica(plan, trial, rank, names.index(name))
             else:
-                estimates.append(_estimate_whole(plan, trial, rank, name))
+                each = _estimate_whole(plan, trial, rank, name)
+            estimates.append(replace(each, staging=groups * plan.staging_bytes))
     return tuple(estimates)
+
+
+def count_groups(plan: Plan, rank: RankPlan) -> int:
+    """Return how many process groups a rank is in that may move tensors, as in worker/groups.py."""
+    groups = 1 if plan.schedule else plan.stages
+    groups += 2 * (plan.shard_groups > 1)
+    if plan.schedule or plan.tensor_plan or plan.sequence_plan:
+        cells = [each.cell for each in plan.ranks]
+        along = (ranks for axis in AXES for ranks in ranks_along(axis, cells))
+        groups += sum(rank.rank in ranks and len(ranks) > 1 for ranks in along)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -150,9 +164,9 @@ def _always(trial: MemoryTrial, samples: int) -> int:
 
 
 def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device with the whole model: single, tp, ddp, and ddp with ZeRO-1. ddp's buckets
-    are as large as the gradients. With `gradient_as_bucket_view`, gradients are views of buckets,
-    so they exist from the start of each step."""
+    """Estimate a device with the whole model: single, tp, cp, local-sgd, ddp, and ddp with ZeRO-1.
+    ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`, gradients are views
+    of buckets, so they exist from the start of each step."""
     samples = rank_samples(plan, rank)
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
     buckets, step_bytes = None, trial.step_bytes
@@ -162,13 +176,17 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
         step_bytes //= plan.replicas
     if plan.strategy in ("ddp", "fsdp"):
         buckets = 0 if plan.bucket_view else state.gradients
-    elif plan.rank_replicas > 1:
+        if plan.compress in CASTS:  # at most, all buckets are rounded at the same time
+            buckets += state.gradients * LOW_BYTES // 4
+    elif plan.sequence_plan or (plan.rank_replicas > 1 and not plan.sync_every):
         buckets = min(state.gradients, _bucket_bytes(plan))
 
+    kept, average = _kept_by_lossy(plan, trial)
+    state = replace(state, optimizer=state.optimizer + kept)
     again = state.gradients + trial.at(size, lambda each: each.again)
     accumulates = plan.accumulate > 1 or plan.bucket_view
     moving = again if accumulates else trial.at(size, lambda each: each.first)
-    moving = max(moving, state.gradients + step_bytes)
+    moving = max(moving, state.gradients + max(step_bytes, average))
     peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
     return _device(rank, name, state, trial.at(size, _kept), peak, buckets=buckets)
 
@@ -177,6 +195,35 @@ def _owned(plan: Plan, weights: Sequence[Weight], rank: RankPlan) -> list[Weight
     """Return the parameters that this rank updates with ZeRO-1."""
     own = owners([(each.group, each.whole or each.elements) for each in weights], plan.replicas)
     return [each for each, owner in zip(weights, own, strict=True) if owner == rank.replica]
+
+
+def _kept_by_lossy(plan: Plan, trial: MemoryTrial) -> tuple[int, int]:
+    """Return the bytes that a lossy algorithm keeps between steps, and those that it needs briefly
+    after the optimizer's step.
+
+    local-sgd   to average: weighted copies of the parameters, and their sum. An outer optimizer
+                keeps the last common parameters and, with momentum, one more copy. In its step, the
+                averages, their differences, and Nesterov's sum exist too
+    powersgd    the error of each gradient, and two thin matrices. To compress: copies of the
+                gradient and of its error
+    """
+    trained = [each for each in trial.weights if each.trained]
+    whole = sum(each.bytes for each in trained)
+    if plan.sync_every:
+        if not plan.lossy.has_outer_optimizer:
+            return 0, 2 * whole
+        return (1 + (plan.outer_momentum > 0)) * whole, (3 + (plan.outer_momentum > 0)) * whole
+    if plan.compress == "powersgd":
+        return whole + sum(_thin_bytes(each, plan.powersgd_rank) for each in trained), 2 * whole
+    return 0, 0
+
+
+def _thin_bytes(each: Weight, rank: int) -> int:
+    """Return the bytes of PowerSGD's two matrices, as in worker/power_sgd.py."""
+    n, m = each.rows, each.elements // each.rows
+    rank = min(n, m, rank)
+    worth = (n + m) * rank * 2 < n * m
+    return (n + m) * rank * each.bytes // each.elements if worth else 0
 
 
 def _bucket_bytes(plan: Plan) -> int:

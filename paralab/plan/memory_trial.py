@@ -114,7 +114,9 @@ class DeviceEstimate:
     communication buckets, temporary tensors, and CUDA's workspaces.
 
     gathered, unreduced   only for fsdp: gathered parameters, and gradients not yet reduced
-    buckets               DDP's gradient buckets
+    buckets               DDP's gradient buckets, and rounded copies of them
+    staging               at most, the memory through which the backend `local` moves tensors; it is
+                          outside of torch's allocator, and not part of `counted` or `peak`
     """
 
     rank: int
@@ -128,6 +130,7 @@ class DeviceEstimate:
     buckets: int | None
     counted: int
     peak: int | None
+    staging: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,11 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int | None:
-        """Return the peak on the device that needs the most. Ranks may share a GPU."""
+        """Return the peak on the device that needs the most, including staging. Ranks may share a
+        GPU."""
         peaks: dict[str, int] = {}
         for each in self.devices:
             if each.peak is None:
                 return None
-            peaks[each.device] = peaks.get(each.device, 0) + each.peak
+            peaks[each.device] = peaks.get(each.device, 0) + each.peak + each.staging
         return max(peaks.values(), default=None)

@@ -131,6 +131,7 @@ class Plan:
     chunks: int = 1  # model parts per stage; part i is on stage i mod stages
     optimizer_bytes_per_byte: float | None = None  # optimizer state per byte of parameters
     draws: bool = False  # whether the forward pass draws random numbers
+    staging_bytes: int = 0  # of the backend `local`, per rank and process group
     mps: bool = False  # whether processes share a GPU through MPS
     zero: int | None = None  # what fsdp shards: 1, 2, or 3
     shard_groups: int = 1  # groups of replicas that each hold all of fsdp's shards

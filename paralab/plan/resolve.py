@@ -9,7 +9,13 @@ from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.axes import describe_axes
-from paralab.plan.backend import choose_backend, choose_bucket, choose_mps, nccl_environment
+from paralab.plan.backend import (
+    choose_backend,
+    choose_bucket,
+    choose_mps,
+    choose_staging,
+    nccl_environment,
+)
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
 from paralab.plan.check import check, check_model
@@ -77,6 +83,7 @@ def resolve(
     backend = choose_backend(request, machine, layout, probe, reasons)
     mps = choose_mps(request, layout, probe, reasons)
     bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
+    staging = choose_staging(machine, layout, summary, backend, bucket_mb, reasons)
     find_unused = _choose_find_unused(request, summary, reasons)
     chunks = _count_chunks(request, batch, given_schedule, reasons)
     zero = choose_zero(request, reasons)
@@ -96,6 +103,7 @@ def resolve(
         **asdict(precision)
         | {"environment": precision.environment | nccl_environment(layout, backend)},
         bucket_mb=bucket_mb,
+        staging_bytes=staging,
         mps=mps,
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),

@@ -11,7 +11,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "unr
 NOTE = (
     "Memory: estimated with fake tensors. sum: the columns added up, each at its own maximum, as "
     "in a run on CPU cores. peak: the most at one time, including buckets, buffers, the batch, "
-    "and temporary tensors."
+    "and temporary tensors. staging: at most, what the backend local adds to the peak."
 )
 
 
@@ -24,7 +24,7 @@ def print_memory(plan: Plan) -> None:
     if memory.not_estimated:
         say(f"[yellow]memory not estimated:[/] {escape(memory.not_estimated)}")
         return
-    columns = [*KINDS, "counted", "buckets", "peak"]
+    columns = [*KINDS, "counted", "buckets", "peak", "staging"]
     columns = [name for name in columns if any(getattr(each, name) for each in memory.devices)]
     rows = ([_cell(getattr(each, name)) for name in columns] for each in memory.devices)
     heading = ["sum" if name == "counted" else name for name in columns]

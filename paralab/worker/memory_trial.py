@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
 from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan
-from paralab.worker.fake_ranks import split_layers
+from paralab.worker.fake_ranks import Recomputing, split_model
 from paralab.worker.inspect_workload import skip_compiler_import
 from paralab.worker.memory import num_bytes, stored_bytes
 from paralab.worker.optimizer import make_optimizer
@@ -42,7 +43,7 @@ from paralab.workload.batch import call_model, filled, map_tensors, take, tensor
 from paralab.workload.hooks import patched
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
-from paralab.workload.recompute import Watched, recompute, watch_nothing
+from paralab.workload.recompute import Watched, recompute, watch_nothing, watch_within
 from paralab.workload.workload import Workload
 
 MOST_LOADED = 256  # the trial uses the shapes of this many samples
@@ -95,11 +96,14 @@ class _Trial:
 
     def run(self, sizes: list[int]) -> MemoryTrial:
         self._place(lambda name: torch.float64 if self.plan.precision == "fp64" else None)
-        for name in self.plan.recomputed:
-            block = self.model.get_submodule(name)
-            recompute(block, self.plan.recompute or "", lambda called: self.watch(called))
-        with split_layers(self.model, self.plan, self.fake):
+        with split_model(self.model, self.plan, self.fake) as recomputing:
+            for name in self.plan.recomputed:
+                block = self.model.get_submodule(name)
+                recompute(block, self.plan.recompute or "", partial(self._watch, recomputing))
             return self._run_steps(sizes)
+
+    def _watch(self, recomputing: Recomputing, block: nn.Module) -> Watched:
+        return watch_within(self.watch(block), recomputing(block))
 
     def _run_steps(self, sizes: list[int]) -> MemoryTrial:
         weights, step_bytes = self._try_optimizer(min(sizes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.shards import gathered, whole
 from paralab.workload.batch import call_model, tensors
 from paralab.workload.randomness import seed_everything
-from paralab.workload.recompute import MakeContext, Watched
+from paralab.workload.recompute import MakeContext, Watched, watch_within
 from paralab.workload.sample_draws import seeded_loss
 from paralab.workload.workload import Workload
 
@@ -69,15 +69,7 @@ class RankContext:
 
     def watch_recomputed(self, block: nn.Module) -> Watched:
         """Count a block's activations, and recompute the block in the strategy's context."""
-        keep, count = self.meter.watch(block)
-        around = self.recomputing(block)
-
-        @contextmanager
-        def again() -> Iterator[None]:
-            with count(), around():
-                yield
-
-        return keep, again
+        return watch_within(self.meter.watch(block), self.recomputing(block))
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
         return weighted_loss(self.workload, output, micro.targets, micro.share)

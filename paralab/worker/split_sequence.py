@@ -124,12 +124,16 @@ class SplitSequence:
                 fix="another strategy for this model",
             )
 
+    def attending(self) -> AbstractContextManager[None]:
+        """In this context, attention exchanges sequence parts for heads."""
+        functional = nn.functional
+        attend = self._attend(functional.scaled_dot_product_attention)
+        return patched(functional, scaled_dot_product_attention=attend)
+
     @contextmanager
     def training(self) -> Iterator[None]:
         """Run forward and backward passes in this context, which sums the gradients at its end."""
-        functional = nn.functional
-        attend = self._attend(functional.scaled_dot_product_attention)
-        with patched(functional, scaled_dot_product_attention=attend):
+        with self.attending():
             yield
         sum_gradients(self.parameters, self.ranks.group, None, self.begin)
 

@@ -40,6 +40,18 @@ def watch_nothing(block: nn.Module) -> Watched:
     return lambda kept: None, nullcontext
 
 
+def watch_within(watched: Watched, around: MakeContext) -> Watched:
+    """Return the same functions, but recompute the block also within the context `around`."""
+    keep, again = watched
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with again(), around():
+            yield
+
+    return keep, both
+
+
 def recompute(
     block: nn.Module, mode: str, watch: Callable[[nn.Module], Watched] = watch_nothing
 ) -> Callable[[], None]:

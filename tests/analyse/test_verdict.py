@@ -290,6 +290,7 @@ def test_tuning_says_when_the_default_is_best():
     found = {finding.kind: finding for finding in tuned_findings(limited)}
     assert found["pruned"].evidence == {"pruned": 1, "considered": 9, "not_estimated": 0}
     assert found["margin"].evidence["runners_up"] == [better.name]
+    assert f"`{better.name}` (400 samples/s)" in found["margin"].text
 
 
 def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):

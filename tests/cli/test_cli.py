@@ -175,12 +175,15 @@ def test_plan_starts_nothing_and_gives_reasons(paralab, tmp_path):
 
 def test_plan_says_whether_it_fits(paralab):
     words = ["plan", "ddp", "--workload", "mlp:small", "--device-memory"]
-    memory = paralab(*words, "10MB", "--json").json["memory"]
+    memory = paralab(*words, "20MB", "--json").json["memory"]
     fit = memory["fit"]
     assert [device["device"] for device in memory["devices"]] == ["cpu:0", "cpu:1"]
-    assert (fit["bytes"], fit["fits"]) == (10_000_000, fit["needed"] <= 10_000_000)
+    assert (fit["bytes"], fit["fits"]) == (20_000_000, fit["needed"] <= 20_000_000)
     assert 0.9 < fit["largest_batch_bytes"] / fit["bytes"] <= 1
-    assert f"{fit['largest_batch_size']:,}" in paralab(*words, "10 MB").out
+    staging = memory["devices"][0]["staging"]  # slots for the gradients of two ranks
+    assert staging > 6 * 2**20
+    assert fit["needed"] == memory["devices"][0]["peak"] + staging
+    assert f"{fit['largest_batch_size']:,}" in paralab(*words, "20 MB").out
     assert paralab(*words, "10").code == 2
 
 

@@ -149,12 +149,13 @@ def test_what_cannot_be_estimated_has_a_reason(monkeypatch):
 
 
 def test_ranks_that_share_a_gpu_share_its_memory():
-    def device(rank, name, peak):
-        return DeviceEstimate(rank, name, 0, 0, 0, 0, None, None, None, 0, peak)
+    def device(rank, name, peak, staging=0):
+        return DeviceEstimate(rank, name, 0, 0, 0, 0, None, None, None, 0, peak, staging)
 
     apart = MemoryEstimate((device(0, "cuda:0", 10), device(1, "cuda:1", 20)))
     shared = MemoryEstimate((device(0, "cuda:0", 10), device(1, "cuda:0", 20)))
     assert (apart.peak, shared.peak) == (20, 30)
+    assert MemoryEstimate((device(0, "cuda:0", 10, 3), device(1, "cuda:0", 20, 3))).peak == 36
     assert MemoryEstimate((device(0, "cuda:0", 10), device(0, "cuda:1", None))).peak is None
 
 

@@ -97,9 +97,20 @@ def test_names_mention_another_batch():
     assert make(None).name(Request("single", batch_size=64)) == "single"
 
 
+def test_a_larger_batch_takes_fewer_steps():
+    def steps(**options):
+        return make(None).configure(Request("single", **options)).request.steps
+
+    assert (steps(), steps(batch_size=32)) == (None, None)  # the default, 10 on a CPU
+    assert (steps(batch_size=96), steps(batch_size=640)) == (6, 6)
+    assert steps(batch_size=640, steps=9) == 9
+
+
 def make_search(roots, times):
     search = tune._Search(None, make(None), roots, None, lambda line: None)
-    search.times = times
+    search.times = {
+        request: own if isinstance(own, list) else [own] for request, own in times.items()
+    }
     return search
 
 
@@ -143,6 +154,43 @@ def test_half_of_the_trials_are_for_the_final_rung():
     assert not tune._Budget(time.perf_counter() - 31, None, 60.0).is_left()
 
 
+class Rungs:
+    """Replaces the measurements: each round takes the next of these times."""
+
+    def __init__(self, search, times):
+        self.search, self.left, self.asked = search, times, []
+        search.budget, search.measure = tune._Budget(0.0, None, None), self.measure
+
+    def measure(self, what, requests):
+        self.asked.append(list(requests))
+        for request in requests:
+            self.search.times[request] += [self.left[request].pop(0)]
+
+
+def test_one_slow_round_does_not_end_the_search_for_the_best():
+    """tp is the fastest, but its first round was slow. After one round, fsdp is more than twice as
+    slow as dp; after two, dp and ddp are clearly slower than tp."""
+    ddp, dp, tp, fsdp = (Request(name) for name in ("ddp", "dp", "tp", "fsdp"))
+    search = make_search([ddp, dp, tp, fsdp], {ddp: 1.0, dp: 0.8, tp: 1.1, fsdp: 1.7})
+    search.default = ddp
+    rungs = Rungs(search, {ddp: [1.0], dp: [0.81], tp: [0.5]})
+    search.race(1)
+    assert rungs.asked == [[dp, ddp, tp]]
+    search.keep_best(2)
+    assert search.roots == [tp, dp]
+
+
+def test_low_precision_does_not_end_the_race_of_the_others():
+    """bf16 is eight times as fast. That must not end the race between configurations in fp32."""
+    ddp, tp, fsdp = (Request(name) for name in ("ddp", "tp", "fsdp"))
+    low, lower = (Request("ddp", precision=name) for name in ("bf16", "fp16"))
+    search = make_search([ddp], {ddp: 1.0, tp: 0.9, fsdp: 0.91, low: 0.125, lower: 0.2})
+    search.default = ddp
+    rungs = Rungs(search, {each: [1.0, 1.0] for each in (ddp, tp, fsdp, low, lower)})
+    search.race(2)
+    assert set(rungs.asked[0]) == {ddp, tp, fsdp, low, lower}
+
+
 def test_finalists():
     """The two best, the best of another strategy, and the best in the fastest low precision."""
     ddp = Request("ddp")
@@ -155,6 +203,12 @@ def test_finalists():
         Request("fsdp"),
         Request("ddp", bucket_mb=2.0, precision="bf16"),
     ]
+
+
+def test_a_slow_round_does_not_decide_about_the_finalists():
+    ddp, tp, dp = Request("ddp"), Request("tp"), Request("dp")
+    times = {ddp: [1.0] * 3, tp: [1.9, 0.5, 0.5], dp: [0.6, 0.6, 0.6]}
+    assert make_search([ddp], times).finalists()[0] == tp
 
 
 def test_the_layouts_to_search():

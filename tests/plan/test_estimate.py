@@ -254,28 +254,68 @@ def test_sizes_to_try(strategy, options, sizes):
     assert micro_batch_sizes(make(strategy, **options)) == sizes
 
 
+@pytest.mark.parametrize(
+    ("options", "kept", "average"),
+    [
+        ({}, 0, 2 * P),  # weighted copies, and their sum
+        ({"outer_lr": 0.7}, P, 3 * P),  # keeps the last common parameters
+        ({"outer_lr": 0.7, "outer_momentum": 0.9}, 2 * P, 4 * P),
+    ],
+)
+def test_local_sgd_keeps_what_its_outer_optimizer_needs(options, kept, average):
+    [one, _] = devices("local-sgd", replicas=2, **options)
+    assert (one.optimizer, one.buckets) == (OPT + kept, None)
+    assert one.counted == P + G + OPT + kept + 45 * 8
+    assert one.peak == P + OPT + kept + G + average + BUFFERS + BATCH * 8
+
+
+def test_compressed_gradients():
+    """Layer 0 is a 6 × 25 matrix: two vectors of 6 and 25 numbers are smaller than half of it.
+    Layer 1 is a 2 × 25 matrix, for which rank 1 is too much."""
+    [plain, _] = devices("ddp", replicas=2)
+    [cast, _] = devices("ddp", replicas=2, compress="bf16")
+    assert cast == replace(plain, buckets=G + G // 2, peak=plain.peak + G // 2)
+    thin = (6 + 25) * 4
+    [power, _] = devices("ddp", replicas=2, compress="powersgd")
+    assert (power.optimizer, power.counted) == (OPT + P + thin, plain.counted + P + thin)
+    [two, _] = devices("ddp", replicas=2, compress="powersgd", powersgd_rank=3)
+    assert two.optimizer == OPT + P  # 3 · 31 numbers are more than half of 150
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "groups"),
+    [
+        ("ddp", {"replicas": 2}, 1),
+        ("fsdp", {"replicas": 4, "shard_groups": 2}, 3),  # all, parts, and copies
+        ("hybrid", {"replicas": 2, "stages": 2}, 2),  # one per stage
+        ("hybrid", {"replicas": 2, "stages": 2, "schedule": "gpipe"}, 3),  # all, and two axes
+    ],
+)
+def test_every_group_of_local_has_slots(strategy, options, groups):
+    """Slots are outside of what a run counts and of the allocator, but a device must have room."""
+    made = make(strategy, **options)
+    measured = trial(cut=bool(made.stage_parts))
+    without = estimate(made, measured)
+    found = estimate(replace(made, staging_bytes=6), measured)
+    assert found == tuple(replace(each, staging=6 * groups) for each in without)
+
+
 def test_the_estimate_knows_every_strategy_and_option():
     """Whoever adds an option must decide how it affects memory, or refuse it in
     `find_unsupported`. Otherwise, plans with the option would silently get the estimate of plans
     without it."""
     in_estimate = "batch_size samples replicas stages schedule micro_batches accumulate placement"
     in_estimate += " precision bucket_mb bucket_view sync_every_pass device"
-    in_estimate += " zero shard_groups recompute"
+    in_estimate += " zero shard_groups recompute backend compress powersgd_rank sync_every outer_lr"
+    in_estimate += " outer_momentum"
     hardly_matters = "workload seed loss_scale no_scaler static_graph find_unused steps epochs"
-    hardly_matters += " backend mps threads_per_device prefix"
+    hardly_matters += " mps threads_per_device prefix"
     known = set(in_estimate.split()) | set(hardly_matters.split())
-    unestimated = {"compile", "compress", "powersgd_rank", "sync_every"}
-    unestimated |= {"outer_lr", "outer_momentum"}
-    only_tp = {"shards"}  # the trial has only the first shard
-    assert {each.name for each in options_of(Request)} == known | only_tp | unestimated
+    in_trial = {"shards"}  # the trial has only the first shard
+    assert {each.name for each in options_of(Request)} == known | in_trial | {"compile"}
     assert find_unsupported(replace(make("single"), compile=True))
-    assert find_unsupported(replace(make("ddp"), compress="bf16"))
     split = {"tensor_plan": TensorPlan(2, ()), "zero": 3, "precision": "bf16"}
     assert find_unsupported(replace(make("hybrid"), **split))
     plans = {strategy: replace(make("single"), strategy=strategy) for strategy in STRATEGIES}
-    assert [name for name, plan in plans.items() if find_unsupported(plan)] == [
-        "cp",
-        "ep",
-        "local-sgd",
-    ]
+    assert [name for name, plan in plans.items() if find_unsupported(plan)] == ["ep"]
     assert "new" in find_unsupported(replace(make("single"), strategy="new"))

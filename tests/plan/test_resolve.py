@@ -188,6 +188,8 @@ def test_backends():
 
     here = replace(CPU, backends=("gloo", "local"))
     assert plan("ddp", on=here).backend == "local"
+    assert plan("ddp", on=here).staging_bytes == 3 * 2 * 2**20 + 2 * 2**16
+    assert plan("ddp", on=CPU).staging_bytes == 0
     assert plan("ddp", on=here, backend="gloo").backend == "gloo"
     assert joined("ddp", launched("", ""), on=here).backend == "local"
     assert joined("ddp", launched("", "", "", ""), on=here).backend == "gloo"  # two nodes
@@ -334,6 +336,7 @@ def test_ranks_that_share_a_gpu_use_local_and_one_bucket_unless_mps_runs():
     without = plan("ddp", on=on, mps=True, probe=lambda what: Probe(False, "not installed"))
     assert (without.mps, without.bucket_mb) == (False, whole)
     assert plan("fsdp", on=on).backend == "local"
+    assert plan("fsdp", on=on).staging_bytes == 3 * 32 * 2**20
     assert plan("ddp", on=machine(GPU, GPU)).bucket_mb is None
 
 
@@ -356,8 +359,10 @@ def test_mps_on_a_cpu_is_off():
 
 
 def test_the_slots_of_local_have_the_size_that_the_plan_says():
-    from paralab.collectives import gpu_staging, staging
+    from paralab.collectives import gpu_staging, shared_memory, staging
 
+    assert staging.Staging.slot_bytes == backend.CPU_SLOT
+    assert (backend.NOTES, backend.NOTE_BYTES) == (shared_memory.NOTES, shared_memory.NOTE_BYTES)
     assert (backend.SLOTS, backend.SMALLEST_SLOT) == (staging.SLOTS, gpu_staging.SLOT_BYTES)
     assert backend.PART_OF_MEMORY == gpu_staging.PART_OF_MEMORY
     mib, gib = 2**20, 2**30

@@ -21,6 +21,7 @@ from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
 from paralab.worker.memory_trial import run_trial
 from paralab.worker.optimizer import make_optimizer
+from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
 from tests.worker.one_rank import make_plan, make_workload
 
@@ -179,6 +180,44 @@ def test_the_first_of_two_shards():
     assert shard.passes[0].saved == (4 * 4 * (3 + 4),)
     assert whole.passes[0].saved == (4 * 4 * (3 + 8),)
     assert shard.passes[0].again < whole.passes[0].again
+
+
+@pytest.mark.parametrize("recompute", [None, "full"])
+def test_the_first_part_of_a_sequence(recompute):
+    """Rank 0 has 5 of 9 tokens. In attention, it has one of two heads for all tokens. Outside the
+    block, it computes everything."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Sequential(nn.Linear(8, 24), nn.Identity())
+
+        def forward(self, x):
+            heads = (
+                each.unflatten(-1, (2, 4)).transpose(1, 2) for each in self.mix(x).chunk(3, -1)
+            )
+            attended = nn.functional.scaled_dot_product_attention(*heads)
+            return x + attended.transpose(1, 2).flatten(2)
+
+    workload = make_workload(
+        model=lambda: nn.Sequential(Attention(), nn.Flatten(), nn.Linear(72, 2)),
+        data=(torch.randn(8, 9, 8), torch.randn(8, 2)),
+    )
+    block = SplitBlock("0", 1, 1, 216, cut=((0, 1),), gathered=((0, 1),), kept=True)
+    plan = make_plan(workload)
+    if recompute:
+        plan = replace(plan, recompute=recompute, recomputed=("0",))
+    split = replace(plan, shards=2, sequence_plan=SequencePlan(2, (block,), 9))
+    whole, part = (run_trial(each, workload, [4]) for each in (plan, split))
+    assert part.weights == whole.weights
+    size = 4 * 9 * 8 * 4  # bytes of 4 samples
+    if recompute:  # of the block, only x is saved
+        saved = [size + size, size + size * 5 // 9]
+    else:  # x; queries, keys, values, output, and one sum per head and token
+        attention = 4 * size + 4 * 2 * 9 * 4
+        saved = [size + size + attention, size + size * 5 // 9 + attention // 2]
+    assert [each.passes[0].saved for each in (whole, part)] == [(each,) for each in saved]
+    assert (part.passes[0].recomputed < whole.passes[0].recomputed) == bool(recompute)
 
 
 def test_activations_of_each_part():
