@@ -36,24 +36,13 @@ NO_PERMISSION = (
     "py-spy cannot read this process: use the same user or sudo (macOS always needs sudo), allow "
     "ptrace (sysctl kernel.yama.ptrace_scope=0), or start the container with --cap-add=SYS_PTRACE"
 )
-JOB = (  # variables with the same value on all ranks of a job
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "WORLD_SIZE",
-    "PARALAB_LAUNCHER",
-)
+# Variables with the same value on all ranks of a job.
+JOB = "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID WORLD_SIZE PARALAB_LAUNCHER".split()
 # torch functions in which a rank waits for other ranks, and how to describe them.
 WAITING = {
     "_sync_buffers": "the forward of the DDP model (its buffers)",
     "_engine_run_backward": "a backward pass",
 }
-
-
-@dataclass(frozen=True)
-class Attached:
-    findings: list[Finding]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,6 @@ class RankNow:
 
     @property
     def collective(self) -> str | None:
-        """Return the collective in which the rank is waiting, judging by its stack."""
         for frame in reversed(self.stack or []):
             is_public = not frame.function.startswith(("_", "wrapper"))
             if frame.file.endswith("distributed_c10d.py") and is_public:
@@ -97,7 +85,7 @@ class RankNow:
         return f"rank {self.rank} (process {self.pid}): {waits}at {where}"
 
 
-Ranks = list[RankNow]
+Attached = tuple[list[Finding], list[str]]  # findings and notes
 
 
 def attach(pid: int) -> Attached:
@@ -123,7 +111,7 @@ def attach(pid: int) -> Attached:
         if rank_now.unread:
             notes.append(f"cannot read the stack of rank {rank_now.rank}: {rank_now.unread}")
     notes.append("earlier collectives are unknown without `paralab doctor -- COMMAND`")
-    return Attached(judge(ranks, _expected(family, environments)), tuple(notes))
+    return judge(ranks, _expected(family, environments)), notes
 
 
 def _ask_observed(folder: Path) -> Attached:
@@ -134,10 +122,10 @@ def _ask_observed(folder: Path) -> Attached:
     notes = [f"paralab already watches this job ({folder}), so its ranks answered"]
     for rank in seen.ranks:
         notes.append(f"rank {rank.rank}: {rank.answer.where if rank.answer else 'did not answer'}")
-    return Attached(apply("ranks", seen), tuple(notes))
+    return apply("ranks", seen), notes
 
 
-def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
+def judge(ranks: list[RankNow], expected: Iterable[int]) -> list[Finding]:
     """Diagnose a hang from the stacks alone. This is certain only if a rank is missing or stopped.
     `expected` lists the ranks that were started on this machine."""
     now = {rank.rank: rank for rank in ranks}
@@ -153,61 +141,57 @@ def judge(ranks: Ranks, expected: Iterable[int]) -> list[Finding]:
     waiting = [now[number] for number, own in calls.items() if own]
     if not waiting:
         return []
+    evidence = [rank.describe() for rank in ranks]
     for mismatch in find_mismatches(calls):
         if missing := [number for number in mismatch.behind if number not in now]:
-            return [_report_missing(waiting[0], missing[0], ranks)]
+            return [_report_missing(waiting[0], missing[0], evidence)]
         if behind := [now[number] for number in mismatch.behind]:
             stopped = [rank for rank in behind if rank.state in STOPPED]
-            return [_report_late(waiting[0], (stopped or behind)[0], ranks)]
+            return [_report_late(waiting[0], (stopped or behind)[0], evidence)]
         one, other = mismatch.pair
-        return [_report_different_calls(now[one], now[other], ranks)]
-    return [_report_same_call(waiting[0], ranks)] if len(waiting) == len(ranks) > 1 else []
+        return [_report_different_calls(now[one], now[other], evidence)]
+    return [_report_same_call(waiting[0], evidence)] if len(waiting) == len(ranks) > 1 else []
 
 
-def _evidence(ranks: Ranks) -> list[str]:
-    return [rank.describe() for rank in ranks]
-
-
-def _report_missing(first: RankNow, missing: int, ranks: Ranks) -> Finding:
+def _report_missing(first: RankNow, missing: int, evidence: list[str]) -> Finding:
     why = (
         f"Rank {missing} exited, but rank {first.rank} waits in {first.collective} at "
         f"{first.place}. It exited without an error; otherwise its launcher would have killed "
         "the other ranks."
     )
     fix = "Make all ranks exit together. `paralab doctor -- COMMAND` shows what that rank did."
-    return make_finding("H02", "error", why, first.place, _evidence(ranks), missing, fix=fix)
+    return make_finding("H02", "error", why, first.place, evidence, missing, fix=fix)
 
 
-def _report_late(first: RankNow, late: RankNow, ranks: Ranks) -> Finding:
+def _report_late(first: RankNow, late: RankNow, evidence: list[str]) -> Finding:
     waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
-    at, evidence = late.place, _evidence(ranks)
     if late.state in STOPPED:
         why = f"Rank {late.rank} {STOPPED[late.state]}, {waits}."
         fix = "`kill -CONT PID` continues a stopped process."
-        return make_finding("H10", "error", why, at, evidence, late.rank, fix=fix)
+        return make_finding("H10", "error", why, late.place, evidence, late.rank, fix=fix)
     doing = "busy" if late.moves else "stuck"
     why = f"Rank {late.rank} is {doing} at {late.place}, {waits}. Attach again to see if it moves."
     fix = "Find out what that rank is doing at this line."
-    return make_finding("H13", "suspect", why, at, evidence, late.rank, fix=fix)
+    return make_finding("H13", "suspect", why, late.place, evidence, late.rank, fix=fix)
 
 
-def _report_different_calls(first: RankNow, other: RankNow, ranks: Ranks) -> Finding:
+def _report_different_calls(first: RankNow, other: RankNow, evidence: list[str]) -> Finding:
     why = (
         f"Rank {first.rank} waits in {first.collective} at {first.place}, and rank {other.rank} "
         f"in {other.collective} at {other.place}. The two calls wait for each other. `paralab "
         "doctor -- COMMAND` shows which rank is wrong."
     )
-    return make_finding("H04", "suspect", why, first.place, _evidence(ranks))
+    return make_finding("H04", "suspect", why, first.place, evidence)
 
 
-def _report_same_call(first: RankNow, ranks: Ranks) -> Finding:
+def _report_same_call(first: RankNow, evidence: list[str]) -> Finding:
     why = (
-        f"All {len(ranks)} ranks wait in {first.collective} at {first.place}, and no rank is "
+        f"All {len(evidence)} ranks wait in {first.collective} at {first.place}, and no rank is "
         "missing. Either the network does not respond, or only some ranks called an earlier "
         "collective, so this call is paired with a different one."
     )
     fix = "`paralab doctor --stall 60 -- COMMAND` records every collective with its line."
-    return make_finding("H10", "suspect", why, first.place, _evidence(ranks), fix=fix)
+    return make_finding("H10", "suspect", why, first.place, evidence, fix=fix)
 
 
 # --- processes
@@ -233,7 +217,6 @@ def ranks_of(pid: int) -> dict[int, int]:
 
 
 def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> set[int]:
-    """Return the ranks that were started on this machine, including those that are gone."""
     found = set(family)
     for own in environments:
         rank, local, count = (own.get(n, "") for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))

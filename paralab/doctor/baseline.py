@@ -40,7 +40,6 @@ class Baseline:
         return True
 
     def stale(self, files: Collection[str]) -> int:
-        """Return the number of unused entries for these files."""
         checked = {self._settings.relative(file) for file in files}
         return sum(count for key, count in self._left.items() if key.file in checked)
 

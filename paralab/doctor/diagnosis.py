@@ -156,7 +156,6 @@ def check_paths(paths: Sequence[Path], settings: Settings | None = None) -> Diag
 
 
 def accept_findings(paths: Sequence[Path], settings: Settings) -> Diagnosis:
-    """Write the current findings to the baseline, then check against it."""
     path = settings.baseline
     if path is None:
         raise UsageError(
@@ -260,13 +259,12 @@ def observe(
 
 
 def attach(pid: int) -> Diagnosis:
-    """Find out where each rank of a hung job is stuck."""
     from paralab.doctor import attach as attachment
 
     case = Case()
-    attached = attachment.attach(pid)
-    case.add(attached.findings)
-    case.notes.extend(attached.notes)
+    findings, notes = attachment.attach(pid)
+    case.add(findings)
+    case.notes += notes
     return case.close(
         f"process {pid}",
         ("ranks",),
@@ -276,7 +274,6 @@ def attach(pid: int) -> Diagnosis:
 
 
 def preflight(settings: Settings | None = None) -> Diagnosis:
-    """Check this machine, or the part of it that the job may use."""
     from paralab.doctor import preflight
 
     case = Case(settings)

@@ -35,21 +35,17 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
 
 
 class Start(Event, frozen=True):
-    """The process has learned its rank. `cores` is the number of cores that it may use.
-    `trial_steps` comes from `--try`."""
+    """The process has learned its rank. `cores` is the number of cores that it may use."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     pid: int = 0
     host: str = ""
-    argv: list[str] = []
-    cwd: str = ""
     torch: str = ""
     threads: int = 1
     cores: int = 1
     gpus: int = 0
-    trial_steps: int | None = None
 
 
 class Init(Event, frozen=True):
@@ -146,7 +142,6 @@ class Backward(Event, frozen=True):
 
     @property
     def without_grad(self) -> list[str] | None:
-        """Return the parameters without a gradient in all wrapped models, or None if unknown."""
         if self.lacking is None:
             return None
         return [name for names in self.lacking.values() for name in names]

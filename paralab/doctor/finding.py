@@ -36,7 +36,6 @@ class Finding:
 
     @property
     def uncertainty(self) -> int:
-        """Return 0 for an error, 1 for a warning, and 2 for a suspect."""
         return SEVERITIES.index(self.severity)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +66,6 @@ class MachineFact:
 
 
 def ordered(findings: list[Finding]) -> list[Finding]:
-    """Sort findings by certainty, then by gain, then by place."""
     return sorted(
         findings, key=lambda f: (f.uncertainty, -(f.gain or 0), f.file or "", f.line or 0, f.id)
     )

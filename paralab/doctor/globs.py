@@ -51,7 +51,6 @@ def is_matched(path: str, patterns: Iterable[Pattern], is_folder: bool = False) 
 
 
 def is_excluded(path: str, patterns: Iterable[Pattern]) -> bool:
-    """Return whether the patterns match a file or one of its parent folders."""
     parts = path.split("/")
     folders = ("/".join(parts[:number]) for number in range(1, len(parts)))
     chosen = list(patterns)

@@ -116,7 +116,6 @@ class WatchedRank:
 
     @property
     def made(self) -> int:
-        """Return the number of optimizer steps."""
         return max((event.step for event in (*self.story, *self.doing)), default=0)
 
     @property
@@ -129,7 +128,6 @@ class WatchedRank:
 
     @property
     def reached_end(self) -> bool:
-        """Return whether the rank reached the end of the program or called an exit function."""
         return self.last(End) is not None or self.last(Exit) is not None
 
     @property
@@ -144,7 +142,6 @@ class WatchedRank:
 
     @property
     def last_place(self) -> Place | None:
-        """Return the last known line of user code."""
         events = reversed((*self.story, *self.doing))
         return next((event.site.place for event in events if event.site), None)
 
@@ -242,12 +239,10 @@ class _File:
 
     @property
     def made(self) -> int:
-        """Return the number of optimizer steps."""
         steps = [event.step for event in self.events] + [row.step for row in self.rows[-1:]]
         return max(steps, default=0)
 
     def open_now(self) -> list[Event]:
-        """Return the open operations of light steps."""
         return [e for row in self.rows if row.seconds == OPEN for e in self._typed(row, {})]
 
     def recent(self) -> list[Event]:
@@ -374,7 +369,6 @@ def _watched_rank(number: int, file: _File, settled: bool, apart: set[int]) -> W
 
 
 def _is_of(event: Event, steps: set[int]) -> bool:
-    """Return whether an event belongs to one of these steps and recurs in every step."""
     return isinstance(event, REPEATED) and event.step + (not isinstance(event, Step)) in steps
 
 

@@ -83,7 +83,6 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 
 
 def shown_path(file: str) -> str:
-    """Return the path relative to the current folder if the file is inside it."""
     try:
         return Path(file).resolve().relative_to(Path.cwd().resolve()).as_posix()
     except (ValueError, OSError):

@@ -40,14 +40,6 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """A process's soft limits. None means unlimited."""
-
-    open_files: int | None
-    locked_bytes: int | None
-
-
-@dataclass(frozen=True)
 class Facts:
     environment: Mapping[str, str]  # environment variables that affect training
     launch: Launch
@@ -64,7 +56,8 @@ class Facts:
     host_address: str | None = None
     shared_bytes: int | None = None  # free bytes in /dev/shm
     disks: tuple[Disk, ...] = ()
-    limits: Limits = field(default_factory=lambda: Limits(None, None))
+    open_files: int | None = None  # soft limits of a process; None means unlimited
+    locked_bytes: int | None = None
     megabits: Mapping[str, int] = field(default_factory=dict)  # for each active interface
     infiniband: tuple[str, ...] = ()
     precisions: Mapping[str, Probe] = field(default_factory=dict)
@@ -74,7 +67,6 @@ class Facts:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that torch can use."""
         return self.torch.gpus if self.torch else ()
 
     @property
@@ -138,7 +130,8 @@ def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | Non
         host_address=host_address,
         shared_bytes=shared,
         disks=tuple(map(inspect_disk, folders)),
-        limits=_limits(),
+        open_files=_soft_limit("RLIMIT_NOFILE"),
+        locked_bytes=_soft_limit("RLIMIT_MEMLOCK"),
         megabits=megabits,
         infiniband=infiniband,
         precisions=precisions,
@@ -155,17 +148,13 @@ def _shared(unknown: dict[str, str]) -> int | None:
     return shutil.disk_usage(SHARED_MEMORY).free
 
 
-def _limits() -> Limits:
+def _soft_limit(name: str) -> int | None:
     try:
         import resource
     except ImportError:  # Windows lacks it
-        return Limits(None, None)
-
-    def soft(which: int) -> int | None:
-        value = resource.getrlimit(which)[0]
-        return None if value == resource.RLIM_INFINITY else value
-
-    return Limits(soft(resource.RLIMIT_NOFILE), soft(resource.RLIMIT_MEMLOCK))
+        return None
+    value = resource.getrlimit(getattr(resource, name))[0]
+    return None if value == resource.RLIM_INFINITY else value
 
 
 def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
@@ -187,7 +176,7 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
     for disk in facts.disks:
         writable = "" if disk.writable else ", not writable"
         yield f"disk {disk.path}", f"{size(disk.free_bytes)} free{writable}"
-    files, locked = facts.limits.open_files, facts.limits.locked_bytes
+    files, locked = facts.open_files, facts.locked_bytes
     yield "open files", "unlimited" if files is None else f"at most {files}"
     yield "locked memory", "unlimited" if locked is None else f"at most {size(locked)}"
     yield "network", _network(facts)
@@ -202,7 +191,6 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
 
 
 def table(facts: Facts, findings: Sequence[Finding]) -> list[MachineFact]:
-    """Return every fact with its verdict."""
     found = []
     for name, value in rows(facts):
         about = [f for f in findings if any(e.startswith(f"{name}: ") for e in f.evidence)]

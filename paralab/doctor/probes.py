@@ -161,7 +161,6 @@ def _pair(devices: tuple[int, int]) -> Pair:
 
 
 def driver_gpus() -> tuple[Gpu, ...] | None:
-    """Return the GPUs that the driver reports, or None if the driver does not respond."""
     question = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.check_output(

@@ -45,7 +45,6 @@ def find_files(folder: Path) -> ProjectFiles:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files in a folder, except in ignored folders and virtual environments."""
     listed = [path for path in _list_with_git(folder) if path.suffix == ".py"]
     if not listed:  # this is not a git repository, or the user named an ignored folder
         listed = [path for path in _walk(folder) if path.suffix == ".py"]
@@ -55,7 +54,6 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def trains_in_parallel(path: Path) -> bool:
-    """Return whether the text mentions torch (or accelerate) and parallel training."""
     try:
         text = path.read_bytes()
     except OSError:

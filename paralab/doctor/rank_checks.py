@@ -29,7 +29,6 @@ def equal(one: list[float] | None, other: list[float] | None) -> bool:
 
 
 def differing(digests: Iterable[Digest]) -> list[int]:
-    """Return the positions at which ranks hold different tensors."""
     first, *others = digests
     return [i for i, one in enumerate(first) if any(not equal(one, other[i]) for other in others)]
 
@@ -64,7 +63,6 @@ def ddp_wraps(rank: WatchedRank) -> list[Wrap]:
 
 
 def is_data_parallel(seen: Observation) -> bool:
-    """Return whether every rank has a DDP model."""
     return len(seen.ranks) > 1 and all(ddp_wraps(rank) for rank in seen.ranks)
 
 

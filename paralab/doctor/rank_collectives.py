@@ -24,7 +24,6 @@ from paralab.record.victims import MISMATCH, is_victim
 
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
-    """Return whether the rank raised an exception that another rank did not cause."""
     raised = rank.raised
     return raised is not None and not _is_consequence(f"{raised.type}: {raised.message}")
 
@@ -145,7 +144,6 @@ def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:
-    """Return whether two operations have the same kind and come from the same line."""
     mine, its = _site(one), _site(other)
     return type(one) is type(other) and (mine is None or its is None or mine == its)
 
@@ -157,14 +155,12 @@ def times_called(rank: WatchedRank, operation: Numbered) -> int:
 
 
 def kind(operation: Numbered) -> str:
-    """Return which collective an operation runs."""
     if isinstance(operation, Collective):
         return operation.op
     return "all_reduce" if isinstance(operation, Backward) else "broadcast"
 
 
 def named(operation: Numbered) -> str:
-    """Describe an operation, with its line."""
     where = f" at {operation.site}" if operation.site else ""
     if isinstance(operation, Collective):
         return f"{_call(operation, '', 0)}{where}"

@@ -54,7 +54,6 @@ class Run:
 
     @property
     def devices_per_node(self) -> int:
-        """Return the number of devices on the busiest node."""
         nodes = len({rank.node for rank in self.plan.ranks}) or 1
         return -(-len(self.result.grid.devices) // nodes)
 

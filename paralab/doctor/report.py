@@ -38,7 +38,6 @@ class Diagnosis:
         return int(findings or unread or bool(self.command_exit_code))
 
     def certain(self) -> tuple[Finding, ...]:
-        """Return the errors and warnings."""
         return tuple(finding for finding in self.findings if finding.severity != "suspect")
 
     @property

@@ -51,7 +51,6 @@ def check_project(files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
 
 
 def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:
-    """Check each script, in the order given."""
     processes = min(usable_cores(), len(paths) // FILES_PER_PROCESS)
     if processes < 2:
         return _check_part(paths, ids)

@@ -65,13 +65,11 @@ def site_conditions(site: Site) -> list[Condition]:
 
 
 def opposite(one: Site, other: Site) -> bool:
-    """Return whether two calls are in opposite branches of the same `if`."""
     mine = {(c.file, c.line): c.side for c in site_conditions(one)}
     return any(mine.get((c.file, c.line), c.side) != c.side for c in site_conditions(other))
 
 
 def statement_at(place: Place) -> str:
-    """Return the statement on a line, without its comment."""
     inner = next(reversed(around(place)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)

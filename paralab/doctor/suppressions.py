@@ -95,7 +95,6 @@ class Comments:
         return self._by_file[file]
 
     def silencing(self, finding: Finding) -> Ignore | None:
-        """Return the comment that silences a finding."""
         if not finding.file:
             return None
         comments = self.in_file(finding.file)

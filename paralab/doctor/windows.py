@@ -28,7 +28,6 @@ class MicroStep:
 
     @property
     def is_mean(self) -> bool:
-        """Return whether its losses are means over their targets."""
         return {loss.reduction for loss in self.losses if loss.grad} == {"mean"}
 
     @property

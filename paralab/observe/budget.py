@@ -85,7 +85,6 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """Return the share of time spent on watching since the first step."""
         return self.all_spent / self.all_passed if self.all_passed else 0.0
 
 

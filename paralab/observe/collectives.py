@@ -138,7 +138,6 @@ def _light(rank: Rank, name: str) -> Light:
 
 
 def _find_tensor_and_group(name: str, args: tuple[Any, ...], kwargs: Fields) -> tuple[Any, Any]:
-    """Return the first tensor (or None) and the group from a collective's arguments."""
     value_at, group_at = COLLECTIVE_ARGUMENTS[name]
     value: Any = None
     if value_at is not None:
@@ -164,6 +163,5 @@ def _value(tensor: torch.Tensor) -> float | None:
 
 
 def rank_first(rank: Rank) -> int | None:
-    """Return the first collective number of the open operation."""
     seq = rank.doing[-1].get("seq") if rank.doing else None
     return seq[0] if seq else None

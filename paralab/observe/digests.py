@@ -60,7 +60,6 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """Return the first tensor in nested tuples, lists, and dicts."""
     return next(_tensors_in(value, 0), None)
 
 

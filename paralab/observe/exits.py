@@ -57,7 +57,6 @@ def note_exception(rank: Rank, error: BaseException, trace: TracebackType | None
 
 
 def without_us(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without our wrappers."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(sites.PACKAGE):
         trace = trace.tb_next
     if trace is not None:

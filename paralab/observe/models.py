@@ -16,10 +16,9 @@ from paralab.observe import sites
 from paralab.observe.changes import Changes
 from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import first_tensor, of_tensors, raw_bytes, size_of
-from paralab.observe.layouts import laid_otherwise, strides_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Guarded, Rank
-from paralab.observe.reducer import note_reduction
+from paralab.observe.reducer import laid_otherwise, note_reduction, strides_of
 from paralab.observe.wrappers import argument, forget_with, is_inside, wrap
 
 OPTIONS = (
@@ -97,7 +96,6 @@ class Models:
         }
 
     def _living(self) -> list[tuple[int, nn.Module, str]]:
-        """Return the wrappers that still exist."""
         pairs = enumerate(self.wrapped)
         return [(n, model, kind) for n, (known, kind) in pairs if (model := known()) is not None]
 
@@ -199,7 +197,6 @@ class Models:
         }
 
     def _is_reduced(self, loss: Any) -> bool:
-        """Return whether the backward pass goes through a tensor that a collective overwrote."""
         target, self.rank.overwritten = self.rank.overwritten, None
         if target is None or loss is None or loss.grad_fn is None:
             return False

@@ -167,7 +167,6 @@ class Optimizers:
 
 
 def on_host(args: Any) -> bool:
-    """Return whether the value can be read without waiting for a GPU."""
     tensor = first_tensor(args)
     return tensor is None or tensor.device.type == "cpu"
 

@@ -9,7 +9,6 @@ the error and stops watching; the user's program never sees it.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -202,13 +201,10 @@ class Rank:
             "local_rank": int(os.environ.get("LOCAL_RANK", self.rank or 0)),
             "pid": self.pid,
             "host": socket.gethostname(),
-            "argv": sys.argv,
-            "cwd": os.getcwd(),
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "cores": cores,
             "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-            "trial_steps": self.trial_steps,
         }
 
     def switch_off(self, error: BaseException) -> None:
@@ -224,7 +220,6 @@ class Rank:
             (self.folder / f"off-{self.pid}.txt").write_text(f"{type(error).__name__}: {error}\n")
 
     def flush(self) -> None:
-        """Close the files when the process exits."""
         if self.journal is not None:
             journal, self.journal = self.journal, None
             self.on = False

@@ -58,7 +58,6 @@ def where(outside: Any = None) -> Where:
 
 
 def places(at: Where) -> list[list[Any]]:
-    """Return [file, line, function] for each frame."""
     return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]
 
 

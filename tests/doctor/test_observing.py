@@ -421,13 +421,13 @@ def test_attach_reads_the_stacks_of_a_job_that_it_did_not_start(tmp_path):
         ):
             time.sleep(0.1)
         assert ranks_of(ranks[1].pid) == {0: ranks[0].pid, 1: ranks[1].pid}
-        attached = attach(ranks[0].pid)
+        findings, notes = attach(ranks[0].pid)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert len(attached.findings) == 1, attached.notes
-    (finding,) = attached.findings
+    assert len(findings) == 1, notes
+    (finding,) = findings
     assert (finding.id, finding.severity, finding.rank) == ("H13", "suspect", 1)
     assert finding.file == str(script)
     assert script.read_text().splitlines()[finding.line - 1].strip() == "time.sleep(60)"

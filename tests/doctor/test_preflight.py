@@ -14,7 +14,7 @@ import pytest
 from paralab.doctor import environment, probes
 from paralab.doctor.catalog import apply
 from paralab.doctor.environment import Address, Disk, Memory, Port, launch_of
-from paralab.doctor.preflight import Facts, Limits, gather_facts, table
+from paralab.doctor.preflight import Facts, gather_facts, table
 from paralab.doctor.probes import Gpu, Link, Pair, Torch
 from paralab.doctor.show.findings import print_facts
 from paralab.machine.precision import Probe
@@ -41,7 +41,7 @@ def machine(environment=None, **parts):
         host_address="10.0.0.1",
         shared_bytes=8 * GIB,
         disks=(Disk("/tmp", True, 100 * GIB),),
-        limits=Limits(65536, None),
+        open_files=65536,
         megabits={"eth0": 10_000},
         precisions={"bf16": WORKS, "fp16": WORKS},
         link=Link("gloo", ("rank 0", "rank 1"), 25 * 2**20, 0.035, 0.005),
@@ -208,9 +208,9 @@ def test_sound_machines_give_nothing():
             ("M01", "suspect"),
             "1.0 MiB left",
         ),
-        (machine(limits=Limits(256, None)), ("M02", "suspect"), "may open 256 files"),
+        (machine(open_files=256), ("M02", "suspect"), "may open 256 files"),
         (
-            machine(limits=Limits(65536, 2**23), infiniband=("mlx5_0",)),
+            machine(locked_bytes=2**23, infiniband=("mlx5_0",)),
             ("M02", "suspect"),
             "InfiniBand (mlx5_0)",
         ),

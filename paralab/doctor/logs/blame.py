@@ -131,7 +131,6 @@ class Blame:
 
     @property
     def crash(self) -> Event | None:
-        """Return the first root if a signal killed its rank."""
         return self.roots[0] if self.roots and self.roots[0].signal else None
 
 

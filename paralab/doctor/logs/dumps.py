@@ -58,7 +58,6 @@ def entries(dump: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def elastic_error(dump: Mapping[str, Any]) -> str | None:
-    """Return the traceback in torchrun's error.json."""
     message = dump.get("message")
     if not isinstance(message, dict) or not isinstance(extra := message.get("extraInfo"), dict):
         return None

@@ -66,7 +66,6 @@ def read_logs(paths: Iterable[str | Path]) -> Logs:
 
 
 def read_texts(texts: Mapping[int, str]) -> Logs:
-    """Read the output of each rank, which the caller sorted chronologically."""
     logs = Logs()
     for rank, text in texts.items():
         _File(f"rank {rank}", logs, rank).read(io.BytesIO(text.encode()))
@@ -232,7 +231,6 @@ class _File:
             self.logs.lines.append(line)
 
     def _notice(self, line: Line) -> None:
-        """Record the last line of each rank, and which ranks exist."""
         if LAUNCHER.search(line.text) or line.text.startswith(
             ("  ", "Failures", "Root Cause", "srun: ", "slurmstepd")
         ):

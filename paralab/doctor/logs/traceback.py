@@ -45,7 +45,6 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """Return whether this is the user's code, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
 
     def __str__(self) -> str:
@@ -78,7 +77,6 @@ class Traceback:
 
     @property
     def message(self) -> list[Line]:
-        """Return all lines of the last exception."""
         return self.lines[self.lines.index(self.errors[-1]) :] if self.errors else []
 
     @property
@@ -89,7 +87,6 @@ class Traceback:
 
     @property
     def kind(self) -> str:
-        """Return the exception's class, without its module."""
         found = ERROR.match(self.error)
         return found[1].rpartition(".")[2] if found else ""
 
@@ -120,7 +117,6 @@ class Traceback:
         return is_victim("\n".join(line.text for line in self.errors), frames)
 
     def evidence(self) -> tuple[str, ...]:
-        """Return the user's frame and the exception."""
         at = self.where
         frame = [at.read] if at and at.read else []
         # The fault handler prints the error first, then the frames.

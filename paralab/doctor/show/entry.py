@@ -86,7 +86,6 @@ def url(source: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages of docs/doctor/ by file name, the index first."""
     about = f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) lists which source finds which."
     index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():

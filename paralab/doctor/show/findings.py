@@ -114,7 +114,6 @@ def say_finding(finding: Finding) -> None:
 
 
 def print_fixes(fixes: Fixes) -> None:
-    """Print what --fix changed, and what it did not change, by id and reason."""
     for file, patch in fixes.changed.items():
         console.print(Text.assemble(("changed ", "bold green"), file), soft_wrap=True)
         console.print(colored(patch), soft_wrap=True)

@@ -23,7 +23,6 @@ LAUNCHERS = {
 
 
 def chain() -> None:
-    """Run the sitecustomize that this one hides."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     ours = sys.modules.pop("sitecustomize", None)
     try:

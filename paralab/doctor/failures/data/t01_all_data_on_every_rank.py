@@ -143,7 +143,6 @@ def same_data(seen: Observation) -> Findings:
 
 
 def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None:
-    """Report ranks that read the same rows in the same batches."""
     count = min(len(other.rows) for other in others)
     same = all(other.rows[:count] == use.rows[:count] for other in others)
     if count < 2 or not same or len({tuple(rows) for rows in use.rows[:count]}) < 2:

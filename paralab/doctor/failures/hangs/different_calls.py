@@ -103,7 +103,6 @@ def is_for_some_ranks(operation: Numbered) -> bool:
 
 
 def _evaluates(operation: Numbered) -> bool:
-    """Return whether this is a forward without a backward, which one rank may run on purpose."""
     return isinstance(operation, Forward) and not (operation.training and operation.grad)
 
 

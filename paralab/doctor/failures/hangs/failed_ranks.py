@@ -82,7 +82,6 @@ def is_uneven(event: Pipeline) -> bool:
 
 
 def _has_entry(rank: WatchedRank) -> bool:
-    """Return whether another catalog entry explains the exception."""
     known = find_message(f"{rank.raised.type}: {rank.raised.message}") if rank.raised else None
     return known is not None and known.entry.id != "H11"
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls
 from paralab.doctor.failures.hangs.failed_ranks import raised_alone, used_other_parameters
-from paralab.doctor.failures.hangs.left_loops import left_their_loops
-from paralab.doctor.failures.hangs.missing_ranks import did_not_come
+from paralab.doctor.failures.hangs.missing_ranks import did_not_come, left_their_loops
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.registry import check

@@ -20,7 +20,7 @@ OPEN_FILES = 1024
 
 @check("M02", source="machine")
 def low_limits(facts: Facts) -> Findings:
-    files, locked = facts.limits.open_files, facts.limits.locked_bytes
+    files, locked = facts.open_files, facts.locked_bytes
     if files is not None and files < OPEN_FILES:
         why = f"A process may open {files} files, and loader workers pass every tensor as an open file."
         evidence, doubt = facts.evidence("open files"), "if a run reports 'Too many open files'"

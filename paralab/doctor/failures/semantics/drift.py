@@ -109,7 +109,6 @@ def _train_one_model(rank: WatchedRank, step: Step) -> bool:
 
 
 def _exchanges(event: Collective) -> bool:
-    """Return whether every rank contributes a tensor."""
     return event.op not in RECEIVE and event.shape not in (None, [], [1])
 
 

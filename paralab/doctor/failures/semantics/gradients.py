@@ -31,7 +31,6 @@ class Apart:
         return next((window for window in windows(rank) if window.step is step), None)
 
     def norms(self, of: str) -> tuple[str, ...]:
-        """Return the evidence: the norm of the first differing tensor on each rank."""
         place = self.steps[0].names.index(self.names[0])
         values = [(getattr(step, of) or [])[place] for step in self.steps]
         shown = [
@@ -92,7 +91,6 @@ def _forwards(window: Window | None) -> list[Forward]:
 
 
 def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
-    """Return the rank to blame, if only one of several ranks is responsible."""
     return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
 
 
