@@ -132,8 +132,11 @@ class WatchedRank:
 
     @property
     def left(self) -> Exit | None:
-        """Return the exit that the rank chose. After an exception, it had no choice."""
-        return None if self.raised else self.last(Exit)
+        """Return the exit that the rank chose. After an exception, it had no choice.
+        multiprocessing ends a process that called sys.exit by another exit."""
+        exits = [] if self.raised else self.of(Exit)
+        chosen = [one for one in exits if one.site and one.call != "os._exit"] or exits
+        return chosen[-1] if chosen else None
 
     @property
     def is_blind(self) -> bool:
@@ -305,12 +308,9 @@ class Reader:
         self._files: dict[Path, _File] = {}
 
     def read(
-        self,
-        over: bool = True,
-        exit_code: int | None = None,
-        stalled_seconds: float | None = None,
-        ended_by_us: bool = False,
+        self, over: bool = True, stalled_seconds: float | None = None, **more: Any
     ) -> Observation:
+        """Return what the ranks have written so far. `more` are fields of `Observation`."""
         for path in self.folder.glob("rank[0-9]*.jsonl"):
             self._files.setdefault(path, _File(path, Tail(path, parse_watched, mapped=True)))
         latest: dict[int, _File] = {}
@@ -322,9 +322,8 @@ class Reader:
         ranks = [_watched_rank(n, file, settled, apart) for n, file in sorted(latest.items())]
         world = max([len(ranks), *(rank.start.world for rank in ranks)])
         notes = tuple(path.read_text().strip() for path in sorted(self.folder.glob("off-*.txt")))
-        return Observation(
-            self.folder, ranks, world, over, exit_code, stalled_seconds, ended_by_us, notes
-        )
+        state = {"over": over, "stalled_seconds": stalled_seconds, "notes": notes, **more}
+        return Observation(self.folder, ranks, world, **state)
 
     def ask(self, seconds: float = 1.0) -> None:
         """Ask every live rank where it is, and wait briefly for the answers."""

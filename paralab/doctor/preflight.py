@@ -111,7 +111,8 @@ def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | Non
     host_address, unresolved = resolve(host)
     if host_address is None:
         unknown["host name"] = f"{host} does not resolve: {unresolved}"
-    shared = _shared(unknown)
+    if not SHARED_MEMORY.is_dir():
+        unknown["shared memory"] = f"there is no {SHARED_MEMORY}"
     folders = dict.fromkeys((folder or Path.cwd(), Path(tempfile.gettempdir())))
     names = [name for name in environment if name.startswith(CONCERNS) or name in launch.variables]
     return Facts(
@@ -128,7 +129,7 @@ def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | Non
         address=inspect_address(environment),
         host=host,
         host_address=host_address,
-        shared_bytes=shared,
+        shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         disks=tuple(map(inspect_disk, folders)),
         open_files=_soft_limit("RLIMIT_NOFILE"),
         locked_bytes=_soft_limit("RLIMIT_MEMLOCK"),
@@ -139,13 +140,6 @@ def gather_facts(environment: Mapping[str, str] = os.environ, folder: Path | Non
         pairs=pairs,
         unknown=unknown,
     )
-
-
-def _shared(unknown: dict[str, str]) -> int | None:
-    if not SHARED_MEMORY.is_dir():
-        unknown["shared memory"] = f"there is no {SHARED_MEMORY}"
-        return None
-    return shutil.disk_usage(SHARED_MEMORY).free
 
 
 def _soft_limit(name: str) -> int | None:

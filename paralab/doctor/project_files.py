@@ -81,20 +81,17 @@ def entry_points(files: Iterable[Path]) -> list[Path]:
 
 
 def _local_imports(path: Path, text: str) -> Iterator[Path]:
-    folders = search_path(path)
+    top = search_path(path)
     for found in IMPORT.finditer(text):
+        folders = top
         if found["modules"]:
             names = [each.split(" as ")[0].strip() for each in found["modules"].split(",")]
         else:
-            base = found["base"]
-            level = len(base) - len(base.lstrip("."))
-            start = path.parents[level - 1] if level else None
+            stem = found["base"].lstrip(".")
+            if level := len(found["base"]) - len(stem):
+                folders = (path.parents[level - 1],)
             parts = re.findall(r"\w+", re.sub(r"\bas\s+\w+|#[^\n]*", "", found["names"]))
-            stem = base.lstrip(".")
             names = [stem, *(f"{stem}.{part}" if stem else part for part in parts)]
-            if start is not None:
-                yield from (at for each in names if each and (at := find_module(each, (start,))))
-                continue
         yield from (at for each in names if each and (at := find_module(each, folders)))
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ SHARE = 0.002  # use at most this share of a core for reading, and as much again
 GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -93,25 +94,22 @@ def observe(
     return Observed(findings, exit_code, folder, watch.stopped, notes_of(final), share)
 
 
+@dataclass
 class Watch:
-    def __init__(
-        self,
-        job: subprocess.Popen[bytes],
-        reader: Reader,
-        stall_seconds: float,
-        say: Callable[[Finding], None],
-        ends: bool,
-    ) -> None:
-        self.job, self.reader, self.stall_seconds = job, reader, stall_seconds
-        self.say, self.ends = say, ends
-        self.reported: list[Finding] = []
-        self.stopped = False
-        self._found: set[tuple[object, ...]] = set()  # errors from the previous run of the checks
-        self._named: set[tuple[int, float]] = set()  # stalls that we have reported
-        self._hung_at = -math.inf  # when we reported why the ranks cannot continue
-        self._progress: tuple[int, ...] = ()
-        self._began = self._moved = time.monotonic()
-        self._next_look = 0.0
+    job: subprocess.Popen[bytes]
+    reader: Reader
+    stall_seconds: float
+    say: Callable[[Finding], None]
+    ends: bool
+    reported: list[Finding] = field(default_factory=list)
+    stopped: bool = False
+    _found: set[Key] = field(default_factory=set)  # errors from the previous run of the checks
+    _named: set[tuple[int, float]] = field(default_factory=set)  # stalls that we have reported
+    _hung_at: float = -math.inf  # when we reported why the ranks cannot continue
+    _progress: tuple[int, ...] = ()
+    _began: float = field(default_factory=time.monotonic)
+    _moved: float = field(default_factory=time.monotonic)
+    _next_look: float = 0.0
 
     def until_the_end(self) -> None:
         while self.job.poll() is None:
@@ -204,7 +202,7 @@ def _is_hang(finding: Finding) -> bool:
     return finding.severity == "error" and finding.id in HANGS
 
 
-def _same(finding: Finding) -> tuple[object, ...]:
+def _same(finding: Finding) -> Key:
     """Return a key that is the same for findings that differ only in their numbers."""
     return finding.id, finding.file, finding.line, finding.rank
 

@@ -86,7 +86,11 @@ def _observe_exits(rank: Rank) -> None:
 
     def _exit(status: int) -> Any:
         if rank.pid == os.getpid() and rank.journal is not None:
-            note(status, "os._exit")
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if status == 0 and caller.startswith("multiprocessing."):
+                end(rank, "finished")  # how every forked process ends
+            else:
+                note(status, "os._exit")
             rank.flush()
         leave_at_once(status)
 

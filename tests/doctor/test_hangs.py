@@ -188,6 +188,34 @@ def test_a_rank_that_exits_is_named_and_not_the_one_that_fails_then(leave, tmp_p
     assert line.strip() == leave
 
 
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "raise SystemExit"])
+def test_a_spawned_rank_exits_where_the_script_says_so(leave, tmp_path):
+    """multiprocessing then calls os._exit."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+            def work(rank, meeting):
+                dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+                for step in range(4):
+                    dist.all_reduce(torch.ones(1))
+                    if step == 2 and rank == 1:
+                        {leave}
+
+            mp.spawn(work, args=("file://{tmp_path}/meeting",), nprocs=2)
+            """
+        )
+    )
+    seen = ranks.observed(script, folder=tmp_path / "seen", count=0)
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert (finding.id, finding.rank) == ("H02", 1)
+    line = Path(finding.file).read_text().splitlines()[finding.line - 1]
+    assert line.strip() == leave
+
+
 def test_a_hang_has_one_reason_until_the_ranks_start_again(tmp_path):
     first = Finding("H08", "error", "left", "", "train.py", 32, rank=1)
     later = Finding("H08", "error", "left too", "", "train.py", 32, rank=0)

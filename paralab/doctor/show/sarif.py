@@ -138,14 +138,8 @@ def _fix(finding: Finding, sources: Sources) -> dict[str, Any]:
 def _replacement(edit: Edit, lines: list[str]) -> dict[str, Any]:
     """Convert an edit. An insertion is an empty region. A replacement ends before its last line's
     newline, because the file may end there."""
-    region = {"startLine": edit.first, "startColumn": 1}
-    if not edit.lines:
-        return {"deletedRegion": region | {"endLine": edit.last + 1, "endColumn": 1}}
-    if edit.last < edit.first:
-        text = "".join(f"{line}\n" for line in edit.lines)
-        return {
-            "deletedRegion": region | {"endLine": edit.first, "endColumn": 1},
-            "insertedContent": {"text": text},
-        }
-    end = {"endLine": edit.last, "endColumn": len(lines[edit.last - 1]) + 1}
-    return {"deletedRegion": region | end, "insertedContent": {"text": "\n".join(edit.lines)}}
+    replaces = bool(edit.lines) and edit.first <= edit.last
+    end, column = (edit.last, len(lines[edit.last - 1]) + 1) if replaces else (edit.last + 1, 1)
+    text = "\n".join(edit.lines) + ("\n" if edit.lines and not replaces else "")
+    region = {"startLine": edit.first, "startColumn": 1, "endLine": end, "endColumn": column}
+    return {"deletedRegion": region} | ({"insertedContent": {"text": text}} if text else {})
