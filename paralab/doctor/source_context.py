@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from paralab.doctor.place import Place, Site
+from paralab.doctor.static.names import meaning
 
 DEPTH = 4  # number of frames kept for each call
-RANK = re.compile(r"rank|main|master|chief|leader|primary|is_zero|first|head", re.IGNORECASE)
+FLAGS = ("master", "chief", "leader")  # names of flags that only one rank sets
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -26,7 +27,8 @@ class Condition:
 
     @property
     def is_about_the_rank(self) -> bool:
-        return bool(RANK.search(self.test)) and "__name__" not in self.test
+        words = [word.removeprefix("get_") for word in re.findall(r"\w+", self.test)]
+        return any(meaning(word) in ("rank", "main") or word in FLAGS for word in words)
 
 
 @dataclass(frozen=True)

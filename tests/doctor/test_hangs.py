@@ -17,7 +17,7 @@ from paralab.doctor.failures.hangs.hung_ranks import IDS
 from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
-from paralab.doctor.source_context import conditions, opposite, ways_out_of_loops
+from paralab.doctor.source_context import Condition, conditions, opposite, ways_out_of_loops
 from paralab.doctor.watch import Watch
 from tests.doctor import ranks
 from tests.doctor.ranks import waited_in
@@ -341,6 +341,26 @@ def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(tmp_path):
             Forward,
             Backward,
         ], step.number
+
+
+@pytest.mark.parametrize(
+    ("test", "is_about_the_rank"),
+    [
+        ("dist.get_rank() == 0", True),
+        ("self.local_rank in (-1, 0)", True),
+        ("os.environ['RANK'] == '0'", True),
+        ("accelerator.is_main_process", True),
+        ("trainer.is_global_zero", True),
+        ("not master", True),
+        ("remaining < 0", False),
+        ("first_batch", False),
+        ("domain == 'main'", False),
+        ("__name__ == '__main__'", False),
+    ],
+)
+def test_a_condition_about_the_rank_is_known_by_its_words(test, is_about_the_rank):
+    """A part of a word (`remain`) once counted."""
+    assert Condition("train.py", 1, test, "body").is_about_the_rank == is_about_the_rank
 
 
 def test_lines_are_read_as_they_are_nested(tmp_path):

@@ -23,7 +23,6 @@ from paralab.doctor.logs.traceback import Frame, Traceback
 from paralab.doctor.place import Place
 from paralab.doctor.registry import entries
 from paralab.doctor.source_context import conditions
-from paralab.doctor.static.names import meaning
 from paralab.record.victims import MISMATCH, WAITED
 
 Role = Literal["root", "victim", "unknown"]
@@ -114,8 +113,7 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
     is_here = Path(frame.file).is_absolute() and bool(place.code)
     if not is_here or frame.code not in ("", place.code):
         return None
-    words = re.findall(r"\w+", " ".join(condition.test for condition in conditions(place)))
-    return any(meaning(word.removeprefix("get_")) in ("rank", "main") for word in words)
+    return any(condition.is_about_the_rank for condition in conditions(place))
 
 
 @dataclass(frozen=True)
