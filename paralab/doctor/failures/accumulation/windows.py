@@ -221,12 +221,7 @@ class Window:
     def is_quiet(self, event: Event, env: Env) -> bool | None:
         """Return whether a call runs under `no_sync` in this iteration."""
         found = [
-            quiet(
-                self.script,
-                item.item,
-                event.scope_at(chain),
-                self.env_at(chain, env, item.node),
-            )
+            quiet(self.script, item.item, event.scope_at(chain), self.env_at(chain, env, item.node))
             for chain, item in event.path
             if isinstance(item, With)
         ]

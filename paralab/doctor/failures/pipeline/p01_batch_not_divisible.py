@@ -12,11 +12,7 @@ Reported: pytorch/pytorch#126600 pytorch/torchtitan#947 Coobiw/MPP-LLaVA#25
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.hangs.failed_ranks import is_uneven
-from paralab.doctor.failures.pipeline.schedules import (
-    even_fix,
-    split_sizes,
-    uneven_steps,
-)
+from paralab.doctor.failures.pipeline.schedules import even_fix, split_sizes, uneven_steps
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Findings, Message, check, describe

@@ -22,10 +22,7 @@ from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
 from paralab.doctor.registry import Findings, check, describe, printed
 
-ENTRY = describe(
-    __doc__,
-    printed(r"Grad strides do not match bucket view strides"),
-)
+ENTRY = describe(__doc__, printed(r"Grad strides do not match bucket view strides"))
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 BUCKET = re.compile(r"bucket_view\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
 
