@@ -75,7 +75,7 @@ def typed(tmp_path, monkeypatch):
     monkeypatch.setattr(scripts, "check_script", check_script)
     monkeypatch.setattr(log_reading, "read_logs", lambda paths: Paths(map(str, paths)))
     monkeypatch.setattr(watch, "observe", observe)
-    monkeypatch.setattr(attach, "attach", lambda pid: attach.Attached([missing], ()))
+    monkeypatch.setattr(attach, "attach", lambda pid: ([missing], []))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["paralab", "doctor", *words])
