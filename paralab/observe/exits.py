@@ -66,7 +66,7 @@ def without_us(trace: TracebackType | None) -> TracebackType | None:
 
 def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
-    quitter: Any = type(getattr(builtins, "quit", None))  # of quit and exit; python -S has neither
+    quitter: Any = type(getattr(builtins, "quit", None))  # also of exit; python -S has neither
 
     def note(status: Any, call: str) -> None:
         """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of
@@ -99,5 +99,5 @@ def _observe_exits(rank: Rank) -> None:
         call(quitter, code)
 
     sys.exit, os._exit = exit_, _exit
-    if call := vars(quitter).get("__call__"):
-        quitter.__call__ = quit_
+    if quitter.__name__ == "Quitter":  # a shell such as IPython may have its own
+        call, quitter.__call__ = quitter.__call__, quit_
