@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from paralab.plan.sharding import BRANCHES
 from tests.conftest import run_paralab
 from tests.parity.proofs import verify
 
@@ -161,6 +162,20 @@ class Pooled(nn.Module):
     def forward(self, x):
         return self.last(torch.tanh(self.first(x)).sum(1))
 
+class Branches(nn.Module):
+    "Replicas with 7 and 6 samples have micro-batches of 4 and 3."
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.extra = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.last(self.middle(self.first(x)))
+        return x if len(x) == 3 else self.extra(x)
+
+def branches():
+    return workload() | {"model": Branches, "split_points": ["middle"]}
+
 def lengths():
     "Each rank pads its own samples, so a shape may be new to only one replica."
     def collate(items):
@@ -179,6 +194,16 @@ def test_stubborn_models(tmp_path):
     grid = {"replicas": 2, "stages": 2, "micro_batches": 2, "accumulate": 2, "samples": 41}
     found = verify(tmp_path, names, "hybrid", zero=3, compile=None, **grid)
     assert [case["equal"] for case in found["configurations"]] == [True] * 4, found
+
+
+def test_replicas_that_take_different_branches_are_reported(tmp_path):
+    """One of them finds out in a backward pass, whose errors torch wraps."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    words = ["--zero", "3", "--workload", "stubborn.py:branches", "--micro-batches", "2"]
+    done = run_paralab("run", *GRID.split(), *words, "--steps", "2", cwd=tmp_path)
+    assert done.code == 1
+    assert BRANCHES in done.err
+    assert "Traceback" not in done.err
 
 
 def test_other_layouts_continue_from_a_checkpoint(tmp_path):

@@ -33,7 +33,7 @@ from torch.distributed.pipelining import (
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointError
 
-from paralab.errors import UsageError
+from paralab.errors import ParalabError, UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.plan.stage_groups import part_of
@@ -302,6 +302,8 @@ def _explain_checkpointing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error.__cause__, ParalabError):  # torch wraps errors of a backward pass
+            raise error.__cause__ from None
         causes = [cause for cause in (error, error.__cause__) if cause]
         if not any(isinstance(cause, CheckpointError) or _mixes_stages(cause) for cause in causes):
             raise
