@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from paralab.analyse.manifest import LeftOut, Pruned
 from paralab.errors import UsageError
 from paralab.experiment.configurations import FEWEST_STEPS, Configuration, choose_steps
-from paralab.experiment.memory import Kind, estimate_all
+from paralab.experiment.memory import estimate_all
 from paralab.experiment.planning import resolve_here
 from paralab.launch.inspect import Inspected
-from paralab.plan.memory_trial import MemoryTrial
+from paralab.plan.memory_trial import Kind, MemoryTrial
 from paralab.plan.plan import Plan, label
 from paralab.plan.request import Request
 from paralab.plan.search_space import SAVERS

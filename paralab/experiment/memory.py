@@ -6,13 +6,12 @@ A trial with fake tensors gives the numbers (`paralab.worker.memory_trial`), and
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from paralab.errors import UsageError
 from paralab.experiment.planning import resolve_here
 from paralab.launch.inspect import Inspected, try_memory
 from paralab.plan.estimate import estimate, find_unsupported, micro_batch_sizes
-from paralab.plan.memory_trial import Fit, MemoryEstimate, MemoryTrial
+from paralab.plan.memory_trial import Fit, Kind, MemoryEstimate, MemoryTrial, kind_of
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.units import size
@@ -50,9 +49,6 @@ def with_fit(request: Request, inspected: Inspected, plan: Plan, given: int | No
     return replace(plan, memory=replace(memory, fit=fit))
 
 
-Kind = tuple[Any, ...]  # equal for plans whose models run the same way
-
-
 def estimate_all(
     plans: Sequence[Plan], trials: dict[Kind, MemoryTrial | str]
 ) -> list[MemoryEstimate]:
@@ -72,8 +68,8 @@ def estimate_all(
 
 
 def _kind(plan: Plan) -> Kind:
-    blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # affects autocast's cache
-    return plan.precision, plan.shards_parameters, plan.stage_parts, plan.tensor_plan, blocks
+    """A trial counts what is saved in each stage."""
+    return kind_of(plan), plan.stage_parts
 
 
 def _try(plan: Plan) -> MemoryTrial | str:

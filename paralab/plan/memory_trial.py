@@ -8,9 +8,12 @@ devices.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paralab.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,17 @@ class MemoryTrial:
         after = min(max(1, bisect(sizes, samples)), len(sizes) - 1)
         x0, x1 = sizes[after - 1 : after + 1]
         return round(known[x0] + (samples - x0) * (known[x1] - known[x0]) / (x1 - x0))
+
+
+Kind = tuple[Hashable, ...]
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Return what the model's run depends on. It is equal for plans that differ only in devices,
+    sizes, and cuts between stages."""
+    blocks = plan.recompute, plan.recomputed, plan.micro_batches == 1  # affects autocast's cache
+    split = plan.tensor_plan, plan.sequence_plan
+    return plan.workload, plan.precision, plan.shards_parameters, split, blocks
 
 
 @dataclass(frozen=True)

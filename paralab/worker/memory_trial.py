@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
-from paralab.plan.memory_trial import MemoryTrial, Pass, Weight
+from paralab.plan.memory_trial import Kind, MemoryTrial, Pass, Weight, kind_of
 from paralab.plan.plan import Plan
 from paralab.worker.fake_ranks import Recomputing, split_model
 from paralab.worker.inspect_workload import skip_compiler_import
@@ -57,20 +57,31 @@ def main() -> NoReturn:
     path, questions = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     gc.freeze()
     gc.enable()
-    answer = [_answer(Plan.from_json(each["plan"]), each["sizes"]) for each in questions]
+    known = Known({}, {})
+    answer = [_answer(Plan.from_json(each["plan"]), each["sizes"], known) for each in questions]
     path.write_text(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)  # exit without waiting for the thread that watches the parent
 
 
-def _answer(plan: Plan, sizes: list[int]) -> dict[str, Any]:
+class Known(NamedTuple):
+    """What previous trials measured that does not depend on the cuts between stages: the state and
+    the optimizer's temporary tensors, and the peaks of two passes, by number of samples."""
+
+    optimizers: dict[Kind, tuple[tuple[Weight, ...], int]]
+    peaks: dict[Kind, tuple[int, int]]
+
+
+def _answer(plan: Plan, sizes: list[int], known: Known) -> dict[str, Any]:
     try:
-        return {"trial": asdict(run_trial(plan, load_workload(plan.workload), sizes))}
+        return {"trial": asdict(run_trial(plan, load_workload(plan.workload), sizes, known))}
     except Exception as error:
         return {"reason": _explain(error)}
 
 
-def run_trial(plan: Plan, workload: Workload, sizes: list[int]) -> MemoryTrial:
+def run_trial(
+    plan: Plan, workload: Workload, sizes: list[int], known: Known | None = None
+) -> MemoryTrial:
     """Run a micro-batch of each size through the whole model, and one optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -79,14 +90,16 @@ def run_trial(plan: Plan, workload: Workload, sizes: list[int]) -> MemoryTrial:
         torch.set_default_dtype(torch.float64)
     try:
         # A module may use a real tensor that is neither a parameter nor a buffer.
-        return _Trial(plan, workload, FakeTensorMode(allow_non_fake_inputs=True)).run(sizes)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        return _Trial(plan, workload, fake, known or Known({}, {})).run(sizes)
     finally:
         torch.set_default_dtype(default)
 
 
 class _Trial:
-    def __init__(self, plan: Plan, workload: Workload, fake: Any) -> None:
+    def __init__(self, plan: Plan, workload: Workload, fake: Any, known: Known) -> None:
         self.plan, self.workload, self.fake = plan, workload, fake
+        self.known, self.kind = known, kind_of(plan)
         self.device = torch.device(plan.device)
         self.low = LOW.get(plan.precision)
         self.by_module = plan.shards_parameters  # FSDP2 casts modules, and does not use autocast
@@ -106,7 +119,9 @@ class _Trial:
         return watch_within(self.watch(block), recomputing(block))
 
     def _run_steps(self, sizes: list[int]) -> MemoryTrial:
-        weights, step_bytes = self._try_optimizer(min(sizes))
+        if self.kind not in self.known.optimizers:
+            self.known.optimizers[self.kind] = self._try_optimizer(min(sizes))
+        weights, step_bytes = self.known.optimizers[self.kind]
         norms = tuple(
             name
             for name, module in self.model.named_modules()
@@ -234,8 +249,11 @@ class _Trial:
             counted, loss, loss_alone = self._count_saved(batch)
             saved = tuple(sum(n for n, _ in part.values()) for part in counted.parts[:-1])
             recomputed = tuple(counted.recomputed[:-1])
-            first = self._peak_of(step, *tensors(batch))
-            again = self._peak_of(step, *tensors(batch))
+            key = self.kind, samples
+            if key not in self.known.peaks:
+                first = self._peak_of(step, *tensors(batch))
+                self.known.peaks[key] = first, self._peak_of(step, *tensors(batch))
+            first, again = self.known.peaks[key]
         self.model.zero_grad(set_to_none=True)
         return Pass(samples, num_bytes(batch), saved, loss, loss_alone, first, again, recomputed)
 

@@ -12,6 +12,7 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.units import parse_size
+from paralab.workload.sequence_plan import SequencePlan
 from tests.launch.fakes import MACHINE, SUMMARY, make_plan
 
 INSPECTED = Inspected(MACHINE, SUMMARY)
@@ -111,7 +112,7 @@ def test_without_a_size_there_is_no_answer(monkeypatch):
 
 def test_many_plans_share_few_trials(monkeypatch):
     """single, ddp ×2, and ddp ×4 call the same model with 64, 32, and 16 samples. FSDP2 casts the
-    model in another way, and a compiled model has no estimate. Of one size, a second is needed."""
+    model in another way, cp splits its sequences, and a compiled model has no estimate. Of one size, a second is needed."""
     asked = []
 
     def try_memory(questions):
@@ -126,10 +127,11 @@ def test_many_plans_share_few_trials(monkeypatch):
     single = resolve(Request("single"), MACHINE, SUMMARY, lambda name: None)
     plans = [single, make_plan(replicas=2), make_plan(replicas=4), make_plan("fsdp")]
     trials = {}
-    found = estimate_all([*plans, replace(single, compile=True)], trials)
-    assert asked == [("single", [16, 64]), ("fsdp", [32, 64])]
-    assert [each.devices[0].activations for each in found[:4]] == [64, 32, 16, 32]
-    assert found[4].not_estimated
+    cp = replace(single, strategy="cp", shards=2, sequence_plan=SequencePlan(2, ()))
+    found = estimate_all([*plans, cp, replace(single, compile=True)], trials)
+    assert asked == [("single", [16, 64]), ("fsdp", [32, 64]), ("cp", [64, 128])]
+    assert [each.devices[0].activations for each in found[:5]] == [64, 32, 16, 32, 64]
+    assert found[5].not_estimated
     asked.clear()
     [again] = estimate_all([make_plan(replicas=2, accumulate=4)], trials)  # 32 = 4 × 8
     assert (again.devices[0].activations, asked) == (8, [])

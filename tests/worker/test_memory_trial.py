@@ -19,7 +19,7 @@ from paralab.plan.plan import Stage
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
-from paralab.worker.memory_trial import run_trial
+from paralab.worker.memory_trial import Known, _Trial, run_trial
 from paralab.worker.optimizer import make_optimizer
 from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
@@ -231,6 +231,23 @@ def test_activations_of_each_part():
     assert found.saved == (4 * 4 * 3 + 4 * 4 * 7, 4 * 4 * 7)  # x and tanh(x); tanh(x)
     [whole] = run_trial(plan, workload, [4]).passes
     assert whole.saved == (4 * 4 * 3 + 4 * 4 * 7,)
+
+
+def test_trials_with_other_cuts_reuse_peaks(monkeypatch):
+    workload = make_workload(
+        model=lambda: nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2))
+    )
+    whole = make_plan(workload)
+    parts = (Stage("", ("0",), 1, 1.0, 0), Stage("2", ("2",), 1, 1.0, 0))
+    cut = replace(whole, stage_parts=parts)
+    alone, known = run_trial(cut, workload, [4, 6]), Known({}, {})
+    run_trial(whole, workload, [4], known)
+    peaks = []
+    monkeypatch.setattr(_Trial, "_peak_of", lambda *_: peaks.append(7) or 7)
+    again = run_trial(cut, workload, [4, 6], known)
+    assert again.passes[0] == alone.passes[0]  # measured with the first trial, except `saved`
+    assert (again.passes[1].first, again.passes[1].again, len(peaks)) == (7, 7, 2)
+    assert (again.weights, again.step_bytes) == (alone.weights, alone.step_bytes)
 
 
 def test_a_stage_that_is_called_twice_has_no_estimate():
