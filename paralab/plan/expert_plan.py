@@ -22,7 +22,11 @@ NOT_ADDITIVE = (
     "even with all experts on each rank, the parts of a batch do not add up to the whole batch, as "
     "with a loss that balances the experts or a capacity"
 )
-FIX = "a gate and a loss that treat each token on its own, and dropout as the only random numbers"
+FIXES = {
+    NO_LAYERS: "--workload moe, one such module for all experts of a layer, or ddp or fsdp",
+    NOT_ADDITIVE: "a gate and a loss that treat each token on its own, and no random numbers except "
+    "for dropout",
+}
 
 
 def uneven(name: str, experts: int, shards: int) -> str | None:
@@ -59,12 +63,11 @@ def require_experts(
     assert plan is not None
     assert plan.shards == shards
     if plan.problem:
+        other = "another number of --shards, or ddp or fsdp"
         raise UsageError(
             f"ep cannot divide the experts of {summary.name} among {plural(shards, 'shard')}: "
             f"{plan.problem}.",
-            fix=FIX
-            if NOT_ADDITIVE in plan.problem
-            else "another number of --shards, or ddp or fsdp",
+            fix=next((fix for why, fix in FIXES.items() if why in plan.problem), other),
         )
     kept = plan.kept
     weights = sum(layer.parameters for layer in kept)

@@ -8,7 +8,7 @@ import pytest
 from paralab.errors import UsageError
 from paralab.machine.precision import Probe
 from paralab.plan.check import check
-from paralab.plan.expert_plan import NOT_ADDITIVE, layer_table, uneven, without_proof
+from paralab.plan.expert_plan import NO_LAYERS, NOT_ADDITIVE, layer_table, uneven, without_proof
 from paralab.plan.grid import Place
 from paralab.plan.layout import count_launched
 from paralab.plan.plan import Plan, label
@@ -70,7 +70,7 @@ def test_the_launched_ranks_are_the_shards():
 
 
 @pytest.mark.parametrize(
-    ("problem", "fix"), [("it has no layer of experts", "ddp"), (NOT_ADDITIVE, "each token")]
+    ("problem", "fix"), [(NO_LAYERS, "moe"), (NOT_ADDITIVE, "each token"), ("differs", "--shards")]
 )
 def test_a_model_that_cannot_be_divided_is_refused(problem, fix):
     with pytest.raises(UsageError, match=problem) as refused:
