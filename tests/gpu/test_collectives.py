@@ -75,10 +75,11 @@ def test_every_strategy_with_ranks_on_one_gpu_trains_like_a_single_device(tmp_pa
 
 
 def daemons():
-    """Return the daemon and its server, found by their names, which Linux cuts to 15 characters."""
+    """Return the daemon and its server. Linux cuts their names to 15 characters, and psutil completes
+    them."""
     processes = [each.info for each in psutil.process_iter(["name", "status"])]
     alive = [each["name"] for each in processes if each["status"] != psutil.STATUS_ZOMBIE]
-    return [name for name in alive if name and name == DAEMON[:15]]
+    return [name for name in alive if name and name.startswith(DAEMON[:15])]
 
 
 RUN = ("run", "ddp", "--device", "cuda", "--mps", "--workload", "mlp:tiny")
