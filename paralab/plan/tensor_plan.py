@@ -117,12 +117,16 @@ class GroupRow(NamedTuple):
     result: str
 
 
+def _short(group: TensorGroup, layer: str) -> str:
+    return layer.removeprefix(f"{group.block}.")
+
+
 def table_of(plan: TensorPlan) -> list[GroupRow]:
     """Return one row per kind of group, in the model's order."""
     kinds: dict[tuple[str, ...], list[TensorGroup]] = {}
     for group in plan.groups:
-        layers = (*group.columns, group.row)
-        short = [layer.removeprefix(f"{group.block}.") for layer in layers]
+        rows = ", ".join(_short(group, name) for name in (group.row, *group.more_rows))
+        short = [*(_short(group, name) for name in group.columns), rows]
         verdict = "" if group.kept else group.reason
         loss = "; the loss reads split logits" * group.split_loss
         key = (re.sub(r"\b\d+\b", "*", group.block), *short, str(group.parts), loss, verdict)

@@ -27,9 +27,14 @@ def propose_vocabulary(
     """Return the groups, and the reason why each remaining layer is in no group. `left` has the
     linear layers that are in no group yet."""
     submodules = set(called)
-    problems = {table.name: table.problem for table in tables if table.problem}
+    own = {table.name: table.problem for table in tables}
+    problems: dict[str, str] = {}
+    for table in tables:  # embeddings with the same weight share their problems
+        if problem := next(filter(None, (own[n] for n in (table.name, *table.tables))), ""):
+            problems[table.name] = problem
     groups: list[TensorGroup] = []
-    for group in [*_tables(tables, layers), *_heads(layers, left)]:
+    usable = [table for table in tables if table.name not in problems]
+    for group in [*_tables(usable, layers), *_heads(layers, left)]:
         if group.weights < SMALL * parameters:
             problems |= dict.fromkeys(group.layers, f"it has under {SMALL:.0%} of the parameters")
         else:
@@ -40,13 +45,14 @@ def propose_vocabulary(
 
 def _tables(tables: Iterable[WordTable], layers: Iterable[LinearLayer]) -> Iterator[TensorGroup]:
     sizes = {layer.name: layer.parameters for layer in layers}
+    others: set[str] = set()
     for table in tables:
-        if not table.problem:
+        if table.name not in others:
+            others.update(table.tables)
             biases = sum(max(0, sizes[head] - table.parameters) for head in table.heads)
-            weights = table.parameters + biases
-            yield TensorGroup(
-                "", table.heads, table.name, weights, words=table.words, tied=table.tied
-            )
+            group = TensorGroup("", table.heads, table.name, table.parameters + biases)
+            more = table.tables
+            yield replace(group, words=table.words, more_rows=more, tied=table.tied)
 
 
 def _heads(layers: Sequence[LinearLayer], left: Mapping[str, str]) -> Iterator[TensorGroup]:

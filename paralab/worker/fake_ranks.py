@@ -60,7 +60,8 @@ def _split_layers(
 ) -> Iterator[None]:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from paralab.worker.sharded_layers import mixing_tensors, reading_logits, shard_group
+    from paralab.worker.sharded_layers import mixing_tensors, shard_group
+    from paralab.worker.split_logits import reading_logits
 
     mesh = init_device_mesh(device, (plan.shards,))
     with fake:

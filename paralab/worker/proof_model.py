@@ -76,8 +76,6 @@ def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> lis
         return frozenset(names)
 
     known = {called(batch)}
-    with suppress(Exception):
-        known.add(called(take(samples, 0, 1)))  # a single sample may need other operators
     found: list[int] = []
     for number in range(num_samples(split(samples)[0])):
         if dist.get_rank() or time.perf_counter() > deadline or len(found) == MOST_PROVED:

@@ -39,7 +39,8 @@ from paralab.worker.prove_experts import find_expert_plan
 from paralab.worker.prove_sequence import find_sequence_plan
 from paralab.worker.prove_vocabulary import prove_vocabulary
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import reading_logits, shard_group, watch_regions
+from paralab.worker.sharded_layers import shard_group, watch_regions
+from paralab.worker.split_logits import reading_logits
 from paralab.workload.expert_plan import ExpertPlan
 from paralab.workload.linear_layers import (
     Call,

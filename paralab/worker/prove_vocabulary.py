@@ -23,25 +23,23 @@ from paralab.workload.tensor_group import TensorGroup
 
 
 class Vocabulary(nn.Module):
-    """A group's embedding and heads, without the layers between them."""
+    """A group's embeddings and heads, without the layers between them."""
 
     def __init__(self, model: nn.Module, group: TensorGroup) -> None:
         super().__init__()
-        self.row = model.get_submodule(group.row) if group.row else None
-        self.columns = nn.ModuleList(model.get_submodule(name) for name in group.columns)
+        self.layers = nn.ModuleList(model.get_submodule(name) for name in group.layers)
 
     def forward(self, *calls: Any) -> list[Any]:
-        """Repeat recorded calls of the heads and of the embedding, and look up all words."""
-        modules = [*self.columns, *([self.row] if self.row else [])]
+        """Repeat the recorded calls of each layer, and look up all words in the embeddings."""
         results = [
-            module(*args, **kwargs)
-            for module, each in zip(modules, calls, strict=True)
-            for args, kwargs in each
+            layer(*args, **kwargs)
+            for layer, own in zip(self.layers, calls, strict=True)
+            for args, kwargs in own
         ]
-        if isinstance(self.row, nn.Embedding):
-            kind = SplitEmbedding if isinstance(self.row, SplitEmbedding) else nn.Embedding
-            words = torch.arange(self.row.num_embeddings)
-            results.append(kind.forward(self.row, words))
+        for layer in self.layers:
+            if isinstance(layer, nn.Embedding):
+                kind = SplitEmbedding if isinstance(layer, SplitEmbedding) else nn.Embedding
+                results.append(kind.forward(layer, torch.arange(layer.num_embeddings)))
         return results
 
 
@@ -52,10 +50,15 @@ def prove_vocabulary(
     if reason := uneven_words(group, mesh.size()):
         return replace(group, reason=reason)
     whole = Vocabulary(model, group)
-    names = {name: f"columns.{number}" for number, name in enumerate(group.columns)}
-    tied = tuple(f"{own}.weight" for name, own in names.items() if f"{name}.weight" in group.tied)
-    row = "row" if group.row else ""
-    alone = replace(group, block="", columns=tuple(names.values()), row=row, tied=tied)
+    names = {name: f"layers.{number}" for number, name in enumerate(group.layers)}
+    alone = replace(
+        group,
+        block="",
+        columns=tuple(names[name] for name in group.columns),
+        row=names.get(group.row, ""),
+        more_rows=tuple(names[name] for name in group.more_rows),
+        tied=tuple(f"{own}.weight" for n, own in names.items() if f"{n}.weight" in group.tied),
+    )
     recorded = [calls[name] for name in group.layers]
     arguments = [[call.arguments for call in each] for each in recorded]
     trained = [flag for each in recorded for call in each for flag in call.trained]

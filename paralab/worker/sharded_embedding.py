@@ -26,7 +26,7 @@ class SplitEmbedding(nn.Embedding):
 
     mesh: DeviceMesh
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight: Any = self.weight
         own = self.num_embeddings // self.mesh.size()
         first = own * self.mesh.get_local_rank()
@@ -34,10 +34,10 @@ class SplitEmbedding(nn.Embedding):
         padding = padding if padding in range(own) else None
 
         # Without this, a wrong number would be zero on all shards instead of an error.
-        known = ((words >= 0) & (words < self.num_embeddings)).all()
+        known = ((input >= 0) & (input < self.num_embeddings)).all()
         torch._assert_async(known, f"an embedding has {self.num_embeddings} words")
-        elsewhere = (words < first) | (words >= first + own)
-        found = F.embedding((words - first).masked_fill(elsewhere, 0), weight.to_local(), padding)
+        elsewhere = (input < first) | (input >= first + own)
+        found = F.embedding((input - first).masked_fill(elsewhere, 0), weight.to_local(), padding)
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
         # The model may change the result in place, which autograd rejects for DTensor's view.
         return sum_over_shards(found, self.mesh).clone()

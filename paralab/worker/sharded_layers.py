@@ -25,7 +25,6 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
-    loss_parallel,
     parallelize_module,
 )
 
@@ -61,7 +60,7 @@ def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
     """Create the style that `TensorGroup.style_of` names."""
     if group.is_attention:
         return MultiheadParallel()
-    if group.words and layer == group.row:
+    if group.words and layer not in group.columns:
         return EmbeddingParallel()
     if group.words:
         split = group.split_loss
@@ -114,22 +113,6 @@ def mixing_tensors() -> Iterator[None]:
     with implicit_replication():
         with patched(torch, _amp_foreach_non_finite_check_and_unscale_=unscale_shards):
             yield
-
-
-@contextmanager
-def reading_logits(groups: Iterable[TensorGroup]) -> Iterator[None]:
-    """Let the loss read split logits, in forward and backward passes. A cross entropy then exchanges
-    three numbers per prediction. DTensor gathers the logits for operators that need all of them."""
-    if not any(group.split_loss for group in groups):
-        yield
-        return
-    reading = loss_parallel()
-    reading.__enter__()
-    try:
-        with implicit_replication():
-            yield
-    finally:  # torch's own context does not end after an exception
-        reading.__exit__(None, None, None)
 
 
 def watch_regions(

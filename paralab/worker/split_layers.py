@@ -20,7 +20,8 @@ from paralab.errors import ParalabError
 from paralab.worker.groups import broadcast_model, group_along, ranks_with
 from paralab.worker.rank_context import RankContext
 from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import reading_logits, shard_group, watch_regions
+from paralab.worker.sharded_layers import shard_group, watch_regions
+from paralab.worker.split_logits import reading_logits
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 

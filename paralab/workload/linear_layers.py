@@ -105,6 +105,11 @@ def _describe(name: str, module: Any, reads: tuple[str, ...], use: ParameterUse)
 def _describe_table(name: str, model: nn.Module, use: ParameterUse) -> WordTable:
     table: Any = model.get_submodule(name)
     others = sorted(use.users.get(id(table.weight), set()) - {name})
+    heads, tables = (
+        tuple(each for each in others if isinstance(model.get_submodule(each), kind))
+        for kind in (nn.Linear, nn.Embedding)
+    )
+    rest = [each or "the model" for each in others if each not in (*heads, *tables)]
     parameters = model.named_parameters(remove_duplicate=False)
     names = [path for path, parameter in parameters if parameter is table.weight]
     problems = {
@@ -113,15 +118,14 @@ def _describe_table(name: str, model: nn.Module, use: ParameterUse) -> WordTable
         ),
         "it changes its weight in the forward pass (max_norm)": table.max_norm is not None,
         "its gradients are sparse (sparse=True)": table.sparse,
-        f"its weight is also used by {', '.join(each or 'the model' for each in others)}": not all(
-            isinstance(model.get_submodule(each), nn.Linear) for each in others
-        ),
+        f"its weight is also used by {', '.join(rest)}": bool(rest),
     }
     return WordTable(
         name,
         table.num_embeddings,
         table.weight.numel(),
-        tuple(others),
+        heads,
+        tables,
         tuple(path for path in names if path != f"{name}.weight"),
         next((problem for problem, has in problems.items() if has), ""),
     )

@@ -32,6 +32,7 @@ class WordTable:
     """An nn.Embedding, as observed in one forward pass.
 
     heads    linear layers that use the same weight (tied weights)
+    tables   other embeddings that use the same weight
     tied     other parameter paths of the weight
     problem  why its rows cannot be split, if so
     """
@@ -40,6 +41,7 @@ class WordTable:
     words: int
     parameters: int
     heads: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
     problem: str = ""
 
@@ -61,6 +63,7 @@ class TensorGroup:
     divided     integer attributes that are divided by the number of shards, with the new values
     summed      parameters that are not split, but whose gradients must be summed over the shards
     words       the number of words that an embedding or a head splits; 0 in other groups
+    more_rows   other embeddings with the row's weight
     tied        other parameter paths of the row's weight
     split_loss  whether the loss reads a head's split logits; otherwise, the shards gather them
     own_style   whether `MatrixParallel` splits all layers instead of torch's styles, because of a
@@ -79,6 +82,7 @@ class TensorGroup:
     divided: tuple[tuple[str, int], ...] = ()
     summed: tuple[str, ...] = ()
     words: int = 0
+    more_rows: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
     split_loss: bool = False
     own_style: bool = False
@@ -97,13 +101,14 @@ class TensorGroup:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for name in (*self.columns, self.row) if name))
+        names = (*self.columns, self.row, *self.more_rows)
+        return tuple(dict.fromkeys(filter(None, names)))
 
     def style_of(self, layer: str) -> str:
         """Return the layer's style for `parallelize_module`, as a Python expression."""
         if self.is_attention:
             return "MultiheadParallel()"
-        if self.words and layer == self.row:
+        if self.words and layer not in self.columns:
             return "EmbeddingParallel()"
         if self.words:
             logits = "use_local_output=False" if self.split_loss else "output_layouts=Replicate()"

@@ -38,6 +38,19 @@ def test_tied_weights_are_one_group_and_count_once():
     )
 
 
+def test_embeddings_with_the_same_weight_are_one_group():
+    one = replace(TABLE, name="lm.one", tables=("lm.two",), tied=("lm.two.weight",))
+    two = replace(TABLE, name="lm.two", tables=("lm.one",), tied=("lm.one.weight",))
+    [group], left = propose_vocabulary([one, two], [], {}, {"lm"}, 2000)
+    assert (group.row, group.more_rows, group.weights) == ("lm.one", ("lm.two",), 512)
+    assert group.layers == ("lm.one", "lm.two")
+    assert {group.style_of(layer) for layer in group.layers} == {"EmbeddingParallel()"}
+    assert left == {}
+
+    _, left = propose_vocabulary([one, replace(two, problem="sparse")], [], {}, {"lm"}, 2000)
+    assert left == {"lm.one": "sparse", "lm.two": "sparse"}
+
+
 @pytest.mark.parametrize(
     "layer",
     [

@@ -123,7 +123,8 @@ def test_a_branch_must_not_depend_on_values_that_differ_between_shards(ranks):
         ("smoothed in place", ["words"]),  # the gathered logits cannot be changed in place
         ("ignoring", ["head + words"]),
         ("squared", ["words", "head"]),
-        ("shared", []),
+        ("shared", ["head + words"]),  # and another embedding with the same weight
+        ("own log-softmax", ["words", "head"]),
         ("property", []),
         ("uneven", []),
         ("max_norm", ["head"]),
@@ -147,6 +148,7 @@ def test_embeddings_and_heads_are_split_by_words(ranks, model, split):
         ("ignoring", True),
         ("squared", True),
         ("smoothed", False),
+        ("own log-softmax", False),
     ],
 )
 def test_a_loss_reads_split_logits_if_torch_can(ranks, model, split):
@@ -158,7 +160,6 @@ def test_a_loss_reads_split_logits_if_torch_can(ranks, model, split):
     ("model", "layer", "named"),
     [
         ("smoothed in place", "head", "modified inplace"),
-        ("shared", "words", "its weight is also used by head, other"),
         ("property", "words", "its weight is also used by the model"),
         ("uneven", "words", "17 words cannot be split evenly over 2 shards, but 18 can"),
         ("max_norm", "words", "max_norm"),
@@ -179,7 +180,7 @@ def test_an_embedding_or_head_that_stays_whole_has_a_reason(ranks, model, layer,
         ("wrong range", "output 0.1"),  # only looking up all words shows this
         ("no mask", "output 0.1"),
         ("no sum", "output 0."),
-        ("untied", "gradient of columns.0.weight"),
+        ("untied", "gradient of layers.1.weight"),
         ("rows of the head", "reduction dim"),
         ("logits not gathered", "output 0.0 has a different shape"),
         ("no sum of input gradients", "gradient of input 0.0"),
