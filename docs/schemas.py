@@ -15,8 +15,7 @@ from paralab.analyse.tune import TuneResult
 from paralab.analyse.verify import VerifyResult
 from paralab.cli.checkpoint import CheckpointList
 from paralab.course.class_report import ClassReport
-from paralab.doctor.finding import Failure, MachineFact, Severity
-from paralab.doctor.registry import Entry, Source
+from paralab.doctor.registry import Entry, Failure, MachineFact, Severity, Source
 from paralab.plan.plan import Plan
 from paralab.record.types import Record
 from paralab.serve.served import Served

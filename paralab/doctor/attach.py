@@ -21,10 +21,10 @@ import psutil
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.analyse.stack_dumps import STOPPED, Frame
 from paralab.doctor.catalog import apply
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Reader
 from paralab.doctor.place import Place
 from paralab.doctor.rank_checks import make_finding
+from paralab.doctor.registry import Finding
 from paralab.errors import UsageError
 from paralab.machine import processes
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Finding
 from paralab.doctor.settings import Settings
 from paralab.doctor.sources import Sources
 from paralab.errors import UsageError, refusing

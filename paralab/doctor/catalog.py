@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paralab.doctor import failures
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Entry, Source, entries, registered
+from paralab.doctor.registry import Entry, Finding, Source, entries, registered
 from paralab.errors import UsageError
 
 GROUPS = {

@@ -16,9 +16,8 @@ from typing import Any
 
 from paralab.doctor.baseline import Baseline, write_baseline
 from paralab.doctor.catalog import ENTRIES, apply, checked_ids
-from paralab.doctor.finding import Failure, Finding, ordered
 from paralab.doctor.project_files import find_files, python_files
-from paralab.doctor.registry import Source
+from paralab.doctor.registry import Failure, Finding, Source, ordered
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.scripts import check_project, check_scripts, merge
 from paralab.doctor.settings import Settings

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import LIBRARIES, Frame
-from paralab.doctor.registry import Entry, Message, entries
+from paralab.doctor.registry import Entry, Finding, Message, entries
 
 LAST = "H11"  # explains exceptions that do not have their own entry
 EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what an unmatched named group leaves behind
@@ -41,7 +40,7 @@ class Known:
             self.entry.id,
             self.message.severity,
             re.sub("  +", " ", EMPTY.sub("", why[0].upper() + why[1:])),
-            fix or self.entry.fix,
+            fix,
             at.file if at else None,
             at.line if at else None,
             rank if self.message.blames else None,

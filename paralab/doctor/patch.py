@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paralab.doctor.finding import Edit, Finding
+from paralab.doctor.registry import Edit, Finding
 from paralab.doctor.sources import Sources, encoding_of, lines_of, read
 from paralab.errors import UsageError
 

@@ -28,8 +28,8 @@ from paralab.doctor.environment import (
     launch_of,
     resolve,
 )
-from paralab.doctor.finding import Finding, MachineFact
 from paralab.doctor.probes import Gpu, Link, Pair, Torch, driver_gpus, gpu_pairs, two_ranks
+from paralab.doctor.registry import Finding, MachineFact
 from paralab.machine.host import cpu_name, memory_bytes, usable_cores
 from paralab.machine.precision import Probe, probe_cpu
 from paralab.units import plural, size

@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import wraps
 
 from paralab.doctor.events import Digest, Event, Off, Wrap
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Place, Site
-from paralab.doctor.registry import Check, check, entries
+from paralab.doctor.registry import Check, Finding, Severity, check
 
 NORM_TOLERANCE = 1e-5  # relative tolerance of norms: equal tensors have equal norms, up to rounding
 SUM_TOLERANCE = 1e-3  # relative to the norm: sums cancel, so their rounding error is larger
@@ -74,7 +73,7 @@ def make_finding(
     evidence: str | Iterable[str] = (),
     rank: int | None = None,
     *,
-    fix: str | None = None,
+    fix: str = "",
     doubt: str = "",
     gain: float | None = None,
 ) -> Finding:
@@ -88,7 +87,7 @@ def make_finding(
     shown = (evidence,) if isinstance(evidence, str) else tuple(evidence)
     if place and not shown:
         shown = (f"{place}: {place.code}",)
-    return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, shown, gain)
+    return Finding(id, severity, why, fix, file, line, rank, shown, gain)
 
 
 def check_each_rank(*ids: str) -> Callable[[Callable[[WatchedRank], Finding | None]], Check]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.failures.hangs.failed_ranks import needs_missing_gpu
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.reading import read_texts
 from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation
+from paralab.doctor.registry import Finding
 
 UNEXPLAINED = "H11"
 NO_BACKEND = "L05"

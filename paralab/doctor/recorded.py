@@ -11,8 +11,7 @@ from paralab.analyse.manifest import kind_of
 from paralab.analyse.metric_types import Bucket, Metrics
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import Result, result_of
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Check, check
+from paralab.doctor.registry import Check, Finding, check
 from paralab.errors import UsageError
 from paralab.plan.plan import Plan
 from paralab.record.reader import Failure, read_failures

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import SEVERITIES, Failure, Finding, MachineFact
 from paralab.doctor.patch import diff
-from paralab.doctor.registry import Source
+from paralab.doctor.registry import SEVERITIES, Failure, Finding, MachineFact, Source
 from paralab.doctor.sources import Sources
 from paralab.doctor.suppressions import Ignored
 from paralab.units import plural
@@ -100,11 +99,10 @@ class Diagnosis:
 
     def finding_json(self, finding: Finding) -> dict[str, Any]:
         plain = {name: value for name, value in finding.to_json().items() if name != "edits"}
-        known = ENTRIES.get(finding.id)
         return {
             **plain,
             "evidence": list(finding.evidence),
-            "title": known.title if known else None,
+            "title": finding.title or None,
             "patch": diff(finding.edits, self.sources),
         }
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paralab.doctor.catalog import apply, without_garbage_collection
-from paralab.doctor.finding import Failure, Finding
 from paralab.doctor.project_files import entry_points
+from paralab.doctor.registry import Failure, Finding
 from paralab.doctor.static.project import Project
 from paralab.doctor.static.script import Script
 from paralab.errors import UsageError

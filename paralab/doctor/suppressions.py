@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Finding
 from paralab.doctor.sources import Sources
 
 COMMENT = re.compile(

@@ -23,9 +23,9 @@ from paralab.doctor.catalog import apply
 from paralab.doctor.events import Cost, Held, Off, Replaced
 from paralab.doctor.failures.hangs.failed_ranks import needs_missing_gpu
 from paralab.doctor.failures.hangs.hung_ranks import IDS as HANGS
-from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.observation import Observation, Reader
 from paralab.doctor.rank_exceptions import with_exceptions_explained
+from paralab.doctor.registry import Finding, ordered
 from paralab.errors import UsageError
 from paralab.machine.processes import descendants_of
 from paralab.machine.signals import STOPS, set_handlers

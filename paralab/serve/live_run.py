@@ -6,8 +6,8 @@ from pathlib import Path
 
 from paralab.analyse.manifest import RunManifest, manifest_of
 from paralab.doctor.catalog import apply
-from paralab.doctor.finding import Finding, ordered
 from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import Finding, ordered
 from paralab.record.folder import RunFolder
 from paralab.serve.problem import EXPECTED, explain
 from paralab.serve.runs import last_written

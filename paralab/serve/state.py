@@ -7,7 +7,7 @@ from paralab.analyse import figures
 from paralab.analyse.blocks import Line, Lines, Timeline
 from paralab.analyse.manifest import RunManifest
 from paralab.analyse.recording import Recording, median, warm_up_steps
-from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Finding
 from paralab.plan.plan import label
 from paralab.record.folder import RunFolder
 from paralab.record.reader import read_failures

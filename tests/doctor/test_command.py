@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from paralab.cli import main as cli
 from paralab.doctor import attach, diagnosis, scripts, watch
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.logs import reading as log_reading
+from paralab.doctor.registry import Edit, Finding
 from paralab.doctor.scripts import Checked
 from paralab.doctor.static.script import Script
 from paralab.errors import UsageError

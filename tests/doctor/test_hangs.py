@@ -14,9 +14,9 @@ import pytest
 
 from paralab.doctor.events import Backward, Forward, Start, Step, ZeroGrad
 from paralab.doctor.failures.hangs.hung_ranks import IDS
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
+from paralab.doctor.registry import Finding
 from paralab.doctor.source_context import Condition, conditions, opposite, ways_out_of_loops
 from paralab.doctor.watch import Watch
 from tests.doctor import ranks

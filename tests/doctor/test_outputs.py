@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.diagnosis import check_paths
-from paralab.doctor.finding import Edit, Failure, Finding, ordered
+from paralab.doctor.registry import Edit, Failure, Finding, ordered
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show import findings as terminal
 from paralab.doctor.show.lines import concise, github

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.patch import DoesNotFit, diff, edited, fix, overlap
+from paralab.doctor.registry import Edit, Finding
 from paralab.doctor.sources import Sources
 
 TEXT = "one\ntwo\nthree\nfour\n"

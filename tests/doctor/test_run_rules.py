@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.finding import ordered
 from paralab.doctor.recorded import Recorded
+from paralab.doctor.registry import ordered
 from paralab.errors import UsageError
 from paralab.record.folder import SCHEMA_VERSION
 from tests.analyse.recordings import plan, write

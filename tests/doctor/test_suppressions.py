@@ -3,7 +3,7 @@ themselves."""
 
 import pytest
 
-from paralab.doctor.finding import Finding
+from paralab.doctor.registry import Finding
 from paralab.doctor.sources import Sources
 from paralab.doctor.suppressions import Comments, find_comments
 

@@ -15,13 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.exits import Exit, signal_in
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import Frame, Traceback
 from paralab.doctor.place import Place
-from paralab.doctor.registry import entries
+from paralab.doctor.registry import Finding, Severity
 from paralab.doctor.source_context import conditions
 from paralab.record.victims import MISMATCH, WAITED
 
@@ -105,7 +104,7 @@ class Event:
         to the event's."""
         file, line = (self.at.file, self.at.line) if self.at else (None, None)
         seen = self.evidence() if evidence is None else tuple(evidence)
-        return Finding(id, severity, why, fix or entries[id].fix, file, line, rank, seen)
+        return Finding(id, severity, why, fix, file, line, rank, seen)
 
 
 def _is_under_rank_condition(frame: Frame) -> bool | None:

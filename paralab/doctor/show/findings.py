@@ -6,9 +6,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Finding, MachineFact
 from paralab.doctor.patch import Fixes, diff, shown_path
+from paralab.doctor.registry import Finding, MachineFact
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.lines import shown_findings
 from paralab.doctor.sources import Sources
@@ -140,13 +139,12 @@ def colored(patch: str, indent: str = "") -> Text:
 
 
 def _headline(finding: Finding) -> Text:
-    known = ENTRIES.get(finding.id)
     place = _place(finding)
     return Text.assemble(
         (finding.severity, STYLES[finding.severity]),
         " ",
         (finding.id, "bold"),
-        f" {known.title}" if known else "",
+        f" {finding.title}" if finding.title else "",
         *(("  ", (place, "underline")) if place else ()),
     )
 

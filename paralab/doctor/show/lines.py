@@ -4,9 +4,8 @@ Actions. This needs only the standard library, because the pre-commit hook uses 
 
 from collections.abc import Callable, Sequence
 
-from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Finding
 from paralab.doctor.patch import shown_path
+from paralab.doctor.registry import Finding
 from paralab.doctor.report import Diagnosis
 
 COMMANDS = {"error": "error", "warning": "warning", "suspect": "notice"}
@@ -31,7 +30,7 @@ def github(diagnosis: Diagnosis, suspects: bool) -> list[str]:
     """Return workflow commands, which GitHub Actions shows beside the changed lines."""
     lines = []
     for finding in shown_findings(diagnosis, suspects):
-        title = f"{finding.id} {ENTRIES[finding.id].title}"
+        title = f"{finding.id} {finding.title}"
         place = ""
         if finding.file:
             place = f"file={_property(shown_path(finding.file))},line={finding.line or 1},"

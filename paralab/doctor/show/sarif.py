@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from paralab import __version__
 from paralab.doctor.catalog import ENTRIES
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.patch import diff, shown_path
+from paralab.doctor.registry import Edit, Finding
 from paralab.doctor.report import Diagnosis
 from paralab.doctor.show.entry import page
 from paralab.doctor.sources import Sources

@@ -6,8 +6,7 @@ import ast
 import os
 from dataclasses import dataclass
 
-from paralab.doctor.finding import Edit, Finding, Severity
-from paralab.doctor.registry import entries
+from paralab.doctor.registry import Edit, Finding, Severity, entries
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import Script

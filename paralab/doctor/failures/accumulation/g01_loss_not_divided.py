@@ -18,10 +18,9 @@ import ast
 from paralab.doctor.events import Step
 from paralab.doctor.failures.accumulation.accumulating import accumulations, divides_by_accumulation
 from paralab.doctor.failures.accumulation.windows import Window, windows
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Edit, Finding, Findings, check, describe
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import SAME_VALUE, Call
 from paralab.doctor.static.names import kind_of_made

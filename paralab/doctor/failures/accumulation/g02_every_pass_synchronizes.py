@@ -17,11 +17,10 @@ Reported: speechbrain/speechbrain#1802 goodfire-ai/spd#215 Lightning-AI/pytorch-
 from paralab.doctor.failures.accumulation.accumulating import SYNCHRONIZERS, accumulations
 from paralab.doctor.failures.accumulation.synchronizing import forwards_of, reduces, wasteful
 from paralab.doctor.failures.accumulation.windows import quiet, windows
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.hints import is_parallel
 from paralab.doctor.static.report import code, found, line_of

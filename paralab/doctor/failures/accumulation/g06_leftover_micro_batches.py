@@ -17,10 +17,9 @@ from collections.abc import Iterator
 
 from paralab.doctor.events import Backward, Epoch, Loader, Step, ZeroGrad
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, Severity, check, describe
 from paralab.doctor.static.facts import Loop, names_in
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.report import code, found, line_of

@@ -12,10 +12,9 @@ Reported: Lightning-AI/pytorch-lightning#19987
       loss.backward()
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import describe
+from paralab.doctor.registry import Finding, describe
 from paralab.doctor.windows import accumulated, are_weighted_by
 
 ENTRY = describe(__doc__, silent=True)

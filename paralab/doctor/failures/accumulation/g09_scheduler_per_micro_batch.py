@@ -14,10 +14,9 @@ Reported: tracel-ai/burn#5695
 
 from paralab.doctor.events import Scheduled
 from paralab.doctor.failures.accumulation.windows import ASSUMED, Window, timelines, windows
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, extra_tests, occurrences

@@ -20,10 +20,9 @@ from paralab.doctor.failures.checkpoints.files import (
     strips_prefix,
     wrapper_saves,
 )
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, listed, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.facts import is_constant
 from paralab.doctor.static.names import DDP
 from paralab.doctor.static.report import found, line_of

@@ -14,10 +14,9 @@ import re
 
 from paralab.doctor.events import Load
 from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_files
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.hints import is_for_one_rank, is_parallel
 from paralab.doctor.static.report import add_keyword, code, found

@@ -22,10 +22,9 @@ from paralab.doctor.failures.data.loaders import (
     trained_loaders,
 )
 from paralab.doctor.failures.data.uses import Use, common_uses
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding, watched
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, Severity, check, describe
 from paralab.doctor.static.facts import If, is_constant
 from paralab.doctor.static.hints import words_of_project
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER

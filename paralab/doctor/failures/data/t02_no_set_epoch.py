@@ -24,10 +24,9 @@ from paralab.doctor.failures.data.loaders import (
     trainings,
 )
 from paralab.doctor.failures.data.uses import uses
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Edit, Finding, Findings, check, describe
 from paralab.doctor.static.facts import Call, Loop
 from paralab.doctor.static.hints import is_parallel, trains, words_of_project
 from paralab.doctor.static.names import SAMPLER

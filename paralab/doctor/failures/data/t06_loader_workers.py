@@ -12,12 +12,11 @@ Reported: Lightning-AI/pytorch-lightning#18149 pytorch/pytorch#105841
 
 from paralab.doctor.events import Loader
 from paralab.doctor.failures.data.uses import Use, uses
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import plural, seconds
 
 ENTRY = describe(__doc__)

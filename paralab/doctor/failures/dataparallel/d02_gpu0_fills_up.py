@@ -13,9 +13,8 @@ Limits: Needs GPUs that report their memory use.
 
 from collections.abc import Sequence
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import describe
+from paralab.doctor.registry import Finding, describe
 from paralab.units import seconds, size
 
 ENTRY = describe(__doc__)
@@ -46,7 +45,7 @@ def judge_replicas(busy: Sequence[float], peaks: Sequence[int], step: float) -> 
     why = f"DataParallel: device 0 {' and '.join(parts)}, because it holds the outputs and the optimizer."
     mean = sum(busy[1:]) / len(busy[1:]) if busy[1:] else 0.0
     gain = (busy[0] - mean) / step if time >= IMBALANCE and step else None
-    return Finding("D02", "warning", why, ENTRY.fix, gain=gain)
+    return Finding("D02", "warning", why, gain=gain)
 
 
 def _against_others(values: Sequence[float]) -> float:

@@ -16,10 +16,9 @@ from paralab.doctor.events import Forward, Wrap
 from paralab.doctor.failures.data.loaders import samples_in
 from paralab.doctor.failures.data.sizes import drops_last
 from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import DDP, DP, LOADER
 from paralab.doctor.static.report import add_keyword, found, line_of

@@ -10,10 +10,9 @@ Fix: Check torch.cuda.device_count(). For several CPU processes, use Distributed
 """
 
 from paralab.doctor.events import Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import describe
+from paralab.doctor.registry import Finding, describe
 
 ENTRY = describe(__doc__, silent=True)
 

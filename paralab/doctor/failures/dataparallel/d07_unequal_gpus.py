@@ -9,9 +9,8 @@ Limits: Needs unequal GPUs, so only logs and the machine check show it.
 + model = nn.DataParallel(net, device_ids=[0, 1])
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, check, describe, printed
 from paralab.units import size
 
 ENTRY = describe(

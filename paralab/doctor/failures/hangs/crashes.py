@@ -1,11 +1,10 @@
 """Explain the signals that killed ranks, from logs. SIGKILL comes from another process (H12), other
 signals from native code."""
 
-from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
-from paralab.doctor.registry import Findings, check
+from paralab.doctor.registry import Findings, Severity, check
 
 CRASHES: dict[str, tuple[str, Severity, str]] = {
     "SIGSEGV": (

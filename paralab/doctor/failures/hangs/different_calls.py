@@ -5,7 +5,6 @@ from itertools import combinations
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, differ
 from paralab.doctor.events import Collective, Forward, Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import passes
 from paralab.doctor.rank_checks import make_finding
@@ -18,6 +17,7 @@ from paralab.doctor.rank_collectives import (
     named,
     times_called,
 )
+from paralab.doctor.registry import Finding
 from paralab.doctor.source_context import opposite, site_conditions
 
 

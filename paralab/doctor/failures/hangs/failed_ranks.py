@@ -6,11 +6,11 @@ from itertools import permutations
 from paralab.doctor.events import Backward, Pipeline
 from paralab.doctor.failures.hangs.missing_ranks import describe_end
 from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
-from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import listed, make_finding
 from paralab.doctor.rank_collectives import find_stuck, raised_of_its_own
+from paralab.doctor.registry import Finding
 
 NO_GPU = re.compile(r"CUDA|NVIDIA|cuda")
 

@@ -6,10 +6,9 @@ import re
 from paralab.analyse.failure import last_lines
 from paralab.analyse.hang import find_hang
 from paralab.analyse.stack_dumps import StackDump
-from paralab.doctor.finding import Finding
 from paralab.doctor.messages import find_message, named
 from paralab.doctor.recorded import Recorded, Run
-from paralab.doctor.registry import Findings, check, entries
+from paralab.doctor.registry import Finding, Findings, check
 from paralab.record.folder import RunFolder
 
 RANK = re.compile(r"Rank (\d+) ")
@@ -38,9 +37,9 @@ def _failure(run: Run, problem: str) -> Finding:
     why = problem.rstrip(".") + "."
     if others:
         why += f" Later errors on {named(others).lower()} are consequences."
-    entry = known.entry if known else entries["H11"]
-    fix = (known.message.fix.format_map(known.match.groupdict()) if known else "") or entry.fix
-    return Finding(entry.id, "error", why, fix, str(run.folder), rank=rank, evidence=lines)
+    id = known.entry.id if known else "H11"
+    fix = known.message.fix.format_map(known.match.groupdict()) if known else ""
+    return Finding(id, "error", why, fix, str(run.folder), rank=rank, evidence=lines)
 
 
 def _hang(run: Run, problem: str, attempt: int) -> Finding:
@@ -52,10 +51,10 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     where = str(run.folder)
     if hang.kind == "network":
         why = f"{problem} This is certain if the job works with NCCL_P2P_DISABLE=1."
-        return Finding("H15", "suspect", why, entries["H15"].fix, where, evidence=evidence)
+        return Finding("H15", "suspect", why, file=where, evidence=evidence)
     waits = hang.kind == "behind" and StackDump.read(dumps, hang.rank).waits_in
     id = "H04" if hang.mismatch or waits else "W07"  # H04: the rank is in a different collective
-    return Finding(id, "error", problem, entries[id].fix, where, rank=hang.rank, evidence=evidence)
+    return Finding(id, "error", problem, file=where, rank=hang.rank, evidence=evidence)
 
 
 def _killed(run: Run) -> Finding:

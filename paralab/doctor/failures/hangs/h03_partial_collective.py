@@ -16,8 +16,7 @@ import ast
 import re
 
 from paralab.doctor.failures.hangs.sequences import Difference, differences_of
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.collective_tree import Guard, Leave, Meet
 from paralab.doctor.static.facts import Call, If, Loop, is_constant, names_in

@@ -20,10 +20,9 @@ import itertools
 
 from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.events import Collective
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.source_context import opposite, statement_at
 
 Calls = dict[int, Collective]

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.failures.hangs.sequences import differences_of, trees_of
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.collective_tree import (
     Fork,

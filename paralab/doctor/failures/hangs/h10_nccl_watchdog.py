@@ -15,12 +15,11 @@ NVIDIA/Megatron-LM#1207 meta-llama/llama-cookbook#65
 
 from paralab.analyse.collective_matching import CollectiveCall, find_mismatches
 from paralab.doctor.failures.hangs.recorder import explain_mismatch
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.watchdog import Waiting, waiting_ranks
 from paralab.doctor.messages import explains, named
-from paralab.doctor.registry import Findings, check, describe, entries
+from paralab.doctor.registry import Finding, Findings, Severity, check, describe
 from paralab.units import seconds
 
 ENTRY = describe(__doc__)
@@ -102,7 +101,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
             "broken. "
         )
         why += "This is certain if the job works with NCCL_P2P_DISABLE=1."
-        return Finding("H15", "suspect", why, entries["H15"].fix, evidence=evidence)
+        return Finding("H15", "suspect", why, evidence=evidence)
     if first.call and first.call.kind == "broadcast" and first.values >= 64 and number > 4:
         # Only one rank waits, and the launcher recorded the exits of the others.
         alone = len(same) == 1 and len(logs.ranks) > 2 and bool(logs.exits) and len(aborted) <= 1
@@ -111,7 +110,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
             "model alone, for example in an evaluation under `if rank == 0`."
         )
         caller = same[0].rank if alone else None
-        return Finding("H07", "suspect", why, entries["H07"].fix, rank=caller, evidence=evidence)
+        return Finding("H07", "suspect", why, rank=caller, evidence=evidence)
     why += "The log does not show which rank is missing. "
     unheard = silent - logs.heard
     if len(unheard) > 3:

@@ -17,13 +17,12 @@ Fix: Fix the first error that is not a lost connection. `@record` makes torchrun
 
 from dataclasses import replace
 
-from paralab.doctor.finding import Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.reading import MENTIONED
 from paralab.doctor.messages import explains, find_message, messages_in, named
-from paralab.doctor.registry import Findings, Message, check, describe, printed
+from paralab.doctor.registry import Findings, Message, Severity, check, describe, printed
 from paralab.record.victims import WAITED, is_victim
 
 LESS_MEMORY = "Use a smaller batch per rank with gradient accumulation, autocast, or activation checkpointing."

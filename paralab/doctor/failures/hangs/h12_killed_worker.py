@@ -13,12 +13,11 @@ Reported: lmzpai/roboMamba#10 yangjianxin1/Firefly#171 lzhxmu/CPPO#6 hiyouga/Lla
 
 import re
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, Message, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, Message, check, describe, printed
 from paralab.units import plural, size
 
 ENTRY = describe(

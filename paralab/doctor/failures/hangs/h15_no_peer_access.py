@@ -11,10 +11,9 @@ Reported: NVIDIA/nccl#631 #1160 pytorch/pytorch#85334 dmlc/xgboost#11242
 + subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"], env=around)
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import seconds
 
 ENTRY = describe(__doc__)
@@ -33,7 +32,7 @@ def broken_gpu_pair(facts: Facts) -> Findings:
                 f"({seconds(pair.through_host.seconds)}), so direct access between them is broken: "
                 f"{pair.direct.problem}."
             )
-            yield Finding("H15", "error", why, ENTRY.fix, evidence=evidence)
+            yield Finding("H15", "error", why, evidence=evidence)
         else:
             why = f"{first} and {second} cannot complete an all-reduce, even with NCCL_P2P_DISABLE=1: {pair.direct.problem}."
             fix = (

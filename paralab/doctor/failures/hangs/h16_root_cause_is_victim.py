@@ -10,10 +10,9 @@ Reported: yangjianxin1/Firefly#171 xiuqhou/Salience-DETR#4 Facico/Chinese-Vicuna
 + subprocess.run(["torchrun", "--nproc_per_node=2", "--redirects=3", "--log-dir=logs", "train.py"])
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 
 ENTRY = describe(__doc__)
 
@@ -37,4 +36,4 @@ def torchrun_names_the_victim(logs: Logs) -> Findings:
         f"noticed that another one was gone or late. Check {look}."
     )
     evidence = (str(accused.line), *victims[0].evidence()[-1:])
-    yield Finding("H16", "warning", why, ENTRY.fix, rank=culprit, evidence=evidence)
+    yield Finding("H16", "warning", why, rank=culprit, evidence=evidence)

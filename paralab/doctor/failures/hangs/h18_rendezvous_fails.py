@@ -14,11 +14,10 @@ import ast
 from paralab.doctor.environment import is_loopback
 from paralab.doctor.events import Init
 from paralab.doctor.failures.hangs.h13_long_preparation import FIRST_COLLECTIVE
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, Message, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, Message, check, describe, printed
 from paralab.doctor.static import report
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import INIT

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls
 from paralab.doctor.failures.hangs.failed_ranks import raised_alone, used_other_parameters
 from paralab.doctor.failures.hangs.missing_ranks import did_not_come, left_their_loops
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
-from paralab.doctor.registry import check
+from paralab.doctor.registry import Finding, check
 
 # The order matters. After a collective with different sizes, any later line can raise. A rank that
 # raised cannot arrive. Ranks that left a loop or diverged explain later failures.

@@ -8,7 +8,6 @@ from paralab.analyse.collective_matching import Mismatch
 from paralab.analyse.stack_dumps import STOPPED
 from paralab.doctor.events import Collective, Destroy, End, Exit, Forward, Init, Join
 from paralab.doctor.failures.hangs.different_calls import is_for_some_ranks, only_here
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import Pass, passes
 from paralab.doctor.rank_checks import make_finding
@@ -21,6 +20,7 @@ from paralab.doctor.rank_collectives import (
     raised_of_its_own,
     times_called,
 )
+from paralab.doctor.registry import Finding
 from paralab.doctor.source_context import Leaving, returns_before, ways_out_of_loops
 from paralab.record.victims import WAITED
 

@@ -4,9 +4,8 @@ follow from it."""
 from collections.abc import Iterable
 
 from paralab.analyse.collective_matching import CollectiveCall, Mismatch, find_mismatches
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.job import Logs
-from paralab.doctor.registry import Findings, check, entries
+from paralab.doctor.registry import Finding, Findings, Severity, check
 
 # The id for each kind of difference, and whether the difference alone proves it
 IDS = {
@@ -38,8 +37,7 @@ def explain_mismatch(mismatch: Mismatch, evidence: Iterable[str]) -> Finding:
     file, _, line = site.rpartition(":")
     severity: Severity = "error" if certain or mismatch.swapped else "suspect"
     number = int(line) if line.isdigit() else None
-    fix = entries[id].fix
-    return Finding(id, severity, _why(mismatch), fix, file or None, number, rank, tuple(evidence))
+    return Finding(id, severity, _why(mismatch), "", file or None, number, rank, tuple(evidence))
 
 
 def _named(call: CollectiveCall | None) -> str:

@@ -5,12 +5,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.logs.line import Line
 from paralab.doctor.messages import explains, find_message, named
-from paralab.doctor.registry import Findings, check, entries
+from paralab.doctor.registry import Finding, Findings, Severity, check
 from paralab.record.victims import MISMATCH
 
 BYTES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
@@ -87,7 +86,7 @@ def _sizes_differ(logs: Logs, victims: list[Event], lines: list[Line]) -> Findin
             return replace(found, file=None, line=None)  # the wrong call is on the other rank
     first = next((event for event in victims if event.at), None)
     if first is None:
-        return Finding("H06", "error", counted, entries["H06"].fix, evidence=evidence)
+        return Finding("H06", "error", counted, evidence=evidence)
     why = f"{counted}{named([first.rank])} was {_describe_position(first)}."
     return first.finding("H06", "error", why, evidence=(*evidence, *first.evidence()))
 
@@ -160,7 +159,7 @@ def _left_early(logs: Logs, first: Event) -> Findings:
         why += " The logs of all ranks and of the launcher would confirm this."
     evidence = (*first.evidence(), *([str(last)] if last else []))
     severity: Severity = "error" if rank is not None and logs.exits else "suspect"
-    yield Finding("H02", severity, why, entries["H02"].fix, rank=rank, evidence=evidence)
+    yield Finding("H02", severity, why, rank=rank, evidence=evidence)
     if first.in_backward and (logs.exits or rank is not None):
         why = f"{who} exited while {was}. If it reached the end of its loop, it had fewer batches. "
         yield _suspect("H01", first, f"{why}Compare len(loader).", rank, evidence[-1:])

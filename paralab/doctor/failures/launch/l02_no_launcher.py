@@ -8,9 +8,8 @@ Fix: Start the script with torchrun.
 + subprocess.run(["torchrun", "--nproc_per_node=2", "train.py"])
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, check, describe
 
 ENTRY = describe(
     __doc__,

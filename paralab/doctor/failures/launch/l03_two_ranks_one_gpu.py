@@ -16,9 +16,8 @@ Reported: Peterande/D-FINE#289 NVIDIA/Megatron-LM#661 csguoh/MambaIR#39 facebook
 """
 
 from paralab.doctor.failures.launch.devices import destination, fixed_device, hides_gpus, moves
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, Message, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, Message, Severity, check, describe, printed
 from paralab.doctor.static.names import DDP, INIT, SET_DEVICE
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script

@@ -8,9 +8,8 @@ Fix: Use gloo where there is no GPU, or install the CUDA build.
 + dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, check, describe
 from paralab.units import plural
 
 ENTRY = describe(
@@ -34,7 +33,7 @@ def missing_backend(facts: Facts) -> Findings:
         gpus = plural(len(facts.driver_gpus), "GPU")
         evidence = facts.evidence("torch", "GPUs (driver)")
         why = f"This machine has {gpus}, but torch {torch.version} is built {built}, so backend='nccl' fails."
-        yield Finding("L05", "error", why, ENTRY.fix, evidence=evidence)
+        yield Finding("L05", "error", why, evidence=evidence)
     elif not torch.backends:
         why = f"torch {torch.version} is built without torch.distributed, so it has neither gloo nor NCCL."
         fix = "Install an official torch wheel."

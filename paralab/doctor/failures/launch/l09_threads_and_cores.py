@@ -13,12 +13,11 @@ Reported: pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#186
 from dataclasses import replace
 
 from paralab.doctor.events import Threads
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding, ranks_by_host
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe, note, printed
+from paralab.doctor.registry import Finding, Findings, check, describe, note, printed
 from paralab.units import plural
 
 ENTRY = describe(

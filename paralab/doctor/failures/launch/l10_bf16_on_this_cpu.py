@@ -15,9 +15,8 @@ failure.
       loss = model(x).mean()
 """
 
-from paralab.doctor.finding import Finding, Severity
 from paralab.doctor.preflight import Facts
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, Severity, check, describe
 
 ENTRY = describe(
     __doc__,

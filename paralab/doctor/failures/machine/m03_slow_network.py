@@ -9,10 +9,9 @@ Fix: Name the fast interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and measu
   dist.init_process_group("gloo")
 """
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.preflight import Facts
 from paralab.doctor.rank_checks import make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import seconds, size
 
 ENTRY = describe(__doc__)

@@ -10,11 +10,10 @@ Fix: Use at least four micro-batches per stage.
 
 from paralab.doctor.events import Pipeline
 from paralab.doctor.failures.pipeline.schedules import micro_batches, schedules, stages
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.report import found
 from paralab.doctor.static.script import Script
 from paralab.plan.schedules import ideal_bubble

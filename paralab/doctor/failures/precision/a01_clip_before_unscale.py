@@ -23,10 +23,9 @@ from paralab.doctor.failures.precision.scaling import (
     timelines,
     unscale_for,
 )
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, insert_line, line_of
 from paralab.doctor.static.script import Script

@@ -17,8 +17,7 @@ import ast
 
 from paralab.doctor.failures.accumulation.windows import modulo_in
 from paralab.doctor.failures.precision.scaling import timelines
-from paralab.doctor.finding import Finding
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, check, describe
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.report import code, found, line_of

@@ -24,10 +24,9 @@ from paralab.doctor.failures.precision.scaling import (
     scaled_by,
     timelines,
 )
-from paralab.doctor.finding import Edit, Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Edit, Finding, Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.names import SCALER
 from paralab.doctor.static.report import code, found, insert_line, line_of, replace

@@ -14,10 +14,9 @@ Reported: pytorch/pytorch#127176 huggingface/trl#4901 huggingface/accelerate#103
 
 from paralab.doctor.events import Amp, Autocast
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, dtypes, enabled
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Finding, Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import AUTOCAST, SCALER
 from paralab.doctor.static.report import found, line_of

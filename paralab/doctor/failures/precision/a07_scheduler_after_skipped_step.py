@@ -14,10 +14,9 @@ Reported: Lightning-AI/pytorch-lightning#5558 #18828 pytorch/pytorch#44511 princ
 """
 
 from paralab.doctor.events import Amp, Scheduled
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import describe, printed
+from paralab.doctor.registry import Finding, describe, printed
 
 ENTRY = describe(
     __doc__,

@@ -11,10 +11,9 @@ Fix: Find the first module that returns NaN (anomaly detection, hooks): often a 
 """
 
 from paralab.doctor.events import Amp, Backward
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import describe
+from paralab.doctor.registry import Finding, describe
 
 ENTRY = describe(__doc__)
 

@@ -11,8 +11,7 @@ Fix: Write `scaler.scale(loss).backward()`.
 """
 
 from paralab.doctor.failures.precision.scaling import calls_on_scaler, name_of, own_steps, timelines
-from paralab.doctor.finding import Edit
-from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.registry import Edit, Findings, Message, check, describe
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.report import code, found, line_of, replace
 from paralab.doctor.static.script import Script

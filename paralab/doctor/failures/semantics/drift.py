@@ -20,7 +20,6 @@ from paralab.doctor.events import (
     Step,
 )
 from paralab.doctor.failures.semantics.gradients import Apart, culprit, explain_gradients
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import (
     ddp_wraps,
@@ -30,6 +29,7 @@ from paralab.doctor.rank_checks import (
     make_finding,
     watched,
 )
+from paralab.doctor.registry import Finding
 
 ALL_WATCHED = 64  # the number of first steps in which everything is recorded
 # Collectives in which some ranks only receive.

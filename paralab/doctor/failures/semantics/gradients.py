@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from paralab.doctor.events import Backward, Collective, Forward, Moved, Step, Trainable
 from paralab.doctor.failures.semantics.s01_unused_parameters import find_unused
 from paralab.doctor.failures.semantics.s03_static_graph_changes import find_changed_graph
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
+from paralab.doctor.registry import Finding
 from paralab.doctor.windows import Window, windows
 
 

@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from paralab.doctor.events import Trainable, Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.blame import blame
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.messages import named
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, listed, make_finding
-from paralab.doctor.registry import Findings, Message, check, describe, entries
+from paralab.doctor.registry import Finding, Findings, Message, check, describe, entries
 from paralab.doctor.static.facts import If
 from paralab.doctor.static.models import wraps
 from paralab.doctor.static.project import MOST_MODULES, Definition, Scope

@@ -15,10 +15,9 @@ from functools import lru_cache
 
 from paralab.doctor.events import Backward
 from paralab.doctor.failures.semantics.s01_unused_parameters import UNFINISHED
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Message, check, describe
+from paralab.doctor.registry import Finding, Message, check, describe
 
 ENTRY = describe(
     __doc__,

@@ -10,11 +10,10 @@ Reported: ecmwf/WeatherGenerator#1280
 """
 
 from paralab.doctor.events import Backward
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, check, describe, printed
 
 ENTRY = describe(
     __doc__,
@@ -54,4 +53,4 @@ def needless_search_in_run(run: Run) -> Finding | None:
     if not run.plan.find_unused or run.recording.manifest.workload.unused:
         return None
     why = "DDP walks the graph after every forward pass, but every parameter was used."
-    return Finding("S04", "warning", why, ENTRY.fix)
+    return Finding("S04", "warning", why)

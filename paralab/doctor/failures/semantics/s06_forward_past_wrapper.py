@@ -15,8 +15,7 @@ import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.order import runs_after
-from paralab.doctor.finding import Edit
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Edit, Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad, wraps
 from paralab.doctor.static.project import Scope, position

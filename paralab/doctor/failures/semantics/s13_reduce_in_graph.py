@@ -14,10 +14,9 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.events import Backward, Collective
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
-from paralab.doctor.registry import Findings, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, check, describe, printed
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.models import is_decided, is_without_grad

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from paralab.doctor.events import Backward, Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.logs.job import Logs
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps, listed, make_finding
-from paralab.doctor.registry import Findings, check, describe, printed
+from paralab.doctor.registry import Finding, Findings, check, describe, printed
 
 ENTRY = describe(__doc__, printed(r"Grad strides do not match bucket view strides"))
 GRADIENT = re.compile(r"\bgrad\.sizes\(\) = \[([\d, ]*)\], strides\(\) = \[([\d, ]*)\]")
@@ -64,10 +63,10 @@ def layout_in_log(logs: Logs) -> Findings:
             f"{which} differs from DDP's bucket only in the strides of dimensions of size 1, which costs "
             "nothing. DDP warns only about the first gradient; `paralab doctor -- COMMAND` checks them all."
         )
-        yield Finding("S17", "suspect", why, ENTRY.fix, evidence=evidence)
+        yield Finding("S17", "suspect", why, evidence=evidence)
         return
     why = f"{which} has a different memory layout from DDP's bucket, so DDP rearranges it in every step. The result is correct."
-    yield Finding("S17", "warning", why, ENTRY.fix, evidence=evidence)
+    yield Finding("S17", "warning", why, evidence=evidence)
 
 
 def _layout(logs: Logs, pattern: re.Pattern[str]) -> tuple[list[int], list[int]] | None:

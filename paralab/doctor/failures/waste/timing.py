@@ -12,10 +12,9 @@ from itertools import pairwise
 
 from paralab.analyse.recording import WARM_UP
 from paralab.doctor.events import Event, Reduced, Wrap
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.place import Site
-from paralab.doctor.registry import Findings
+from paralab.doctor.registry import Finding, Findings
 
 FEWEST = 6  # windows after the warm-up
 TOY_SECONDS = 0.02  # a shorter step on the CPU is a toy example, where waste does not matter

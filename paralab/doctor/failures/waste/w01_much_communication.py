@@ -24,10 +24,9 @@ from paralab.doctor.failures.waste.timing import (
     report_at,
     step_seconds,
 )
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import plural, seconds, size
 
 ENTRY = describe(__doc__)
@@ -45,7 +44,7 @@ def judge_communication(
         f"{seconds(step)} (below {RULE:.0%} is normal): {how}. {seconds(exposed)} of it "
         f"({exposed / step:.0%} of the step) does not overlap with computing."
     )
-    return Finding("W01", "warning", why, ENTRY.fix, gain=exposed / step)
+    return Finding("W01", "warning", why, gain=exposed / step)
 
 
 @check_each_run("W01")

@@ -11,10 +11,9 @@ Fix: Use smaller buckets: about four of them.
 from collections.abc import Sequence
 
 from paralab.doctor.failures.waste.timing import measured, reductions, report_at, step_seconds
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import seconds, size
 
 ENTRY = describe(__doc__)

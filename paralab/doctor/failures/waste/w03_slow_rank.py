@@ -18,11 +18,10 @@ from collections import Counter
 from paralab.analyse.metrics import LATE_STEPS, RULE
 from paralab.doctor.events import Backward, Collective
 from paralab.doctor.failures.waste.timing import FEWEST, Window, measured, step_seconds
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import seconds
 
 ENTRY = describe(__doc__)

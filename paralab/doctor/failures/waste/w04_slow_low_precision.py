@@ -15,10 +15,9 @@ from dataclasses import replace
 from paralab.analyse.compare import Row
 from paralab.analyse.confidence import SpeedUp, speed_up
 from paralab.analyse.metrics import RULE
-from paralab.doctor.finding import Finding
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Recorded
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.plan.request import Request
 
 ENTRY = describe(__doc__)

@@ -11,9 +11,8 @@ Fix: Cut by time, not by the number of layers: `paralab plan` shows the time of 
 
 from collections.abc import Sequence
 
-from paralab.doctor.finding import Finding
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import describe
+from paralab.doctor.registry import Finding, describe
 from paralab.units import seconds
 
 ENTRY = describe(__doc__)
@@ -31,7 +30,7 @@ def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Findin
             f" Stage {longest} computes the longest, {seconds(busy[longest])}; the shortest takes "
             f"{seconds(min(busy))}."
         )
-    return Finding("W05", "warning", why, ENTRY.fix, gain=measured - ideal)
+    return Finding("W05", "warning", why, gain=measured - ideal)
 
 
 @check_each_run("W05")

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 from paralab.doctor.events import Amp, Backward
 from paralab.doctor.failures.waste.timing import report_at
-from paralab.doctor.finding import Finding
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Run, check_each_run
-from paralab.doctor.registry import Findings, check, describe
+from paralab.doctor.registry import Finding, Findings, check, describe
 
 ENTRY = describe(__doc__)
 FALLS = 3  # consecutive drops of the scale; with fewer, GradScaler is only searching for its scale
