@@ -189,7 +189,7 @@ def _difference(group: str, ranks: Numbered, differ: Differ) -> Iterator[Mismatc
 
 def _behind(group: str, ranks: Numbered, over: bool) -> Iterator[Mismatch]:
     """Yield the first number that one rank waits in (or, if `over`, has called) but another rank
-    never called. If there is none, yield a number that all ranks are stuck in."""
+    never called. If there is none, yield the number of a collective in which all are stuck."""
     last = {rank: max(own, default=-1) for rank, own in ranks.items()}
     lowest, highest = min(last.values()), max(last.values())
     waited_in = [

@@ -114,8 +114,8 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class VerifyResult(Record, frozen=True, kw_only=True):
-    """The result of `verify --json`. `passed` is True if every configuration that ran is equal (or
-    as simulated if it is lossy)."""
+    """The result of `verify --json`. `passed` is True if every configuration that ran is equal to
+    one device or, if it is lossy, to its simulation."""
 
     strategy: str
     workloads: list[str]

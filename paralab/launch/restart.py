@@ -24,7 +24,7 @@ class FailedAttempt:
     """How far an attempt got before it failed."""
 
     resumed_from: int  # the number of steps in the checkpoint that it started from
-    saved: int  # the number of steps in the newest good checkpoint after it failed
+    saved: int  # the number of steps in the newest good checkpoint when it failed
     last_step: int  # its last finished step, or -1 if none
 
 
