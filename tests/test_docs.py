@@ -4,7 +4,6 @@ Docs rot when code moves. `paralab faults` and a renamed test file stayed in the
 someone typed them."""
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +23,8 @@ from paralab.plan.request import Request
 from paralab.record.events import KINDS
 from paralab.record.folder import SCHEMA_VERSION
 from tests.conftest import ROOT
+from tests.page_commands import PAGES, TOP_PAGES, code, commands
 
-TOP_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*TOP_PAGES, *sorted((ROOT / "docs" / "strategies").glob("*.md"))]
 CATALOG = sorted((ROOT / "docs" / "doctor").glob("*.md"))  # generated
 FOLDERS = ("paralab", "tests", "bench", "docs", "practicals", "examples")
 FOREIGN = {  # options of torchrun, srun, tensorboard, tasks.py, and the scripts in examples/ and bench/
@@ -45,29 +43,6 @@ AVOIDED = (
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def code(text: str) -> Iterator[str]:
-    """Yield each line of a fenced block and each `code span` outside of them. From a block that
-    shows output, yield only the command."""
-    in_block = shows_output = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            in_block, shows_output = not in_block, False
-        elif in_block:
-            shows_output = shows_output or line.startswith("$ ")
-            if line.startswith("$ ") or not shows_output:
-                yield line
-        else:
-            yield from re.findall(r"`([^`]+)`", line)
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words after `paralab` in each command line, without a comment or an explanation
-    after two spaces."""
-    for line in code(text):
-        if found := re.match(r"(?:\$ )?(?:(?:torchrun|srun) .*)?\bparalab (?=[a-z…])(.*)", line):
-            yield shlex.split(re.split(r"\s{2,}|\s#", found[1])[0])
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -145,8 +120,8 @@ def complete(text: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_configurations_can_run(page: Path) -> None:
-    """The tests run the commands of the README, of the tour, and the first of each strategy's page.
-    The others must at least be configurations that paralab accepts."""
+    """tests/test_install.py runs shorter commands, and not those that need a GPU. The complete ones
+    must be configurations that paralab accepts."""
     for words in complete(page.read_text()):
         for request in requests_of(words):
             check(request)

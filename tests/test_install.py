@@ -5,7 +5,6 @@ README and docs/tour.md run. numpy was once not declared. In a plain install, ve
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,49 +14,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from paralab.launch.processes import SHARED
 from tests.conftest import ROOT
+from tests.page_commands import DRIVER, TUTORIALS, check_commands, commands_of, runnable
 
 pytestmark = pytest.mark.processes
 
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard", "starlette", "uvicorn")
-# Commands that we do not run: they take minutes, need an extra or the reader's own file, or check
-# this machine.
-SKIPPED = (
-    r"practical|tune|serve|huggingface|--stall|(run|doctor)$|--attach|job\.log|PID|FILE|FOLDER"
-)
-SHORTER = (
-    (r"--workload gpt(?![:\w])", "--workload gpt:tiny"),
-    (r"(?<=--steps )\d+", lambda found: str(min(int(found[0]), int(found[0]) // 50 + 2))),
-    (r"--checkpoint-every \d+", "--checkpoint-every 2"),
-    (r"--tensorboard \S+", ""),  # an extra
-    (r"verify all", "verify ddp --steps 2"),
-    (r"1,2,4", "1,2"),
-    (r"compare --all", "compare"),  # 35 configurations
-    (r"compare --workload", "compare single ddp --workload"),
-    (r"(compare|scale)(.*)", r"\1\2 --rounds 1 --steps 2 --no-proof"),
-)
 SECONDS = 200
-
-
-def commands(text):
-    """Return a page's commands in order, from lines of code blocks and code spans."""
-    in_block, found = False, []
-    for line in text.splitlines():
-        if line.startswith("```"):
-            in_block = not in_block
-        elif in_block and line.removeprefix("$ ").startswith("paralab "):
-            found.append(re.split(r"\s+#", line.removeprefix("$ "))[0])
-        elif not in_block:
-            found += [
-                command for command in re.findall(r"`(paralab [^`]+)`", line) if "…" not in command
-            ]
-    return list(dict.fromkeys(found))
-
-
-def shorter(command):
-    for pattern, instead in SHORTER:
-        command = re.sub(pattern, instead, command)
-    return command
 
 
 def closure(names):
@@ -131,7 +95,7 @@ def run(python, room, *command, input=None):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", SHARED)  # ranks, too, use this environment
     }
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     return subprocess.run(
@@ -152,61 +116,19 @@ def test_only_what_is_declared_is_there(plain, tmp_path):
     assert run(plain, tmp_path, str(plain), "-c", code).stdout == "[]\n"
 
 
-# Importing torch takes most of the time. So all commands run in one process, and a process that has
-# imported torch forks their ranks.
-DRIVER = """
-import contextlib, io, json, sys
-from pathlib import Path
-import paralab.api
-from paralab.cli import main as cli
-from paralab.launch.processes import import_torch_once
-
-cli.import_torch_once = paralab.api.import_torch_once = contextlib.nullcontext
-commands, snippet = json.load(sys.stdin)
-ended = []
-with import_torch_once():
-    for words in commands:
-        runs = sorted(Path("runs").glob("*"), key=lambda path: path.stat().st_mtime)
-        words = [str(runs[-1]) if word == "runs/…" else word for word in words]
-        sys.argv = ["paralab", *words]
-        said, code = io.StringIO(), 0
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            try:
-                cli.main(words, standalone_mode=False)
-            except SystemExit as end:
-                code = end.code
-        ended.append((code or 0, said.getvalue()))
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(snippet)
-json.dump(ended, sys.stdout)
-"""
-
-
 def test_the_commands_of_readme_and_tour_run_in_a_plain_install(plain, tmp_path):
-    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/tour.md")]
-    (workload,) = re.findall(r"```python\n# mine\.py\n(.*?)```", "".join(pages), re.DOTALL)
-    (tmp_path / "mine.py").write_text(workload)
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    shutil.copy(ROOT / "examples" / "train_with_ddp.py", tmp_path / "train.py")
-    shutil.copy(ROOT / "tests/doctor/corpus/H08/broken.py", tmp_path)
-
-    named = dict.fromkeys(command for page in pages for command in commands(page))
-    kept = [command for command in named if not re.search(SKIPPED, command)]
-    words = [shlex.split(shorter(command))[1:] for command in kept]
+    pages = "".join(page.read_text() for page in TUTORIALS)
+    words = runnable(pages).values()
     everyday = "list env run verify compare plan scale show checkpoint doctor"
     assert {first for first, *_ in words} >= set(everyday.split())
-    assert any("--resume" in command for command in words)
-
-    (snippet,) = re.findall(r"```python\n(import paralab\n.*?)```", "".join(pages), re.DOTALL)
+    assert any("--resume" in each for each in words)
+    (snippet,) = re.findall(r"```python\n(import paralab\n.*?)```", pages, re.DOTALL)
     snippet = re.sub(r"(paralab\.compare\(.*)\)", r"\1, rounds=1, steps=2, prove=False)", snippet)
 
-    given = json.dumps([words, snippet])
+    named, given = commands_of(TUTORIALS, tmp_path)
+    given = json.dumps([given, snippet])
     done = run(plain, tmp_path, str(plain), "-P", "-c", DRIVER, input=given)
-    assert done.returncode == 0, done.stderr
-    for command, (code, printed) in zip(kept, json.loads(done.stdout), strict=True):
-        finding = command.startswith("paralab doctor") and code == 1
-        assert code == 0 or finding, f"{command}\n{printed}"
-        assert "Traceback" not in printed, command
+    check_commands(named, done)
 
 
 def test_serve_names_the_extra_that_it_needs(plain, tmp_path):

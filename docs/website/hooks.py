@@ -6,6 +6,7 @@ notebooks, and each source file that some page links to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,6 +17,7 @@ from docs.website.api_page import api_page
 from docs.website.links import ROOT, file_of, place_of, rewrite, targets
 from docs.website.notebook_page import notebook_page
 
+PICTURE = re.compile(r'<img [^>]*src="(?!data:)([^"]+)"[^>]*>')
 SCHEMAS = "# JSON schemas\n\nThe schema of each command's `--json` output, as `docs/schemas.py` writes it.\n"
 
 
@@ -28,6 +30,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     file = file_of(page.file.src_uri)
     return rewrite(markdown, file) if (ROOT / file).is_file() else markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link each picture to its file. On a phone it scrolls, and a link has the keyboard's focus."""
+    return PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

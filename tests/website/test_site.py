@@ -104,6 +104,16 @@ def test_search_works_from_the_file_system(site: Path, browser: Any):
         page.locator('.md-search-result__link[href*="strategies/fsdp.html"]').first.wait_for()
 
 
+def test_a_picture_on_a_phone_is_large_enough_to_read(site: Path, browser: Any):
+    """Its text was 3 px high."""
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
+        page = context.new_page()
+        page.goto((site / "strategies" / "ddp.html").as_uri())
+        assert page.locator(".picture img").bounding_box()["width"] > 700
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.locator(".picture").focus()  # then the arrow keys scroll
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(site: Path, browser: Any, scheme: str):
     from axe_playwright_python.sync_playwright import Axe
