@@ -22,6 +22,8 @@ class Rows:
         self.labels, self.width, self.top = labels, width, top
         self.numbers = list(numbers)
         self.above = 20 if width == svg.NARROW else 0  # px for a label above its row
+        if self.above:
+            self.numbers = list(map(self._shorten, labels, self.numbers))
         self.height = height - 4 if self.above else height
         # Without numbers, the last tick's label still needs room.
         self.left, self.right = 6.0, width - (16.0 if self.numbers else 28.0)
@@ -30,6 +32,11 @@ class Rows:
             self.right -= max(widths, default=0)
             self.left = min(max(map(svg.width_of, labels), default=0) + 18, 0.4 * width)
             self.right = max(self.right, self.left + 120)
+
+    def _shorten(self, label: str, number: str) -> str:
+        """`0.74×, too few rounds` -> `0.74×` if the label needs the room. The table has all of it."""
+        room = self.width - svg.width_of(label) - 8
+        return number if svg.width_of(number, bold=True) <= room else number.partition(",")[0]
 
     def middle(self, number: int) -> float:
         return self.top + (self.above + self.height) * number + self.above + self.height / 2

@@ -73,6 +73,15 @@ def test_a_bar_s_text_stays_inside_the_picture_and_above_the_bar_on_a_phone():
         assert float(value.get("y") or 0) < bar["y"]
 
 
+def test_labels_that_differ_at_the_end_differ_on_a_phone():
+    """Two configurations were both `ddp ×2 · accumulat…`, because of `0.74×, too few rounds`."""
+    names = ("ddp ×2 · accumulate 4", LONG)
+    bars = (Bar(name, 0.74, text="0.74×, too few rounds") for name in names)
+    root = ElementTree.fromstring(draw_bars(Bars("Speed-up", tuple(bars), "×"), "c", NARROW))
+    assert [each.text for each in root.iter() if each.get("class") == "label"] == [*names]
+    assert [each.text for each in root.iter() if each.get("class") == "value"] == ["0.74×"] * 2
+
+
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_tick_labels_stay_inside_the_picture(width):
     """On a phone, the first label was cut: .25 instead of 1.25."""
@@ -172,7 +181,7 @@ def test_answers_are_neutral():
 
 
 def test_a_schedule_says_which_step_it_shows_and_that_step_is_typical():
-    """The chart showed the last step's bubble, the table the median: 37.5 % and 34 %."""
+    """The chart showed the last step's bubble, the table the median: 37.5% and 34%."""
     recording = Recording.read(RUNS / "pipeline")
     document = document_of(RUNS / "pipeline")
     section = next(each for each in document.sections if each.title == "Pipeline schedules")
