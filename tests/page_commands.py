@@ -29,6 +29,9 @@ SKIPPED = {
     r"huggingface": "needs an extra: tests/workload",
     r"--launcher torchrun": "starts torchrun: tests/launch",
     r"^practical \w+( --variant \w+)?$|^practical check": "needs a whole practical: tests/course",
+    # Each of these trains dozens of times.
+    r"^verify (tp|cp|ep|hybrid|pipeline)": "verifies many configurations: tests/parity",
+    r"^tune (hybrid|fsdp|single)|^tune .* 80GB": "searches with other options: tests/experiment",
     r"^doctor .*(-- torchrun|--attach)": "starts torchrun or needs a hung job: tests/doctor",
 }
 SHORTER = (
@@ -56,8 +59,6 @@ SHORTER = (
     (r"^((?:compare|scale)(?!.*--no-proof).*)", r"\1 --no-proof"),
     (r"^tune(.*)", r"tune\1 --trials 4 --seconds 1 --steps 2"),
     (r"^(tune --devices) \d+", r"\1 2"),
-    (r"^(tune hybrid --devices) \d+", r"\1 4"),
-    (r"^(tune.*--replicas) \d+", r"\1 2"),
     # A part's sheet. tests/course trains all parts of each practical.
     (r"^(practical \w+ --part \d+)$", r"\1 --blank -"),
 )

@@ -38,7 +38,7 @@ def two_buckets(rank):
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RUNS.glob("*/events")))
 def test_the_shares_of_a_step_add_up_to_one(name):
-    """The shares once added up to 77 %, because a rank that starts late or ends early is in no
+    """The shares once added up to 77%, because a rank that starts late or ends early is in no
     other part."""
     recording = Recording.read(RUNS / name)
     shares = metrics_of(recording).shares
@@ -87,7 +87,7 @@ def test_communication_is_hidden_while_the_device_computes(tmp_path):
     assert found["data_wait_seconds"] == pytest.approx(1)
     buckets = [(b["bucket"], b["bytes"], b["ready_seconds"]) for b in found["buckets"]]
     assert buckets == [(0, 100, 3), (1, 50, 5)]
-    # A share of its own step: a bucket was ready at 106 % of the median step.
+    # A share of its own step: a bucket was ready at 106% of the median step.
     assert [b["ready_share"] for b in found["buckets"]] == [3 / STEP, 5 / STEP]
     parts = ("compute", "optimizer", "exposed_communication", "exposed_waiting", "other")
     assert sum(found[f"{part}_seconds"] for part in parts) == pytest.approx(STEP)

@@ -338,7 +338,7 @@ FINDINGS = (
     ),
     Finding(
         "limit",
-        "Rank 1 is 12 % slower than rank 0: they share cores with other work.",
+        "Rank 1 is 12% slower than rank 0: they share cores with other work.",
         {"slower_share": 0.12},
     ),
     Finding(

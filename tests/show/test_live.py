@@ -147,7 +147,7 @@ def test_the_rate_counts_the_samples_of_a_smaller_batch(follow):
 
 @pytest.mark.parametrize("name", ["straggler", "ddp", "dp"])
 def test_communication_is_the_same_as_in_the_summary(name):
-    """The live view showed 51 % where the summary says 6 %: it counted waiting for a slower rank."""
+    """The live view showed 51% where the summary says 6%: it counted waiting for a slower rank."""
     folder = RECORDED.parent / name
     recording = Recording.read(folder)
     follower = Follower(recording.plan, RunFolder(folder))

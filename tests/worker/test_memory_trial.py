@@ -262,7 +262,7 @@ def test_a_stage_that_is_called_twice_has_no_estimate():
 
 
 def test_a_recurrent_layer_has_no_estimate():
-    """The estimate for an LSTM was 76 % too small, and said nothing: oneDNN saves a workspace that
+    """The estimate for an LSTM was 76% too small, and said nothing: oneDNN saves a workspace that
     is four times as large as everything else, and which is empty with fake tensors. oneDNN runs no
     GRU, so that has an estimate on the CPU."""
 
