@@ -8,7 +8,8 @@ they are summed over all replicas of the stage, in buckets.
 
 With --shards, each stage has a process per shard, and the stage's layers are split over these
 processes. Each shard has its own pipeline, because all shards have the same activations between
-stages.
+stages. With --zero 2 and --zero 3, FSDP shards each part of the model over the replicas
+(`ShardedStage`).
 """
 
 from __future__ import annotations
@@ -162,8 +163,7 @@ class PipelineProcesses(Strategy):
             schedule, stages = self._schedule_for(inputs[0])
             for module, stage in zip(self.modules, stages, strict=True):
                 module.inputs, stage.accumulation = inputs, number
-            around = _explain_checkpointing(), explain_dtypes(plan), running_shards(self.context)
-            with around[0], around[1], around[2]:
+            with _explain_checkpointing(), explain_dtypes(plan), running_shards(self.context):
                 schedule.step(target=torch.arange(num_micros), return_outputs=False)
             self.context.meter.backward_done()
 
