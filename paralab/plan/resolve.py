@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
-from paralab.plan.axes import describe_axes
+from paralab.plan.axes import Axis, describe_axes
 from paralab.plan.backend import (
     choose_backend,
     choose_bucket,
@@ -23,14 +23,15 @@ from paralab.plan.compile import choose_compiled
 from paralab.plan.expert_plan import remark_on_experts, require_experts
 from paralab.plan.grid import Place
 from paralab.plan.layout import (
+    Layout,
     choose_device,
     count_launched,
     count_threads,
     lay_out,
     plan_ranks,
 )
-from paralab.plan.lossy import choose_lossy, describe_loss
-from paralab.plan.plan import Plan, Reasons
+from paralab.plan.lossy import Lossy, choose_lossy, describe_loss
+from paralab.plan.plan import Plan, RankPlan, Reasons, Stage
 from paralab.plan.precision import choose_precision
 from paralab.plan.recompute import choose_recomputed
 from paralab.plan.remarks import differences_of, remarks_on
@@ -49,9 +50,35 @@ from paralab.plan.stage_groups import keep_together
 from paralab.plan.stages import cut_into_stages
 from paralab.plan.tensor_plan import remark_on, require_groups
 from paralab.units import plural
+from paralab.workload.expert_plan import ExpertPlan
+from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.summary import Summary
+from paralab.workload.tensor_group import TensorPlan
 
 DEFAULT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Fields of a plan: how the ranks exchange tensors."""
+
+    backend: str | None
+    mps: bool
+    bucket_mb: float | None
+    staging_bytes: int
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Fields of a plan: how the model is divided among the ranks."""
+
+    chunks: int
+    zero: int | None
+    stage_parts: tuple[Stage, ...]
+    tensor_plan: TensorPlan | None
+    sequence_plan: SequencePlan | None
+    expert_plan: ExpertPlan | None
 
 
 def resolve(
@@ -80,31 +107,21 @@ def resolve(
     ranks = plan_ranks(request, batch, layout)
     threads = count_threads(request, machine, layout, threads_asked, reasons)
     samples, steps = _choose_length(request, summary, reasons)
-    backend = choose_backend(request, machine, layout, probe, reasons)
-    mps = choose_mps(request, layout, probe, reasons)
-    bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
-    staging = choose_staging(machine, layout, summary, backend, bucket_mb, reasons)
+    links = _link(request, machine, layout, summary, probe, reasons)
     find_unused = _choose_find_unused(request, summary, reasons)
-    chunks = _count_chunks(request, batch, given_schedule, reasons)
-    zero = choose_zero(request, reasons)
-    layers = keep_together(summary.layers, summary.tensor_plan, batch.stages * chunks)
-    summary = replace(summary, layers=layers) if splits_layers(request) else summary
-    stage_parts = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
+    parts = _divide(request, batch, summary, given_schedule, cuts, reasons)
     lossy = choose_lossy(request, reasons)
-    split = require_groups(request, batch.shards, stage_parts, summary, reasons)
-    sequence = require_blocks(request, batch.shards, summary, reasons)
-    experts = require_experts(request, batch.shards, summary, reasons)
+    shard_groups = count_shard_groups(request, batch.replicas, reasons)
 
     return Plan(
         strategy=request.strategy,
         workload=request.workload,
-        **asdict(batch),
-        **asdict(lossy),
-        **asdict(precision)
-        | {"environment": precision.environment | nccl_environment(layout, backend)},
-        bucket_mb=bucket_mb,
-        staging_bytes=staging,
-        mps=mps,
+        **vars(batch),
+        **vars(lossy),
+        **vars(parts),
+        **vars(precision)
+        | vars(links)
+        | {"environment": precision.environment | links.environment},
         bucket_view=bool(request.bucket_view),
         static_graph=bool(request.static_graph),
         sync_every_pass=bool(request.sync_every_pass),
@@ -117,39 +134,25 @@ def resolve(
         device=device,
         placement=request.placement or "spread",
         threads_per_device=threads,
-        backend=backend,
         prefix=request.prefix,
         schedule=request.schedule,
-        chunks=chunks,
         optimizer_bytes_per_byte=summary.optimizer_bytes_per_byte,
         draws=summary.dropout or summary.random,
         ranks=ranks,
-        zero=zero,
-        shard_groups=count_shard_groups(request, batch.replicas, reasons),
-        tensor_plan=split,
-        sequence_plan=sequence,
-        expert_plan=experts,
-        axes=describe_axes(
-            [rank.cell for rank in ranks],
-            zero,
-            stages=shards_stages(request),
-            averages=bool(lossy.sync_every),
-            sequences=sequence is not None,
-            experts=experts is not None,
-        ),
-        shard_units=shard_units(zero, summary, stage_parts, reasons),
-        stage_parts=stage_parts,
+        shard_groups=shard_groups,
+        axes=_describe_axes(request, ranks, parts, lossy),
+        shard_units=shard_units(parts.zero, summary, parts.stage_parts, reasons),
         compile=bool(request.compile),
         compiled=choose_compiled(request, summary, device, reasons),
         recompute=request.recompute,
-        recomputed=choose_recomputed(request, summary, stage_parts, reasons),
+        recomputed=choose_recomputed(request, summary, parts.stage_parts, reasons),
         arithmetic=arithmetic(batch, ranks),
         reasons=tuple(reasons),
         remarks=(
             *remarks_on(request, machine, layout, threads),
-            *remark_on(split),
-            *remark_on_sequence(sequence),
-            *remark_on_experts(experts),
+            *remark_on(parts.tensor_plan),
+            *remark_on_sequence(parts.sequence_plan),
+            *remark_on_experts(parts.expert_plan),
         ),
         differences=(
             *describe_loss(lossy),
@@ -157,6 +160,53 @@ def resolve(
                 summary, precision.precision, batch, ranks, layout, bool(request.compile)
             ),
         ),
+    )
+
+
+def _link(
+    request: Request,
+    machine: Machine,
+    layout: Layout,
+    summary: Summary,
+    probe: Callable[[str], Probe],
+    reasons: Reasons,
+) -> _Links:
+    backend = choose_backend(request, machine, layout, probe, reasons)
+    mps = choose_mps(request, layout, probe, reasons)
+    bucket_mb = choose_bucket(request, machine, layout, summary, backend, mps, reasons)
+    staging = choose_staging(machine, layout, summary, backend, bucket_mb, reasons)
+    return _Links(backend, mps, bucket_mb, staging, nccl_environment(layout, backend))
+
+
+def _divide(
+    request: Request,
+    batch: BatchPlan,
+    summary: Summary,
+    given_schedule: str | None,
+    cuts: Sequence[str],
+    reasons: Reasons,
+) -> _Parts:
+    chunks = _count_chunks(request, batch, given_schedule, reasons)
+    zero = choose_zero(request, reasons)
+    layers = keep_together(summary.layers, summary.tensor_plan, batch.stages * chunks)
+    summary = replace(summary, layers=layers) if splits_layers(request) else summary
+    stages = cut_into_stages(request, batch.stages, chunks, summary, cuts, reasons)
+    split = require_groups(request, batch.shards, stages, summary, reasons)
+    sequence = require_blocks(request, batch.shards, summary, reasons)
+    experts = require_experts(request, batch.shards, summary, reasons)
+    return _Parts(chunks, zero, stages, split, sequence, experts)
+
+
+def _describe_axes(
+    request: Request, ranks: Sequence[RankPlan], parts: _Parts, lossy: Lossy
+) -> tuple[Axis, ...]:
+    return describe_axes(
+        [rank.cell for rank in ranks],
+        parts.zero,
+        stages=shards_stages(request),
+        averages=bool(lossy.sync_every),
+        sequences=parts.sequence_plan is not None,
+        experts=parts.expert_plan is not None,
     )
 
 
