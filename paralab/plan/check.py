@@ -1,14 +1,12 @@
-"""Reject configurations that can never run, or that cannot run with this model."""
+"""Reject configurations that can never run, whatever the model."""
 
 from __future__ import annotations
 
 import math
-import re
 import shutil
 
 from paralab.errors import UsageError, unknown
-from paralab.machine.host import Machine
-from paralab.plan.lossy import check_lossy, check_parameters
+from paralab.plan.lossy import check_lossy
 from paralab.plan.option import options_of
 from paralab.plan.request import (
     STRATEGIES,
@@ -18,15 +16,8 @@ from paralab.plan.request import (
     has_process_per_cell,
     has_shards,
     prefix_words,
-    shards_stages,
-    splits_experts,
     splits_layers,
-    splits_sequences,
-    with_schedule,
 )
-from paralab.workload.summary import Summary
-
-FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
 
 
 def check(request: Request) -> None:
@@ -158,118 +149,3 @@ def _check_prefix(prefix: str) -> None:
     if not shutil.which(command):
         problem = f"--prefix {prefix!r}: there is no command {command!r} on this machine."
         raise UsageError(problem, fix="a command that is on your PATH")
-
-
-def check_model(request: Request, machine: Machine, summary: Summary) -> None:
-    """Reject a model or an optimizer that the strategy would train incorrectly or not at all."""
-    strategy, request = request.strategy, with_schedule(request)
-    check_parameters(request, summary)
-    if summary.sparse and (strategy not in ("single", "ddp") or request.compress):
-        compress = f" --compress {request.compress}" if request.compress else ""
-        raise UsageError(
-            f"{strategy}{compress} cannot train with sparse gradients, "
-            f"but {summary.sparse[0]!r} in {summary.name} has a sparse gradient.",
-            fix="nn.Embedding(…, sparse=False), or use single or ddp",
-        )
-    if summary.scalar_output and strategy == "dp":
-        raise UsageError(
-            f"dp cannot train {summary.name}: its model returns a scalar (such as a loss), and "
-            "DataParallel would return one scalar per replica.",
-            fix="return one value per sample and compute the loss in `loss`, or use ddp",
-        )
-    zero = request.zero or (3 if strategy == "fsdp" else None)
-    if summary.whole_tensors and zero in (2, 3):
-        raise UsageError(
-            f"{strategy} gives each rank a shard of every parameter, but {summary.optimizer} needs "
-            "full parameters.",
-            fix="--zero 1 with fsdp, an elementwise optimizer such as AdamW or SGD, or use ddp",
-        )
-    if summary.whole_model and zero == 1:
-        raise UsageError(
-            f"--zero 1 gives each rank an optimizer for some of the parameters, but "
-            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
-            fix="ddp, or an optimizer that updates each parameter on its own",
-        )
-    if len(dtypes := _dtypes(request, summary)) > 1 and zero == 1:
-        raise UsageError(
-            f"--zero 1 needs parameters of one dtype, but those of {summary.name} have "
-            f"{' and '.join(dtypes)}.",
-            fix="--zero 2, or ddp",
-        )
-    if summary.whole_model and zero in (2, 3) and splits_layers(request):
-        raise UsageError(
-            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm, "
-            f"but with --zero {zero} and --shards, torch cannot combine the parameters of both kinds.",
-            fix="leave out --zero or --shards",
-        )
-    without_schedule = "--stages 1" if splits_layers(request) else "leave out --schedule"
-    without_schedule += " and --zero" if shards_stages(request) else ""
-    if summary.whole_model and request.schedule:
-        raise UsageError(
-            f"--schedule {request.schedule} gives each stage its own optimizer, but "
-            f"{summary.optimizer} needs all parameters at once, for example to clip a global norm.",
-            fix=f"{without_schedule}, so that one optimizer has all parameters",
-        )
-    divides = zero in (2, 3) or splits_layers(request) or splits_experts(request)
-    if summary.read_by_loss and (divides or request.schedule):
-        raise UsageError(
-            f"The loss of {summary.name} reads the parameter {summary.read_by_loss[0]!r} itself, but "
-            f"with {strategy} no rank has all parameters.",
-            fix="return what the loss needs from the model's forward, use weight decay, or use ddp",
-        )
-    if summary.inner_backward and zero in (2, 3):
-        raise UsageError(
-            f"{strategy} frees the parameters of each unit after a backward pass, but {summary.name} "
-            "runs one (torch.autograd.grad) before its loss is known.",
-            fix="--zero 1 with fsdp, or ddp",
-        )
-    copies = strategy == "dp" and not machine.gpus
-    if summary.hooked and (divides or copies):
-        raise UsageError(
-            f"{strategy} replaces parameters with {'copies' if copies else 'shards'}, which do not "
-            f"have the gradient hook of {summary.hooked[0]!r} in {summary.name}.",
-            fix="change gradients in the optimizer's step, or use ddp",
-        )
-    if summary.hooked and splits_sequences(request):
-        raise UsageError(
-            f"cp computes a part of each gradient on each rank, so the gradient hook of "
-            f"{summary.hooked[0]!r} in {summary.name} would see only that part.",
-            fix="change gradients in the optimizer's step, or use ddp",
-        )
-    if summary.by_position and request.schedule:
-        raise UsageError(
-            f"--schedule {request.schedule} gives each stage its own optimizer, but the optimizer of "
-            f"{summary.name} chooses parameters by their position in the whole model.",
-            fix=f"choose them by their shape or their id, or {without_schedule}",
-        )
-    if divides or has_shards(request):
-        _require_torch(strategy, machine)
-    if zero in (2, 3):
-        _check_sharding(summary)
-
-
-def _dtypes(request: Request, summary: Summary) -> list[str]:
-    """Return the parameters' dtypes in training. In fp64, there is at most one real and one complex
-    dtype."""
-    if request.precision == "fp64":
-        return sorted({"complex128" if "complex" in each else "float64" for each in summary.dtypes})
-    return list(summary.dtypes)
-
-
-def _require_torch(strategy: str, machine: Machine) -> None:
-    version = tuple(int(number) for number in re.findall(r"\d+", machine.torch)[:2])
-    if version < FSDP_TORCH:
-        needed = ".".join(map(str, FSDP_TORCH))
-        raise UsageError(
-            f"{strategy} needs PyTorch {needed} or newer, but this is {machine.torch}.",
-            fix=f"pip install 'torch>={needed}', or use ddp",
-        )
-
-
-def _check_sharding(summary: Summary) -> None:
-    if summary.scalars:
-        name = summary.scalars[0]
-        raise UsageError(
-            f"fsdp cannot shard the parameter {name!r} of {summary.name}: it is a scalar.",
-            fix=f"give {name!r} the shape (1,), or use ddp",
-        )

@@ -18,7 +18,8 @@ from paralab.plan.backend import (
 )
 from paralab.plan.batch_plan import BatchPlan, arithmetic, plan_batch
 from paralab.plan.batches import num_steps
-from paralab.plan.check import check, check_model
+from paralab.plan.check import check
+from paralab.plan.check_model import check_model
 from paralab.plan.compile import choose_compiled
 from paralab.plan.expert_plan import remark_on_experts, require_experts
 from paralab.plan.grid import Place
