@@ -8,6 +8,7 @@ CHECKOUTS holds the Python files of the repositories in healthy.csv and bugs.csv
     CHECKOUTS/bugs/CASE/before/…, after/…     the repository at `parent_commit` and `fix_commit`
 
 The path `.` is the whole repository. The doctor chooses the files, as in `paralab doctor .`.
+Each checkout needs a `.git` folder, which may be empty: it marks the root for imports.
 To search for bugs, the script selects every id, including H17, which is off by default.
 
 A person has read each file with an error or a warning and written a verdict into verdicts.csv. A
@@ -50,6 +51,8 @@ HALVES = (
     "clean5",
     "tune6",
     "clean6",
+    "tune7",
+    "clean7",
 )
 ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 

@@ -662,6 +662,51 @@ PAIRS = {
         "print",
         "torch.hub.download_url_to_file",
     ),
+    "the world has several machines": (
+        "H18",
+        "error",
+        """
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+        from options import args
+
+        def launch(work, processes, machines):
+            world_size = {}
+            mp.spawn(follow, nprocs=processes, args=(work, world_size))
+
+        def follow(local_rank, work, world_size):
+            global_rank = local_rank
+            dist.init_process_group("gloo", world_size=world_size, rank=global_rank)
+            work()
+
+        launch(print, 1, args.machines)
+        """,
+        "2",
+        "processes * machines",
+    ),
+    "a job that counts steps": (
+        "T01",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, Dataset
+
+        class Photos(Dataset):
+            pass
+
+        dist.init_process_group("gloo")
+        model = DDP(nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train_loader = DataLoader(Photos(), shuffle=True)
+        {}
+            model(x).mean().backward()
+            optimizer.step()
+        """,
+        "for x in train_loader:",
+        "for _, x in zip(range(100), iter(train_loader)):",
+    ),
     "one rank wraps the model again": (
         "H03",
         "suspect",

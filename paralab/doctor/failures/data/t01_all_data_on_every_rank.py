@@ -65,6 +65,9 @@ def no_sampler(script: Script) -> Findings:
             why += " in its own random order. One epoch is one pass per rank."
         known = loader in linked and script.kinds(data, scope) == {"dataset"}
         doubt, also = "" if known else IF_UNDIVIDED, tuple(linked.get(loader, [])[:1])
+        iterators = script.calls_of("builtins.iter")
+        if any(loader in script.makers(one.argument(0, ""), one.scope) for one in iterators):
+            doubt = doubt or "if the job counts epochs, not steps"  # `next(batches)` in each step
         reported = True
         yield found(script, "T01", severity, loader, why, doubt=doubt, also=also)
     if not reported and "DistributedSampler" not in words_of_project(script):

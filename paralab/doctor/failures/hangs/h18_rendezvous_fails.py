@@ -172,24 +172,26 @@ def _is_spawn_index(script: Script, rank: ast.expr, init: Call) -> bool:
 
 
 def _spawned_value(script: Script, spawn: Call, node: ast.expr, scope: Scope) -> object:
-    """Evaluate an expression in a spawned function, given `spawn(function, args=(…))`."""
-    for _ in range(4):
+    """Evaluate an expression in a spawned function, given `spawn(function, args=(…))`. The usual
+    meaning of a name such as `world_size` is no evidence."""
+    for _ in range(6):
         found_here = script.reaching(node, scope)
-        if len(found_here) != 1 or found_here[0].how != "parameter":
+        if len(found_here) != 1 or found_here[0].how not in ("parameter", "assign"):
             break
-        names = [one.arg for one in found_here[0].scope.parameters]
-        place, given = names.index(found_here[0].name), spawn.argument(1, "args")
+        definition = found_here[0]
         target = script.resolve(spawn.node.args[0], spawn.scope) if spawn.node.args else None
-        if target is found_here[0].scope and isinstance(given, ast.Tuple):
-            if not 0 < place <= len(given.elts):
-                break
-            node, scope = given.elts[place - 1], spawn.scope  # the first parameter is the rank
-        else:
-            values = list(script.arguments_for(found_here[0]))
-            if len(values) != 1:
-                break
-            node, scope = values[0]
-    return script.evaluate(node, scope, 0)
+        values = list(script.sources(definition))
+        if definition.how == "parameter" and target is definition.scope:
+            names = [one.arg for one in definition.scope.parameters]
+            place, given = names.index(definition.name), spawn.argument(1, "args")
+            if not isinstance(given, ast.Tuple) or not 0 < place <= len(given.elts):
+                return None
+            values = [(given.elts[place - 1], spawn.scope)]  # the first parameter is the rank
+        if len(values) != 1:
+            return None
+        node, scope = values[0]
+    by_name = isinstance(node, (ast.Name, ast.Attribute))
+    return None if by_name else script.evaluate(node, scope, 0)
 
 
 @check("H18", source="machine")
