@@ -201,18 +201,26 @@ def _read_ends(
     folder: Path, world_size: int
 ) -> tuple[list[Start], list[End], list[dict[int, Step]]]:
     """Read the first and the last lines of each rank's newest event file."""
+    files = _event_files(folder)
     starts: list[Start] = []
     ends: list[End] = []
     steps: list[dict[int, Step]] = []
     for rank in range(world_size):
         # rank0.jsonl is the first attempt, and rank0.10.jsonl is longer than rank0.2.jsonl.
-        files = (folder / "events").glob(f"rank{rank}.*jsonl")
-        newest = max(files, key=lambda path: (len(path.name), path.name), default=None)
+        own = [path for path in files if path.name.startswith(f"rank{rank}.")]
+        newest = max(own, key=lambda path: (len(path.name), path.name), default=None)
         events = [event for line in _lines(newest) if (event := parse(line))] if newest else []
         starts += [event for event in events if isinstance(event, Start)]
         ends += [event for event in events if isinstance(event, End)]
         steps.append({event.step: event for event in events if isinstance(event, Step)})
     return starts, ends, steps
+
+
+def _event_files(folder: Path) -> list[Path]:
+    """Do not use glob, which treats a folder without read permission as empty."""
+    events = folder / "events"
+    files = events.iterdir() if events.is_dir() else ()
+    return [path for path in files if path.name.startswith("rank") and path.suffix == ".jsonl"]
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -253,7 +261,7 @@ def _other(folder: Path, manifest: JsonObject, row: Row) -> Row:
     runs = [path.parent for path in folder.glob("**/manifest.json") if path.parent != folder]
     newest = max(runs, key=last_written, default=folder)
     silent = max(0.0, time.time() - last_written(newest))
-    ranks = {path.name.split(".")[0] for path in (newest / "events").glob("rank*.jsonl")}
+    ranks = {path.name.split(".")[0] for path in _event_files(newest)}
     starts = [] if newest == folder else _read_ends(newest, len(ranks))[0]
     running = [is_running(start) for start in starts]
     status = status_of(running, [], len(starts) + 1, silent, has_result=False)

@@ -1,5 +1,6 @@
 """The list of runs: numbers from result.json or the last events, and a reason for a bad folder."""
 
+import errno
 import json
 import os
 import shutil
@@ -189,6 +190,18 @@ def test_a_name_that_is_not_utf_8_is_a_row_with_the_reason(served):
     assert rows_of(served)["\\xff"].status == "damaged"
     assert "UTF-8" in rows_of(served)["\\xff"].reason
     assert "\\xff" in dict(pages.list_parts(Listing(served).read())["rows"])
+
+
+def test_events_that_cannot_be_read_are_not_missing(served, monkeypatch):
+    """A run whose events belong to another user was `starting`. Root may read any folder."""
+
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(runs.Path, "iterdir", refuse)
+    row = rows_of(served)["ddp"]
+    assert row.status == "damaged"
+    assert "Permission denied" in row.reason
 
 
 def test_links_and_hidden_folders_are_not_listed(served, tmp_path):
