@@ -31,7 +31,7 @@ SKIPPED = {
     r"^practical \w+( --variant \w+)?$|^practical check": "needs a whole practical: tests/course",
     # Each of these trains dozens of times.
     r"^verify (tp|cp|ep|hybrid|pipeline)": "verifies many configurations: tests/parity",
-    r"^tune (hybrid|fsdp|single)|^tune .* 80GB": "searches with other options: tests/experiment",
+    r"^tune (hybrid|fsdp|single)|^tune .*(80GB|4MiB)": "searches with other options: tests/experiment",
     r"^doctor .*(-- torchrun|--attach)": "starts torchrun or needs a hung job: tests/doctor",
 }
 SHORTER = (

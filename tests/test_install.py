@@ -21,7 +21,7 @@ from tests.page_commands import DRIVER, TUTORIALS, check_commands, commands_of, 
 pytestmark = pytest.mark.processes
 
 UNDECLARED = ("pytest", "transformers", "cloudpickle", "tensorboard", "starlette", "uvicorn")
-SECONDS = 200
+SECONDS = 500  # only ends a test that would wait forever
 
 
 def closure(names):
