@@ -140,6 +140,7 @@ import torch.distributed as dist
 from torch import nn
 from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
+from paralab.worker.sharded_units import TimedCollective
 from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
 from paralab.worker.strategies.local_sgd import LocalSgd
@@ -201,7 +202,7 @@ def one_mistake_in_every_strategy():
         original(self, output_tensor, input_tensor, group, **op)
         if self.kind == "reduce_scatter":
             output_tensor /= group.size()
-    patch(fsdp.TimedCollective, "__call__", average, mine, ["fsdp"])
+    patch(TimedCollective, "__call__", average, mine, ["fsdp", "hybrid"])
 
     def drop(original, self, steps):
         return original(self, [micros[:-1] for micros in steps])
@@ -246,11 +247,11 @@ def another_mistake():
     return net()
 
 def groups_on_their_own():
-    grid = fsdp._mesh
+    grid = fsdp.replica_mesh
     def only_parts(plan, rank):
         mine = plan.workload.endswith("groups_on_their_own")
         return grid(plan, rank)["parts"] if mine else grid(plan, rank)
-    fsdp._mesh = only_parts
+    fsdp.replica_mesh = only_parts
     return net()
 """
 
@@ -265,7 +266,7 @@ def broken(tmp_path_factory):
     return verify(folder, names, **options)
 
 
-OPTIONS = ("schedule", "zero", "compress")
+OPTIONS = ("zero", "schedule", "compress")
 ONE, OTHER = "one_mistake_in_every_strategy", "another_mistake"
 
 
@@ -320,6 +321,15 @@ def test_shard_groups_that_do_not_reduce_are_caught(tmp_path):
     assert right["equal"]
     assert not wrong["equal"]
     assert "synchronization" in wrong["cause"]
+
+
+def test_sharded_stages_that_average_are_caught(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    grid = {"replicas": 2, "stages": 2, "zero": 3, "micro_batches": 2, "compile": None}
+    options = {"accumulate": 1, "samples": 30, **grid}
+    [wrong] = verify(tmp_path, [f"broken.py:{ONE}"], "hybrid", **options)["configurations"]
+    assert not wrong["equal"]
+    assert "0.5 ×" in wrong["cause"]
 
 
 def test_the_command_fails_if_a_strategy_is_wrong(tmp_path):
