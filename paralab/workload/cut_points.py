@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,7 @@ from torch import nn
 from paralab.errors import UsageError
 from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
 from paralab.workload.flops import FlopCounter
-from paralab.workload.hooks import watched
+from paralab.workload.hooks import Intercepting, watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import put_back, state_of
 from paralab.workload.summary import Layer
@@ -62,6 +63,7 @@ class _Trace:
     loss: Any = None
     times: list[float] = field(default_factory=list)  # times of the start, each cut, and the end
     returned: dict[int, float] = field(default_factory=dict)  # call number -> time in backward
+    last_use: dict[int, int] = field(default_factory=dict)  # storage -> the call of its last use
 
     def now(self) -> float:
         if self.device.type == "cuda":
@@ -100,10 +102,9 @@ def find_layers(
     crossed = {name: "some forward passes do not call it" for name in sometimes} | crossed
     cuts = [cut for cut in cuts if trace.names[cut] not in crossed]
     cuts, reason = _choose_cuts(model, trace, cuts, crossed, list(split_points))
-    owners, problem = _assign_modules(model, trace, cuts)
+    cuts, owners, divided = _assign_modules(model, trace, cuts)
+    reason = divided or reason
     reset()
-    if problem:
-        return (), problem
 
     def run(at_cut: Callable[[], None] = lambda: None) -> _Trace:
         model.zero_grad(set_to_none=True)
@@ -131,6 +132,12 @@ def find_layers(
         for n, cut in enumerate([-1, *cuts])
     ]
     return tuple(layers), reason
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Identify a tensor's storage, which its views share."""
+    strided = tensor.layout is torch.strided
+    return tensor.untyped_storage()._cdata if strided else id(tensor)
 
 
 def _choose_cuts(
@@ -186,7 +193,11 @@ def _run(
     def leave(name: str, output: Any) -> None:
         stack.pop()
 
-    with watched(model, enter, leave):
+    def note(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        trace.last_use |= {_storage(t): len(trace.names) - 1 for t in tensors((args, kwargs))}
+        return func(*args, **kwargs)
+
+    with watched(model, enter, leave), Intercepting(note) if only is None else nullcontext():
         trace.times.append(trace.now())
         trace.output = call_model(model, inputs)
         trace.times.append(trace.now())
@@ -251,37 +262,40 @@ def _remove_duplicates(trace: _Trace, cuts: list[int]) -> list[int]:
 
 def _assign_modules(
     model: nn.Module, trace: _Trace, cuts: list[int]
-) -> tuple[list[list[str]], str | None]:
-    """Return the names of the modules in each part, or the reason why there is no valid assignment.
-    List only modules that have their own parameters or buffers."""
-    last_inside = list(range(len(trace.names)))  # the last call inside each call
-    for call in reversed(range(len(trace.names))):
-        if (caller := trace.callers[call]) >= 0:
-            last_inside[caller] = max(last_inside[caller], last_inside[call])
+) -> tuple[list[int], list[list[str]], str | None]:
+    """Return the cuts that divide no module's own tensors, the names of the modules in each part,
+    and why there are no more cuts. List only modules that have their own parameters or buffers.
 
-    parts: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
-    part_of: dict[nn.Parameter, int] = {}
-    used = set(reachable(trace.output))
+    A clean cut has all uses of a parameter on one side, as far as the graph shows them. It does not
+    show the uses of buffers and frozen parameters, so the trace lists those."""
+    called: dict[str, int] = {}
+    call_of: dict[nn.Parameter, int] = {}
+    reason, in_graph = None, set(reachable(trace.output))
     for name, module in model.named_modules():
         parameters = list(module.parameters(recurse=False))
         buffers = list(module.buffers(recurse=False))
         if not parameters and not buffers:
             continue
-        if name not in trace.names and not buffers and not used & set(map(id, parameters)):
-            parts[0].append(name)  # unused modules can be in any part
+        hidden = [*buffers, *(p for p in parameters if id(p) not in in_graph)]
+        if name not in trace.names and not buffers and len(hidden) == len(parameters):
+            called[name] = -1  # unused modules can be in any part
             continue
 
-        call = trace.first_call(name)
-        end = last_inside[call] if call >= 0 else len(trace.names)
-        part, end_part = (sum(cut <= number for cut in cuts) for number in (call, end))
-        if part != end_part:
-            what = f"module {name!r}" if name else "the model itself"
-            return [], f"{what} has parameters or buffers, and its forward is in multiple parts"
+        called[name] = call = trace.first_call(name)
+        what = f"module {name!r}" if name else "the model itself"
+        what += " has buffers or frozen parameters that are used in multiple parts"
+        together = [(call, trace.last_use.get(_storage(tensor), call), what) for tensor in hidden]
         for parameter in parameters:
-            if (other := part_of.setdefault(parameter, part)) != part:
-                return [], f"a parameter of {name!r} is tied: parts {other} and {part} both use it"
-        parts[part].append(name)
-    return parts, None
+            first, last = sorted((call, call_of.setdefault(parameter, call)))
+            together.append((first, last, f"a parameter of {name!r} is tied: two parts use it"))
+        for first, last, why in together:
+            if any(first < cut <= last for cut in cuts):
+                cuts, reason = [c for c in cuts if not first < c <= last], reason or why
+
+    parts: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
+    for name, call in called.items():
+        parts[sum(cut <= call for cut in cuts)].append(name)
+    return cuts, parts, reason
 
 
 def _count(

@@ -56,13 +56,14 @@ class Tied(nn.Module):
 
 
 class OwnParameter(nn.Module):
-    def __init__(self):
+    def __init__(self, late=False):
         super().__init__()
-        self.shift = nn.Parameter(torch.zeros(4))
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.shift, self.late = nn.Parameter(torch.zeros(4)), late
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x):
-        return self.second(self.first(x + self.shift))
+        x = self.third(self.second(self.first(x + self.shift)))
+        return x + self.shift if self.late else x
 
 
 def test_a_sequential_is_cut_at_every_layer():
@@ -102,11 +103,53 @@ def test_the_reason_names_what_crosses_a_cut():
     assert "'encoder'" in reason
 
 
-def test_tied_weights_and_parameters_of_the_whole_model_are_refused_with_the_reason():
+def test_tied_weights_are_refused_with_the_reason():
     layers, reason = cut(Tied())
     assert len(layers) == 1
     assert all(word in reason for word in ("'first'", "'third'", "tied"))
-    assert "the model itself" in cut(OwnParameter())[1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_parameter_of_the_whole_model_is_in_the_part_that_uses_it(late):
+    """A vision transformer has its positions in the model itself. It was refused."""
+    model = OwnParameter(late)
+    layers, reason = cut(model)
+    if late:  # the shift is used in the middle and at the end
+        assert len(layers) == 1
+        assert "'the model'" in reason
+    else:
+        assert [layer.modules for layer in layers] == [("", "first"), ("second",), ("third",)]
+        assert reason is None
+
+
+def test_a_cut_divides_no_buffers_and_no_frozen_parameters():
+    """The graph does not show where a forward uses these."""
+    outer = nn.Sequential(nn.Linear(4, 4), OwnParameter(), nn.Linear(4, 4))
+    parts = [("0",), ("1", "1.first"), ("1.second",), ("1.third",), ("2",)]
+    assert [layer.modules for layer in cut(outer)[0]] == parts
+    outer[1].shift.requires_grad_(False)
+    assert [layer.modules for layer in cut(outer)[0]] == parts
+
+    outer[1].late = True
+    whole = ("1", "1.first", "1.second", "1.third")
+    layers, reason = cut(outer)
+    assert [layer.modules for layer in layers] == [("0",), whole, ("2",)]
+    assert "module '1'" in reason
+    del outer[1].shift
+    outer[1].register_buffer("shift", torch.ones(1, 4).expand(8, 4))
+    assert [layer.modules for layer in cut(outer)[0]] == [("0",), whole, ("2",)]
+    outer[1].late = False
+    assert [layer.modules for layer in cut(outer)[0]] == parts
+
+
+def test_a_model_without_cuts_is_one_part():
+    """`hybrid --stages 1` needs no cuts, but was refused without parts."""
+    model = OwnParameter(late=True)
+    model.shift.requires_grad_(False)
+    model.register_buffer("scale", torch.ones(4))
+    layers, reason = cut(model)
+    assert [layer.modules for layer in layers] == [("", "first", "second", "third")]
+    assert "the model itself" in reason
 
 
 class Unused(Chain):
