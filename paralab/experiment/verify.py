@@ -25,6 +25,7 @@ from paralab.launch.launched_by import refuse_inside
 from paralab.launch.run_options import Deadlines, RunOptions
 from paralab.plan.batches import global_batches, shares
 from paralab.plan.check import check
+from paralab.plan.check_model import UNGATHERED
 from paralab.plan.compile import NOT_COMPILED
 from paralab.plan.plan import Plan
 from paralab.plan.request import (
@@ -148,14 +149,15 @@ def _resolve(
 def _cannot_run(each: Verified, strategy: str) -> bool:
     """Return whether a configuration that `verify` chose does not suit the model: BatchNorm rejects
     parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, fsdp ranks
-    take different branches, or torch cannot run the optimizer on shards."""
+    take different branches, torch cannot run the optimizer on shards, or dp cannot gather outputs.
+    """
     cause = each.cause or ""
     if strategy != "all":  # the user chose the strategy, and verify chose the split
-        return ONE_SAMPLE in cause
+        return ONE_SAMPLE in cause or UNGATHERED in cause
     uncut = each.options.schedule is not None and WITHOUT in cause
     uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
-    unsharded = BRANCHES in cause or NOT_ON_SHARDS in cause
-    return uncut or uncompiled or unsharded or ONE_SAMPLE in cause
+    known = (BRANCHES, NOT_ON_SHARDS, UNGATHERED, ONE_SAMPLE)
+    return uncut or uncompiled or any(each in cause for each in known)
 
 
 def _vary(

@@ -18,6 +18,7 @@ from paralab.plan.request import (
 )
 from paralab.workload.summary import Summary
 
+UNGATHERED = "dp cannot gather the outputs of its replicas"
 FSDP_TORCH = (2, 10)  # the first version with custom collectives and summed gradients on gloo
 
 

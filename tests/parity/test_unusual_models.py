@@ -98,6 +98,19 @@ class Answering(nn.Module):
 def answering():
     return of(Answering, loss=lambda output, target: F.cross_entropy(output.logits, target))
 
+class Shifting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(8))  # as the positions of a vision transformer
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        output = self.b(torch.relu(self.a(x + self.shift)))
+        return output, output.T  # as an LSTM's state, with the samples in dim 1
+
+def shifting():
+    return of(Shifting, loss=lambda output, target: F.cross_entropy(output[0], target))
+
 class Items(torch.utils.data.Dataset):
     def __len__(self):
         return 160
@@ -130,7 +143,7 @@ def file(tmp_path):
     return tmp_path
 
 
-MODELS = ["in_place", "checkpointed", "dropping", "answering", "mapping_with_names"]
+MODELS = ["in_place", "checkpointed", "dropping", "answering", "shifting", "mapping_with_names"]
 
 
 def verified(folder, workloads, **options):

@@ -19,6 +19,7 @@ from torch import nn
 
 from paralab.errors import UsageError
 from paralab.plan.batches import chunk_sizes, spans
+from paralab.plan.check_model import UNGATHERED
 from paralab.worker.memory import addresses, num_bytes
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors
@@ -51,6 +52,10 @@ class TimedDataParallel(nn.DataParallel[nn.Module]):
         self.context = context
         for phase in ("scatter", "replicate", "gather"):
             setattr(self, phase, self._timed(phase, getattr(self, phase)))
+
+    def gather(self, outputs: list[Any], output_device: Any) -> Any:
+        _require_equal_dims([list(tensors(output)) for output in outputs])
+        return super().gather(outputs, output_device)
 
     def _timed(self, phase: str, run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,6 +130,7 @@ class VirtualDataParallel(nn.Module):
     def _gather(self, outputs: list[Any]) -> Any:
         """Concatenate the outputs in one graph node, which runs each replica's backward pass."""
         flat = [list(tensors(output)) for output in outputs]
+        _require_equal_dims(flat)
         if not flat[0]:
             raise UsageError(
                 f"The model's output is a {type(outputs[0]).__name__} without tensors, so it "
@@ -156,6 +162,17 @@ class VirtualDataParallel(nn.Module):
                     origin.grad = None
 
 
+def _require_equal_dims(flat: list[list[torch.Tensor]]) -> None:
+    """Raise unless the replicas' outputs can be concatenated along dim 0."""
+    for column in zip(*flat, strict=False):
+        if len({tensor.shape[1:] for tensor in column}) > 1:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in column[-2:])
+            raise UsageError(
+                f"{UNGATHERED} along dim 0: replicas return tensors of shapes {shapes}.",
+                fix="outputs with the samples in dim 0 and equal other dims, or use ddp",
+            )
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -168,8 +185,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         parallel, flat = ctx.parallel, ctx.flat
-        sizes = [outputs[0].shape[0] for outputs in flat]
-        pieces = zip(*(grad.split(sizes) for grad in grads), strict=True)
+        columns = zip(*flat, strict=True)
+        sizes = [[len(tensor) for tensor in column] for column in columns]
+        pieces = zip(*map(torch.split, grads, sizes), strict=True)
         list(parallel.threads.map(parallel.backward_replica, range(len(flat)), flat, pieces))
         parallel.reduce(len(flat))
         return None, None, None
