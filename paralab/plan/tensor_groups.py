@@ -27,10 +27,11 @@ Divided = tuple[tuple[str, int], ...]
 
 
 def propose(
-    layers: Sequence[LinearLayer], called: Iterable[str]
+    layers: Sequence[LinearLayer], called: Iterable[str], tried: Sequence[TensorGroup] = ()
 ) -> tuple[list[TensorGroup], dict[str, str]]:
-    """Return the groups, and the reason why each remaining layer is in no group. `called` has the
-    names of the submodules that the forward pass called."""
+    """Return new groups, and the reason why each remaining layer is in no group. `called` has the
+    names of the submodules that the forward pass called. `tried` has the earlier groups: if a | b
+    was not kept, b | c may be."""
     known, submodules = {layer.name: layer for layer in layers}, set(called)
     readers: dict[str, set[str]] = {name: set() for name in known}
     for layer in layers:
@@ -38,14 +39,17 @@ def propose(
             readers[name].add(layer.name)
 
     groups: list[TensorGroup] = []
-    taken: set[str] = set()
+    taken = {name for group in tried if group.kept for name in group.layers}
+    failed = {group.layers for group in tried if not group.kept}
     left: dict[str, str] = {}
     for row in layers:
-        if row.heads and not row.shared:
+        members = (*row.reads, row.name)
+        if members in failed:
+            continue
+        if row.heads and not row.shared and row.name not in taken:
             block = enclosing([row.name], submodules)
             groups.append(TensorGroup(block, (row.name,), row.name, row.parameters - row.inputs))
             taken.add(row.name)
-        members = (*row.reads, row.name)
         alone = all(readers[name] == {row.name} for name in row.reads)
         if not row.reads or not alone or row.name in row.reads or not taken.isdisjoint(members):
             continue
@@ -59,8 +63,9 @@ def propose(
         own_style = any(known[name].transposed for name in members)
         groups.append(replace(group, own_style=own_style))
 
+    in_group = taken.union(*failed)
     for name in known:
-        if name not in taken:
+        if name not in in_group:
             left.setdefault(name, _why_left(name, readers, known))
     return groups, left
 

@@ -93,13 +93,18 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         with restored(model):
             layers, tables, called = find_layers(model, inputs)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        proposed, left = propose(layers, called)
+        groups: list[TensorGroup] = []
+        while True:
+            proposed, left = propose(layers, called, groups)
+            if not proposed:
+                break
+            with restored(model):
+                calls = record_calls(model, inputs, {group.block for group in proposed})
+            by_name = {layer.name: layer for layer in layers}
+            groups += _prove_each(model, calls, proposed, by_name, mesh)
         vocabulary, left = propose_vocabulary(tables, layers, left, called, parameters)
-        blocks = {group.block for group in proposed}
-        blocks |= {name for group in vocabulary for name in group.layers}
         with restored(model):
-            calls = record_calls(model, inputs, blocks)
-        groups = _prove_each(model, calls, proposed, {each.name: each for each in layers}, mesh)
+            calls = record_calls(model, inputs, {n for each in vocabulary for n in each.layers})
         groups += [prove_vocabulary(model, group, calls, mesh) for group in vocabulary]
     plan = TensorPlan(shards, tuple(groups), tuple(left.items()), parameters)
     if not plan.kept:
@@ -232,7 +237,8 @@ FINDERS: Mapping[str, tuple[Any, Callable[[Workload, int], Any]]] = {
 
 
 def _why_none(plan: TensorPlan) -> str:
-    reasons = dict.fromkeys([*(group.reason for group in plan.groups), *dict(plan.left).values()])
+    reasons = [group.reason for group in plan.groups]
+    reasons += [f"layer {name!r}: {reason}" for name, reason in plan.left]
     return next(iter(reasons), "it has no linear layers")
 
 

@@ -51,6 +51,21 @@ def test_a_chain_alternates_columns_and_rows():
     assert groups_of(*chain) == ([(("a",), "b"), (("c",), "d")], {"e"})
 
 
+def test_layers_of_a_failed_group_may_be_in_another_group():
+    """A VAE returns the outputs of `mu`, so mu | hidden is not possible, but hidden | out is. The
+    first version paired layers only once, and refused the model."""
+    layers = [layer("mu"), layer("hidden", "mu"), layer("out", "hidden"), layer("last", "out")]
+    first, _ = propose(layers, ())
+    assert [group.layers for group in first] == [("mu", "hidden"), ("out", "last")]
+    tried = [replace(first[0], kept=False), replace(first[1], kept=True)]
+    assert propose(layers, (), tried)[0] == []
+    tried = [replace(group, kept=False) for group in first]
+    again, left = propose(layers, (), tried)
+    assert [group.layers for group in again] == [("hidden", "out")]
+    assert left == {}
+    assert propose(layers, (), [*tried, replace(again[0], kept=True)])[0] == []
+
+
 @pytest.mark.parametrize(
     "layers",
     [
