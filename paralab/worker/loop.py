@@ -141,7 +141,9 @@ def _write_results(
 ) -> None:
     """Write what was requested: the reference, the comparison with a reference, or the weights."""
     if trace and extras.save_reference:
-        if context.plan.precision != "fp16":  # in fp16, gradients may underflow
+        # In fp16, gradients may underflow. A simulation splits the batch, and a contrastive loss has
+        # no gradient for a single sample.
+        if context.plan.precision != "fp16" and not context.plan.simulation:
             trace.require_gradients()
         trace.save(extras.save_reference)
     if trace and extras.compare_with:

@@ -179,6 +179,16 @@ def test_a_loss_that_is_not_a_mean_is_wrong_whatever_else_is_excused(wrong, name
     assert not wrong[1]["passed"]
 
 
+def test_a_lossy_configuration_does_not_hide_a_loss_that_is_not_a_mean(tmp_path):
+    """The simulation splits the batch too, so they were equal. Single samples have no gradient
+    here, which ended the whole command."""
+    cases, proof = verified(tmp_path, ["contrastive"], "local-sgd", accumulate=6, samples=24)
+    assert not proof["passed"]
+    for case in cases["contrastive"]["local-sgd", None]:
+        assert case["as_simulated"] is False
+        assert "not a mean" in case["cause"]
+
+
 @pytest.mark.parametrize("name", ["noisy", "statistics_used"])
 def test_an_excuse_alone_is_not_a_mistake(wrong, name):
     [case] = wrong[0][name]["ddp", None]
