@@ -102,7 +102,7 @@ def train_with_ddp(config: Config) -> float:
                 f"use {max(1, share) * world_size}, or another multiple of {world_size}"
             )
         split = f"{config.batch_size} = {world_size} x {share} samples"
-        log(f"{world_size} rank(s) on {device.type}: {split}")
+        log(f"ranks: {world_size} on {device.type} | {split}")
 
         train_data = NoisySine(config.train_samples, config.features, config.seed)
         validation_data = NoisySine(config.validation_samples, config.features, config.seed + 1)

@@ -92,8 +92,8 @@ def main() -> None:
     model: nn.Module = network.to(device)
     if GPUS:
         model = nn.DataParallel(model, device_ids=[i % GPUS for i in range(REPLICAS)])
-        where = f"{min(REPLICAS, GPUS)} real GPU(s)"
-        print(f"Configuration: nn.DataParallel | device_ids {model.device_ids} on {where}")
+        used = min(REPLICAS, GPUS)
+        print(f"Configuration: nn.DataParallel | device_ids {model.device_ids} | real GPUs: {used}")
     else:
         model = VirtualDataParallel(model, REPLICAS)
         print(f"Configuration: DataParallel EMULATED | {REPLICAS} virtual devices share the CPU")

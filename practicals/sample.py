@@ -38,7 +38,7 @@ def choose_devices(local_rank: int, local_ranks: int) -> tuple[str, str, str]:
         device1 = torch.device(f"cuda:{local_rank + 2}")  # part 5: use cuda:{local_rank}
         return str(device0), str(device1), ""
     if gpus:
-        remark = f" ({stages} stages share {gpus} GPU)" if gpus < stages else ""
+        remark = f" ({stages} stages share {gpus} GPU{'s'[: gpus != 1]})" if gpus < stages else ""
         return f"cuda:{local_rank % gpus}", f"cuda:{(local_rank + local_ranks) % gpus}", remark
     return f"cpu:{local_rank}", f"cpu:{local_rank + local_ranks}", " (virtual: no GPU)"
 
@@ -107,14 +107,14 @@ def main() -> None:
             counts["all-reduce"] += 1
         if step == 0:
             averaged = model.gradient_norm()
-            say(f"gradient norm {norm:.6f} -> averaged over {ranks} rank(s) {averaged:.6f}")
+            say(f"gradient norm {norm:.6f} -> mean over all ranks {averaged:.6f}")
         optimizer.step()
         for device in {first, second} if torch.cuda.is_available() else ():
             torch.cuda.synchronize(device)
         step_seconds.append(time.perf_counter() - start)
 
     passes = f"{counts['forward']} forward and {counts['backward']} backward passes"
-    used = f"{counts['all-reduce']} all-reduces, {len({first, second})} device(s) used"
+    used = f"{counts['all-reduce']} all-reduces, devices used: {len({first, second})}"
     say(f"{STEPS} steps: {passes}, {used}")
     rows = torch.arange(STEPS * BATCH_SIZE, (STEPS + 1) * BATCH_SIZE) % len(DATA)
     final_loss = loss_fn(model(DATA[rows]), DATA[rows].roll(1, dims=1).to(second)).item()

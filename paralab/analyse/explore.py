@@ -201,8 +201,8 @@ def _split(rows: list[Row], folder: Path) -> Explorable:
 
 
 def _what_if(rows: list[Row], folder: Path) -> Explorable:
-    """Predict from ddp or, if it did not run, from dp. Compute time is that of a single device. If
-    it did not run, it is that of all ddp ranks."""
+    """Predict from ddp or, if it did not run, from dp. Compute time is a single device's or, if
+    `single` did not run, that of all ddp ranks."""
     strategy = "ddp" if any(row.strategy == "ddp" for row in rows) else "dp"
     several = [row for row in rows if row.devices > 1]
     many = _first(several, strategy, "neither ddp nor dp ran in fp32 on several devices")

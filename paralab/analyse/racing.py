@@ -26,7 +26,8 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def typical(times: Sequence[float]) -> float:
-    """Return the median, and of two rounds the faster one, because noise is slow."""
+    """Return the median or, of two rounds, the faster one, because noise only makes a round
+    slower."""
     return statistics.median_low(times)
 
 

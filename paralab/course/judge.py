@@ -274,7 +274,7 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
     stated_at = [place for place in places.values() if place is not None]
     enough = len(stated_at) >= min(2, len(facts))
     lists = all(places[name] is not None for name in facts if isinstance(facts[name], list))
-    in_order = stated_at == sorted(stated_at)  # else swapped: `single: 122 MiB, all: 74 MiB`
+    in_order = stated_at == sorted(stated_at)  # not swapped, as in `single: 122 MiB, all: 74 MiB`
     if enough and lists and in_order:
         return "right", ""
     if any(each.equals(number, tolerance) for each in stated for number in _flat(facts)):

@@ -132,8 +132,8 @@ class WatchedRank:
 
     @property
     def left(self) -> Exit | None:
-        """Return the exit that the rank chose. After an exception, it had no choice.
-        multiprocessing ends a process that called sys.exit by another exit."""
+        """Return the exit that the program called, unless an exception ended it. Skip the exit that
+        multiprocessing adds after a sys.exit."""
         exits = [] if self.raised else self.of(Exit)
         chosen = [one for one in exits if one.site and one.call != "os._exit"] or exits
         return chosen[-1] if chosen else None
@@ -157,7 +157,7 @@ class WatchedRank:
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, Numbered]]:
-        """Map each group and number to the innermost operation that ran this collective. Include
+        """Map each collective, by group and number, to the innermost operation that ran it. Include
         open operations if the rank is settled."""
         found: dict[str, dict[int, Numbered]] = {}
         open_ = self.doing if self.settled else ()

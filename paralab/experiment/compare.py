@@ -66,7 +66,8 @@ def compare(
     """
     started = time.perf_counter()
     if rounds is not None and rounds < 1:
-        raise UsageError(f"{rounds} rounds are too few.", fix="1 round, or 3 for an interval")
+        fix = "1 round, or 3 for a confidence interval"
+        raise UsageError(f"{rounds} rounds are too few.", fix)
     workloads = list(dict.fromkeys(each.request.workload for each in configurations))
     if kind == "compare" and len(workloads) > 1:
         problem = f"Different workloads cannot be compared: {', '.join(workloads)}."

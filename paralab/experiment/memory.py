@@ -68,7 +68,7 @@ def estimate_all(
 
 
 def _kind(plan: Plan) -> Kind:
-    """A trial counts what is saved in each stage."""
+    """Return the key of plans that can share a trial, which counts what each stage saves."""
     return kind_of(plan), plan.stage_parts
 
 

@@ -169,8 +169,8 @@ class _Budget:
         return enough_time and (self.trials is None or self.spent < self.trials / 2)
 
     def rounds(self) -> int:
-        """Return the number of rounds for single changes. A limit on trials is better spent on more
-        configurations."""
+        """Return the number of rounds for single changes. If --trials limits the search, spend the
+        trials on more configurations instead."""
         return 2 if self.trials is None else 1
 
     def limit(self, requests: list[Request], rounds: int = 1) -> list[Request]:

@@ -29,11 +29,11 @@ PASSED = ("send", "receive"), "activations and their gradients, for each micro-b
 SPLIT = ("all_reduce",), "the activations and their gradients, in each split layer"
 SEQUENCES = (
     ("all_to_all", "all_gather", "all_reduce"),
-    "parts of sequences for heads, around attention; then the gradients of the blocks",
+    "sequence parts and heads, before and after attention; then the gradients of the blocks",
 )
 EXPERTS = (
     ("all_to_all", "all_reduce"),
-    "tokens for their experts' results, in each layer of experts; then the other gradients",
+    "tokens and their experts' results, in each expert layer; then the other gradients",
 )
 
 

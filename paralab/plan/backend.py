@@ -58,7 +58,7 @@ def choose_backend(
     possible = [name for name in PREFERRED if not refused[name]]
     if request.backend and refused[request.backend]:
         raise UsageError(
-            f"--backend {request.backend} is not possible here: {refused[request.backend]}.",
+            f"--backend {request.backend} does not work here: {refused[request.backend]}.",
             fix=f"--backend {possible[0]}" if possible else "--device cpu",
         )
     if not possible:
@@ -86,7 +86,7 @@ def choose_backend(
 def _refuse(
     request: Request, machine: Machine, layout: Layout, probe: Callable[[str], Probe]
 ) -> dict[str, str]:
-    """Say why each backend does not work here. An empty string means that it works."""
+    """Return why each backend does not work here, or an empty string if it works."""
     shared, nodes = share_gpus(layout), len({place.node for place in layout.places}) or 1
     on_gpus = layout.device == "cuda"
     return {
@@ -100,7 +100,8 @@ def _refuse(
 
 
 def _refuse_nccl_sharing(request: Request, machine: Machine, probe: Callable[[str], Probe]) -> str:
-    """Say why NCCL cannot serve ranks that share a GPU. If the user requests NCCL, run a trial."""
+    """Return why NCCL cannot serve ranks that share a GPU. If the user requests NCCL, run a
+    trial."""
     if machine.nccl < NCCL_SHARES:
         version = ".".join(map(str, machine.nccl)) or "an unknown version"
         return f"ranks share a GPU, which NCCL does not allow before version 2.30 (here: {version})"

@@ -66,7 +66,7 @@ def plan_batch(request: Request, summary: Summary, reasons: Reasons) -> BatchPla
         raise UsageError(
             f"{plural(per_rank, 'sample')} cannot be split over {accumulate} accumulation "
             f"steps{over}.",
-            fix=f"--accumulate {per_rank // sharing} or less, "
+            fix=f"--accumulate {per_rank // sharing} or fewer, "
             f"or --batch-size {accumulate * replicas} or more",
         )
     micro_batches = 1

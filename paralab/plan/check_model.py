@@ -89,7 +89,8 @@ def _check_optimizer(request: Request, summary: Summary, zero: int | None) -> No
     if summary.whole_model and zero in (2, 3) and splits_layers(request):
         raise UsageError(
             f"{summary.optimizer} needs all parameters at once, for example to clip a global norm, "
-            f"but with --zero {zero} and --shards, torch cannot combine the parameters of both kinds.",
+            f"but with --zero {zero} and --shards, torch cannot combine the two kinds of "
+            "parameters.",
             fix="leave out --zero or --shards",
         )
     without_schedule = "--stages 1" if splits_layers(request) else "leave out --schedule"

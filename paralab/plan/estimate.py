@@ -1,4 +1,5 @@
-"""Divide a memory trial between the devices of a plan. These are pure functions on plain numbers.
+"""Divide the results of a memory trial among the devices of a plan. These are pure functions on
+plain numbers.
 
 The trial measures the whole model's parameters p, gradients g, and optimizer state o, and the
 activations a(n) of n samples. The estimate for each device is
@@ -49,7 +50,7 @@ LOW_BYTES = 2  # bytes per element
 def find_unsupported(plan: Plan) -> str | None:
     """Return why there is no estimate for this plan. A wrong estimate is worse than none."""
     if plan.strategy == "ep":
-        return "with ep, it depends on the data how many tokens each rank gets"
+        return "with ep, the number of tokens per rank depends on the data"
     if plan.strategy not in ESTIMATED:
         return f"the effect of {plan.strategy} on memory is not estimated yet"
     if plan.tensor_plan and plan.shards_parameters and plan.precision in LOW:
@@ -176,7 +177,7 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
         step_bytes //= plan.replicas
     if plan.strategy in ("ddp", "fsdp"):
         buckets = 0 if plan.bucket_view else state.gradients
-        if plan.compress in CASTS:  # at most, all buckets are rounded at the same time
+        if plan.compress in CASTS:  # in the worst case, all buckets are rounded at the same time
             buckets += state.gradients * LOW_BYTES // 4
     elif plan.sequence_plan or (plan.rank_replicas > 1 and not plan.sync_every):
         buckets = min(state.gradients, _bucket_bytes(plan))
@@ -341,7 +342,7 @@ def _stages_on(rank: RankPlan, name: str) -> Iterator[int]:
 
 
 def _kept_by_stage(plan: Plan, trial: MemoryTrial, samples: int, stage: int) -> int:
-    """Return the most bytes that autograd saves for a stage's micro-batches at one time. If the
+    """Return the peak of the bytes that autograd saves for a stage's micro-batches. If the
     plan recomputes blocks, this includes the memory to recompute one block."""
 
     def of_part(part: int, size: int) -> int:

@@ -15,12 +15,12 @@ from paralab.workload.expert_plan import ExpertLayer, ExpertPlan
 from paralab.workload.summary import Summary
 
 NO_LAYERS = (
-    "it has no layer of experts, which is a module that is called with tokens, their chosen experts, "
-    "and weights, and whose parameters all have the expert as dim 0"
+    "it has no expert layer: a module that takes tokens, their chosen experts, and weights, and "
+    "whose parameters all have the experts along dim 0"
 )
 NOT_ADDITIVE = (
-    "even with all experts on each rank, the parts of a batch do not add up to the whole batch, as "
-    "with a loss that balances the experts or a capacity"
+    "even with all experts on each rank, the parts of a batch do not add up to the whole batch, "
+    "for example because of a load-balancing loss or an expert capacity"
 )
 FIXES = {
     NO_LAYERS: "--workload moe, one such module for all experts of a layer, or ddp or fsdp",
@@ -30,13 +30,13 @@ FIXES = {
 
 
 def uneven(name: str, experts: int, shards: int) -> str | None:
-    """Return why these experts cannot be divided, if so: each rank must get the same number."""
+    """Return why these experts cannot be divided, or None. Each rank must get the same number."""
     if experts % shards == 0:
         return None
     divisors = [number for number in range(2, experts + 1) if experts % number == 0]
     return (
         f"the {experts} experts of {name} cannot be divided among {plural(shards, 'shard')}, but "
-        f"among {' or '.join(map(str, divisors))}"
+        f"can be divided among {' or '.join(map(str, divisors))}"
     )
 
 

@@ -153,9 +153,9 @@ def check_lossy(request: Request) -> None:
         )
     if request.compress == "powersgd" and request.precision == "fp16":
         raise UsageError(
-            "--compress powersgd does not work with --precision fp16: PowerSGD keeps what it did "
-            "not send for the next step, but the GradScaler changes the scale, and after an "
-            "overflow infinity would remain.",
+            "--compress powersgd does not work with --precision fp16: PowerSGD adds what it did "
+            "not send to the next step, but by then the GradScaler may have changed the scale, and "
+            "an overflow would never go away.",
             fix="--precision bf16, or --compress fp16",
         )
     if request.compress in CASTS and request.compile:
@@ -177,7 +177,7 @@ def check_parameters(request: Request, summary: Summary) -> None:
         )
     if request.compress == "powersgd" and summary.scalars:
         raise UsageError(
-            f"--compress powersgd needs tensors with dims, but {summary.scalars[0]!r} in "
-            f"{summary.name} is a scalar.",
+            f"--compress powersgd needs tensors with at least one dim, but {summary.scalars[0]!r} "
+            f"in {summary.name} is a scalar.",
             fix=f"give {summary.scalars[0]!r} the shape (1,), or --compress bf16",
         )

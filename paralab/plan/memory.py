@@ -1,5 +1,5 @@
-"""The page's formula for the memory of a device under each strategy. These are pure functions on
-plain numbers. `paralab.plan.estimate` counts each tensor, but needs a trial.
+"""The formula that the page uses for a device's memory under each strategy. These are pure
+functions on plain numbers. `paralab.plan.estimate` counts each tensor, but needs a trial.
 
 With n devices, for parameters p, gradients g, optimizer state o, and activations a per sample:
 

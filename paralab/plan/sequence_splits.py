@@ -58,7 +58,7 @@ class ObservedBlock:
 
 
 def unsuitable(block: ObservedBlock, shards: int) -> str | None:
-    """Say why the sequence cannot be split in this block."""
+    """Return why the sequence cannot be split in this block, or None."""
     if not block.attention:
         return "it does not call torch.nn.functional.scaled_dot_product_attention"
     if block.draws:
@@ -76,7 +76,7 @@ def unsuitable(block: ObservedBlock, shards: int) -> str | None:
 
 
 def too_short(length: int, shards: int) -> str | None:
-    """Say why so few tokens cannot be split, if that is the case."""
+    """Return why so few tokens cannot be split, or None."""
     if length >= FEWEST_TOKENS * shards:
         return None
     least = f"each needs at least {FEWEST_TOKENS}"

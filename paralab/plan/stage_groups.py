@@ -71,8 +71,9 @@ def gather_logits(plan: TensorPlan) -> TensorPlan:
 
 def _leave(plan: TensorPlan, left: dict[TensorGroup, str]) -> TensorPlan:
     # Groups that divide the same attribute (such as a number of heads) must be split together.
+    why = "it divides the same attribute (such as a number of heads) as a group that stays whole"
     while further := [g for g in plan.kept if g not in left and _divided(g) & _divided(*left)]:
-        left |= dict.fromkeys(further, "it divides the same number as a group that stays whole")
+        left |= dict.fromkeys(further, why)
     groups = (
         replace(group, kept=False, reason=left[group]) if group in left else group
         for group in plan.groups

@@ -217,7 +217,8 @@ def _bytes_of_other_shards(plan: Plan, stage: int) -> int:
 def _kept_at_once(
     plan: Plan, mine: Sequence[Stage], actions: Sequence[Action]
 ) -> tuple[int, float | None]:
-    """Return the most micro-batches and activation bytes that a stage stores at a time."""
+    """Return the largest numbers of micro-batches and activation bytes that a stage stores at
+    once."""
     samples = widest(plan.ranks[0].samples_per_step, plan.accumulate, plan.micro_batches)
 
     def bytes_of(part: int) -> float:
@@ -231,8 +232,8 @@ def _kept_at_once(
 
 
 def most_kept(actions: Sequence[Action], bytes_of: Callable[[int], float]) -> tuple[int, float]:
-    """Return the most micro-batches and bytes stored at a time. A forward pass of a part stores
-    `bytes_of(part)` bytes, and its backward pass frees them."""
+    """Return the largest numbers of micro-batches and bytes stored at once. A forward pass of a
+    part stores `bytes_of(part)` bytes, and its backward pass frees them."""
     live, most, live_bytes, most_bytes = 0, 0, 0.0, 0.0
     for part, kind, _ in actions:
         change = 1 if kind == "F" else -1 if kind in "BW" else 0

@@ -129,7 +129,7 @@ def attempts(
 def uneven(
     group: TensorGroup, layers: Mapping[str, LinearLayer], attributes: Divided, shards: int
 ) -> str | None:
-    """Say why the group cannot be split evenly, if that is the case."""
+    """Return why the group cannot be split evenly, or None."""
     for value in _head_counts(group, layers, attributes):
         if reason := uneven_heads(value, shards):
             return reason
@@ -140,7 +140,7 @@ def uneven(
 
 
 def uneven_heads(number: int, shards: int) -> str | None:
-    """Say why this number of heads cannot be split, if that is the case."""
+    """Return why this number of heads cannot be split, or None."""
     if number % shards == 0:
         return None
     possible = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0)

@@ -56,8 +56,8 @@ def _tables(tables: Iterable[WordTable], layers: Iterable[LinearLayer]) -> Itera
 
 
 def _heads(layers: Sequence[LinearLayer], left: Mapping[str, str]) -> Iterator[TensorGroup]:
-    """Yield heads with their own weight: no other layer reads their outputs, which are more than
-    their inputs."""
+    """Yield heads with their own weight: they have more outputs than inputs, and no other layer
+    reads their outputs."""
     read = {name for layer in layers for name in layer.reads}
     for layer in layers:
         alone = layer.name in left and layer.name not in read and not layer.shared
@@ -66,7 +66,7 @@ def _heads(layers: Sequence[LinearLayer], left: Mapping[str, str]) -> Iterator[T
 
 
 def uneven_words(group: TensorGroup, shards: int) -> str | None:
-    """Say why the words cannot be split evenly, if that is the case."""
+    """Return why the words cannot be split evenly, or None."""
     if group.words % shards == 0:
         return None
     even = -(-group.words // shards) * shards

@@ -118,7 +118,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
 def _train_one(
     job: dict[str, Any], plan: Plan, rank: int, origin: float, offset: Offset, board: StatusBoard
 ) -> None:
-    """Run one job and record it. The last event has the outcome."""
+    """Run one job and record it. The last event records the outcome."""
     attempt = f".{job['attempt']}" if job["attempt"] else ""  # each attempt has its own event file
     writer = EventWriter(Path(job["events"], f"rank{rank}{attempt}.jsonl"))
 

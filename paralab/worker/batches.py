@@ -28,7 +28,7 @@ LoadedBatch = tuple[GlobalBatch, list[AccumulationStep]]
 
 def load_batches(context: RankContext, done: int = 0) -> Iterator[LoadedBatch]:
     """Skip the first `done` global batches. Yield each later batch with this rank's accumulation
-    steps, on the rank's first device. A simulation has the steps of all replicas, in order.
+    steps, on the rank's first device. A simulation gets the steps of all replicas, in order.
 
     Prepare one batch ahead, so that the all-reduce of the weights finishes in time.
     """

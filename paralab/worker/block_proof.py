@@ -82,7 +82,7 @@ def run_block(block: nn.Module, calls: Sequence[Call], training: Context = nullc
 
 
 def changed_buffers(model: nn.Module, before: State) -> Values:
-    """Return the buffers that differ from this earlier state."""
+    """Return the buffers that have changed since the state `before`."""
     changed = set(changes(before, state_of(model)))
     return {f"buffer {n}": b.clone() for n, b in model.named_buffers() if n in changed}
 
@@ -134,9 +134,9 @@ def gradients_of(model: nn.Module) -> Values:
 
 
 def errors_of(mine: Values, reference: Values) -> dict[str, float]:
-    """Return the largest difference of each value, relative to the largest value of its kind (the
-    first word of its name). Do not divide by the value itself: a gradient that cancels to zero
-    (such as of a key's bias) consists only of rounding errors."""
+    """Return each value's largest difference, relative to the largest value of the same kind (the
+    first word of the name). Do not divide by the value itself: a gradient that cancels to zero
+    (such as that of a key's bias) consists only of rounding errors."""
     largest: dict[str, float] = {}
     for name, value in reference.items():
         kind = name.partition(" ")[0]
@@ -153,7 +153,7 @@ def errors_of(mine: Values, reference: Values) -> dict[str, float]:
 
 
 def _largest(tensor: torch.Tensor, other: torch.Tensor | None = None) -> float:
-    """Return the largest absolute value, of the tensor or of its difference from another."""
+    """Return the largest absolute value in the tensor, or in its difference from another tensor."""
     values = _real(tensor).double()
     values = values if other is None else values - _real(other).double()
     return float(values.abs().max()) if values.numel() else 0.0
@@ -212,10 +212,11 @@ def prove(
     group: TensorGroup,
     mesh: DeviceMesh,
 ) -> TensorGroup:
-    """Shard a copy of the block and compare it with the plain one, whose values are `reference`.
+    """Shard a copy of the block, and compare it with the plain block's values (`reference`).
 
-    A parameter between columns and row that is not split (such as the norm of each head's query)
-    gets gradients only from this shard's heads. If nothing else differs, sum them over shards."""
+    A parameter that is not split but lies between the columns and the row (such as the norm of each
+    head's query) gets gradients only from this shard's heads. If nothing else differs, sum them
+    over shards."""
     tried, errors = _try(plain, calls, reference, group, mesh)
     prefix = f"{group.block}." if group.block else ""
     names = [f"{prefix}{name}" for name, _ in plain.named_parameters()]
@@ -254,8 +255,8 @@ def _try(
 def compare(
     plain: nn.Module, calls: Sequence[Call], reference: Values, shard: Shard
 ) -> tuple[str | None, dict[str, float]]:
-    """Shard a copy of the block, and compare it with the plain one, whose values are `reference`.
-    Return the problem on any rank, if any, and this rank's errors."""
+    """Shard a copy of the block, and compare it with the plain block's values (`reference`). Return
+    a problem if any rank has one, and this rank's errors."""
     block = copy_of(plain)
     try:
         errors = errors_of(run_block(block, calls, shard(block).training), reference)

@@ -1,5 +1,5 @@
-"""Make sure that all ranks of fsdp gather and reduce the same units in the same order, and that all
-ranks of ep call the same layers of experts.
+"""Make sure that all fsdp ranks gather and reduce the same units in the same order, and that all ep
+ranks call the same expert layers.
 
 A collective does not check what its data means. If rank 0 gathers expert 1 while rank 1 gathers
 expert 2, each rank gets half of both experts and keeps training without an error. So each rank

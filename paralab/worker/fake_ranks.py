@@ -30,8 +30,8 @@ def _begin(*_: Any) -> Callable[[], None]:
 def split_model(
     model: nn.Module, plan: Plan, fake: AbstractContextManager[Any]
 ) -> Iterator[Recomputing]:
-    """In this block, the model has only the first shard of the layers that the plan splits, or the
-    first part of the sequences. Yield additional contexts for recomputing blocks."""
+    """In this context, the model has only the first shard of the layers that the plan splits, or
+    the first part of the sequences. Yield additional contexts for recomputing blocks."""
     tensors, sequences = plan.tensor_plan, plan.sequence_plan
     split = tensors or sequences
     if split is None:

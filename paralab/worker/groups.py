@@ -21,7 +21,7 @@ PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a 
 #   replicas, stages, shards   the ranks that differ only along this axis of the grid
 #   parts       one of fsdp's shard groups, whose ranks together have all parts of a parameter
 #   copies      the ranks that have the same part, one in each shard group
-#   order       ranks of fsdp (or of one of its stages) and of ep compare their next collectives in this
+#   order       fsdp ranks (or those of one stage) and ep ranks compare their next collectives in this
 #               group before they run them
 #   checkpoint  writes checkpoints while training uses the other groups
 Purpose = Literal["all", "replicas", "stages", "shards", "parts", "copies", "order", "checkpoint"]
@@ -95,7 +95,7 @@ def replica_group(plan: Plan, rank: int) -> dist.ProcessGroup:
 
 
 def whole_model_groups(plan: Plan, rank: int) -> list[dist.ProcessGroup]:
-    """Return the groups along which the parts of this rank's parameters are divided."""
+    """Return the groups over which this rank's parameters are divided."""
     if plan.shard_groups > 1:
         return [group_of(plan, "parts", rank // plan.shards_per_parameter)]
     divided = plan.shards_parameters or plan.expert_plan
@@ -104,7 +104,7 @@ def whole_model_groups(plan: Plan, rank: int) -> list[dist.ProcessGroup]:
 
 
 def _order_keys(plan: Plan) -> list[Key]:
-    """Return the groups in which all ranks run the same collectives: all ranks, or those of the same
+    """Return the groups whose ranks run the same collectives: one of all ranks, or one per
     stage."""
     stages = {rank.stage for rank in plan.ranks}
     ranks = ([r.rank for r in plan.ranks if r.stage == stage] for stage in stages)

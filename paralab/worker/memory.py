@@ -32,7 +32,7 @@ class ActivationMeter:
 
     @contextmanager
     def counting(self, device: str, piece: Any = None) -> Iterator[None]:
-        """Count what autograd saves in this block and thread, for this `piece` of the batch."""
+        """Count what autograd saves in this context and thread, for this `piece` of the batch."""
         if not self.enabled:
             yield
             return
@@ -63,7 +63,7 @@ class ActivationMeter:
 
     def watch(self, block: nn.Module) -> Watched:
         """Count the bytes of a recomputed block: those it keeps, and those that exist while it is
-        recomputed, when its activations come on top of the tensors that other blocks keep."""
+        recomputed, when its activations add to the tensors that other blocks keep."""
         place = getattr(self._thread, "place", None)
         if not self.enabled or place is None:
             return watch_nothing(block)

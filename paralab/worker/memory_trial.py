@@ -65,8 +65,8 @@ def main() -> NoReturn:
 
 
 class Known(NamedTuple):
-    """What previous trials measured that does not depend on the cuts between stages: the state and
-    the optimizer's temporary tensors, and the peaks of two passes, by number of samples."""
+    """Measurements of earlier trials that do not depend on the cuts between stages: the optimizer's
+    state and temporary tensors, and the peaks of two passes, by number of samples."""
 
     optimizers: dict[Kind, tuple[tuple[Weight, ...], int]]
     peaks: dict[Kind, tuple[int, int]]

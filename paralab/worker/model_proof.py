@@ -44,7 +44,8 @@ def prove_together(
     shard: Shard,
     kinds: Sequence[str],
 ) -> str | None:
-    """Return the problem with the whole model sharded, or None. `kinds` lists what to control."""
+    """Return the problem when the whole model is sharded, or None. `kinds` lists what to
+    control."""
     sharded = copy_of(model)
     with controlled(model, kinds):
         branches = find_other_branches(workload, model, batch)
@@ -63,7 +64,7 @@ def prove_together(
         except Exception as error:
             problem = first_line(error)
         if problem := agree_on(problem):
-            where = "for a sample that takes another branch" if number else "with all of the model"
+            where = "for a sample that takes another branch" if number else "in the whole model"
             return f"{where}, {problem}"
 
     how.draw(ShardStreams(dist.get_rank(), torch.device("cpu")))

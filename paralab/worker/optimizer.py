@@ -46,7 +46,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that has this rank's state (`ShardedOptimizer` wraps it)."""
+    """Return the optimizer that holds this rank's state (`ShardedOptimizer` wraps it)."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own
 

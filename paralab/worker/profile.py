@@ -15,7 +15,7 @@ FIRST, STEPS = 4, 4
 
 @contextmanager
 def profile_steps(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
-    """Profile the steps in this block. Yield a function to call after each step."""
+    """Profile the steps in this context. Yield a function to call after each step."""
     if folder is None:
         yield lambda: None
         return

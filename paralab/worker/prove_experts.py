@@ -1,5 +1,5 @@
-"""Find and prove how to divide a workload's experts among ranks, as one of several CPU ranks over
-gloo.
+"""Find a way to divide a workload's experts among ranks, and prove it. Each rank is a CPU process
+that uses gloo.
 
 Unlike the ranks of `tp` and `cp`, each rank trains on its own samples. So the loss is a sum over
 ranks, and a batch must train like the sum of its parts.

@@ -1,5 +1,5 @@
-"""Find and prove how to split a workload's sequences within blocks, as one of several CPU ranks
-over gloo."""
+"""Find a way to split a workload's sequences within blocks, and prove it. Each rank is a CPU
+process that uses gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Find and prove how to split layers, sequences, or experts, as one of several CPU ranks over gloo.
+"""Find a way to split layers, sequences, or experts, and prove it. Each rank is a CPU process that
+uses gloo.
 
 python -m paralab.worker.prove_shards SPEC.json          (rank $RANK; rank 0 writes the answer)
 """
@@ -57,7 +58,10 @@ from paralab.workload.tensor_group import LinearLayer, TensorGroup, TensorPlan
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import Workload
 
-READS_VALUES = "the model reads values between its columns and row (such as for an if), which differ between shards"
+READS_VALUES = (
+    "the model reads values between its columns and row (such as in an `if`), and these differ "
+    "between shards"
+)
 PATIENCE = timedelta(minutes=5)
 
 
@@ -122,8 +126,9 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
 
 
 def _attempts(plan: TensorPlan) -> Iterator[TensorPlan]:
-    """Yield the plan whose loss reads split logits, and then plans that gather them, that allow
-    the model to change results in place (torch's styles do not), and with fewer groups of words."""
+    """Yield plans to try. In the first, the loss reads split logits. The next ones gather the
+    logits, and let the model change results in place, which torch's styles do not allow. Then
+    repeat this with fewer split embeddings and heads."""
     words = [group for group in plan.kept if group.words]
     out = [(), *((group,) for group in words)] + ([tuple(words)] if len(words) > 1 else [])
     for left in out:
@@ -136,7 +141,7 @@ def _attempts(plan: TensorPlan) -> Iterator[TensorPlan]:
 
 
 def _with_reason(plan: TensorPlan, problem: str) -> TensorPlan:
-    """Add the reason to groups that were proved alone, but not with all of the model."""
+    """Add the reason to groups that passed the proof alone, but not in the whole model."""
     groups = (
         replace(group, reason=problem) if not (group.kept or group.reason) else group
         for group in plan.groups

@@ -43,7 +43,7 @@ class RandomStreams:
 
     @contextmanager
     def drawing(self, current: Callable[[], int]) -> Iterator[None]:
-        """In this block and thread, draw from the stream of device `current()`."""
+        """In this context and thread, draw from the stream of device `current()`."""
         # torch.utils.checkpoint saves and restores the generator's state through these functions.
         torch.get_rng_state = torch.random.get_rng_state = _get
         torch.set_rng_state = torch.random.set_rng_state = _set

@@ -64,7 +64,7 @@ class RankContext:
     recomputing: Callable[[nn.Module], MakeContext] = lambda block: nullcontext
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
-        """In this block, draw random numbers from the stream of virtual device `current()`."""
+        """In this context, draw random numbers from the stream of virtual device `current()`."""
         return self.streams.drawing(current) if self.streams else nullcontext()
 
     def watch_recomputed(self, block: nn.Module) -> Watched:

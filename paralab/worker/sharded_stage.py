@@ -31,7 +31,7 @@ class Shell(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._parameters = module._parameters  # the same dict, so both always have the same ones
+        self._parameters = module._parameters  # share the dict, so that changes apply to both
 
 
 class ShardedStage(nn.Module):
@@ -71,15 +71,16 @@ class ShardedStage(nn.Module):
         if not self.alone:
             for unit in units:
                 self._guard(unit)
-        # By default, FSDP prefetches what ran before in this process, maybe in another micro-batch.
+        # By default, FSDP prefetches the unit that ran before this one, maybe for another
+        # micro-batch.
         for unit, earlier in zip(units, [*units[:1], *units], strict=False):
             unit.set_modules_to_backward_prefetch([earlier])
         self.fsdp.set_modules_to_backward_prefetch([*units[-1:], self][:1])
         self.fsdp._get_fsdp_state()._lazy_init()  # make this module the root
 
     def _guard(self, unit: Any) -> None:
-        """Let FSDP ignore a call of this unit from another part of the model, which calls it only
-        for shapes."""
+        """Make FSDP ignore a call from another part of the model, which calls this unit only to get
+        shapes."""
         state = unit._get_fsdp_state()
 
         def only_here(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Shard modules with the real FSDP2 (`fully_shard`): the units of a model, or of a stage.
 
-Each collective is timed, and compared with the other ranks' (`CollectiveOrder`). Importing FSDP2
-takes half a second, so functions import it where they use it, and other strategies start faster.
+Each collective is timed, and compared with those of the other ranks (`CollectiveOrder`). Importing
+FSDP2 takes half a second, so functions import it where they use it, and other strategies start
+faster.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def _shard(
     plan = context.plan
     low = LOW.get(plan.precision)
     policy = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
-    # The loss is computed in fp32, as under autocast. A stage's output is not the model's.
+    # As under autocast, the loss is computed in fp32. Only the model's output goes to the loss, not
+    # a stage's.
     whole = low and not plan.schedule
     root_policy = replace(policy, output_dtype=torch.float32) if whole else policy
     # BatchNorm's statistics are fp32 buffers and need fp32 parameters, as in FSDP1.

@@ -36,7 +36,7 @@ def shard_of(full: torch.Tensor, dim: int, parts: int, mesh: Any) -> torch.Tenso
 
 
 def shard_like(full: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Shard the full tensor like `tensor`, whose shard is in multiple pieces."""
+    """Shard the full tensor in the same way as `tensor`, whose shards have multiple pieces."""
     like: Any = tensor
     [placement], mesh = like.placements, like.device_mesh
     own = shard_of(full, placement.dim, placement.split_factor, mesh)

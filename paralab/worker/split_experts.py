@@ -5,8 +5,8 @@
     rank 1   its tokens ─┘              └─ experts 2, 3 ─┘              └─ results for its tokens
 
 A token goes to each expert that it chose, so each rank sums the results of its own tokens. In
-backward, the gradients take the same way back. Each rank's loss is its share of the global loss, so
-an expert's gradient, which comes from the tokens of all ranks, is complete.
+backward, the gradients take the same path in reverse. Each rank's loss is its share of the global
+loss, so an expert's gradient, which comes from the tokens of all ranks, is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SplitExperts:
         call = read_call(arguments)
         if call is None:
             raise ParalabError(
-                f"ep: {layer.name} was called with other arguments than in the proof.",
+                f"ep: {layer.name} was called with different arguments than in the proof.",
                 fix="call it with tokens, chosen experts, and weights, or use ddp",
             )
         given = list(tensors(arguments))
@@ -78,7 +78,7 @@ class SplitExperts:
         by_place = dict(zip(call, received, strict=True))
         result = experts.compute(layer.name, arguments, by_place, len(received[0]))
         [back] = self._exchange(route.reversed, result)
-        # Undo the order, and add the results of each token's experts.
+        # Restore the tokens' order, and add the results of each token's experts.
         return back[route.order.argsort()].view(len(chosen), choices, back.shape[1]).sum(1)
 
     def _plan_route(self, layer: ExpertLayer, chosen: torch.Tensor, own: int) -> Route:
@@ -94,7 +94,7 @@ class SplitExperts:
         if sum(route.sent) != len(flat):
             raise ParalabError(
                 f"ep: a token chose an expert outside 0 … {layer.experts - 1} in {layer.name}.",
-                fix="valid numbers of experts (drop a token with weight 0), or ddp",
+                fix="valid expert numbers (to drop a token, give it weight 0), or ddp",
             )
         return route
 
@@ -130,7 +130,7 @@ def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> tuple[torch.Te
 
 
 class Route(NamedTuple):
-    """Which rows of a layer go where.
+    """The path of a layer's rows.
 
     order     the pairs of a token and a choice, sorted by the rank of the chosen expert
     sent      how many of them go to each rank
@@ -154,7 +154,7 @@ class OwnExperts:
         self, module: nn.Module, forward: Callable[..., Any], experts: int, own: int
     ) -> None:
         self.module, self.forward, self.own = module, forward, own
-        # The layer's own numbers of experts
+        # The layer counts its experts in these attributes.
         self.numbers = {
             name: own
             for name, value in vars(module).items()
@@ -170,15 +170,15 @@ class OwnExperts:
             result = self.forward(*args, **kwargs)
             if not isinstance(result, torch.Tensor) or result.ndim != 2 or len(result) != rows:
                 raise ParalabError(f"ep: {name} does not return one row per token.", fix="ddp")
-            # If no token came, the parameters still need a gradient: zero, as on one device. And
-            # this rank still has to send back the gradients of no tokens.
+            # If no token came, the parameters still need a gradient of zero, as on one device. And
+            # backward must still reach the collective that returns the tokens' gradients.
             used = [*parameters, *(t for t in received.values() if t.is_floating_point())]
             empty = [tensor.flatten()[:0].sum().to(result.dtype) for tensor in used]
         return result + torch.stack(empty).sum()
 
     @contextmanager
     def _only_own(self) -> Iterator[list[torch.Tensor]]:
-        """Replace the parameters by plain tensors with this rank's part."""
+        """Replace the parameters with plain tensors that hold this rank's part."""
         modules = list(self.module.modules())
         split: list[tuple[nn.Module, str, Any]] = [
             (m, name, p) for m in modules for name, p in m._parameters.items() if p is not None

@@ -39,7 +39,7 @@ def reading_logits(groups: Iterable[TensorGroup]) -> Iterator[None]:
 def _refuse_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if isinstance(input, DTensor):
         raise ParalabError(
-            "tp: the loss calls log_softmax, but cross_entropy in the proof.",
+            "tp: the loss calls log_softmax, but it called cross_entropy in the proof.",
             fix="F.cross_entropy for all samples",
         )
     return log_softmax(input, *args, **kwargs)

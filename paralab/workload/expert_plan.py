@@ -25,7 +25,7 @@ class ExpertLayer:
 @dataclass(frozen=True)
 class ExpertPlan:
     """The expert layers of a model for a number of shards. `problem` says why they cannot be used,
-    if so."""
+    or is None."""
 
     shards: int
     layers: tuple[ExpertLayer, ...]

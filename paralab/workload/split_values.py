@@ -1,6 +1,6 @@
 """Find out whether a model reads values between a group's columns and its row.
 
-    if self.up(x).mean() > 0: …      each shard has another mean, so it may take another branch
+    if self.up(x).mean() > 0: …      each shard has a different mean, so it may take another branch
 
 The read comes before the branch, so a pass that takes the common branch shows it too.
 """

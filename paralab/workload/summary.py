@@ -129,7 +129,7 @@ class Summary(Trial):
     tensor_plan    the layers that tp may split; None if not inspected
     sequence_plan  the blocks in which cp may split the sequence; None if not inspected
     expert_plan    the layers whose experts ep may divide; None if not inspected
-    experts        modules that may be layers of experts, with the number of experts
+    experts        modules that may be expert layers, with the number of experts
     flops_per_sample           FLOPs of forward and backward; None if not counted
     optimizer_bytes_per_byte   optimizer state in bytes per parameter byte; None if unknown
     """

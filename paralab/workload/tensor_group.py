@@ -34,7 +34,7 @@ class WordTable:
     heads    linear layers that use the same weight (tied weights)
     tables   other embeddings that use the same weight
     tied     other parameter paths of the weight
-    problem  why its rows cannot be split, if so
+    problem  why its rows cannot be split; empty if they can
     """
 
     name: str

@@ -39,7 +39,7 @@ def test_each_rank_must_get_as_many_experts():
 
 
 def test_no_rank_starts_if_there_is_nothing_to_prove():
-    assert "no layer of experts" in without_proof({}, 2).problem
+    assert "no expert layer" in without_proof({}, 2).problem
     assert "3 experts of a" in without_proof({"a": 3}, 2).problem
     assert without_proof({"a": 3, "b": 4}, 2) is None
 

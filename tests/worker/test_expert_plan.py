@@ -42,7 +42,7 @@ def test_these_are_divided(ranks, name):
         ("capacity", "do not add up"),  # which tokens are dropped depends on the batch
         ("balanced", "do not add up"),  # the loss would use the statistics of each rank's tokens
         ("outside", "outside 0 … 3"),
-        ("separate", "no layer of experts"),
+        ("separate", "no expert layer"),
     ],
 )
 def test_these_are_refused_and_the_reason_is_named(ranks, name, words):

@@ -1,4 +1,4 @@
-"""Which modules may be layers of experts, and the roles of the tensors in their calls."""
+"""Which modules may be expert layers, and the roles of the tensors in their calls."""
 
 import torch
 from torch import nn

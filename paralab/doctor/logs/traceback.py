@@ -30,9 +30,9 @@ TORCH_OR_PYTHON = re.compile(
 )
 # The innermost frame of a launcher that reports the exception of another process.
 REPORTING = ("torch/multiprocessing/spawn.py", "torch/distributed/launcher/api.py")
-LONGEST = 200  # lines
-LONGEST_BARE = 3  # most lines in a message without a traceback
-LONGEST_MESSAGE = 8  # most lines, if nothing separates the message from later output
+LONGEST = 200  # the maximum number of lines in a traceback
+LONGEST_BARE = 3  # the same for a message without a traceback
+LONGEST_MESSAGE = 8  # the same if nothing separates the message from later output
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class Walk:
         return [*nodes, *more], ended, False
 
     def _is_plain(self, node: ast.If) -> bool:
-        """Return whether the other parts of a rank condition become true on all ranks."""
+        """Return whether the parts that do not use the rank become true at some point."""
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
         return all(
             self.script.nature(part, self.scope) == "rank" or self.script.counts(part, self.scope)

@@ -1,4 +1,4 @@
-"""Guesses from names and nesting where values are unknown. A guess is enough for a suspect, but
+"""Guess from names and nesting where values are unknown. A guess is enough for a suspect, but
 never for an error or a warning."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guesses from names about gradient accumulation. They are enough for a suspect only."""
+"""Recognize gradient accumulation by names, which is enough only for a suspect."""
 
 from __future__ import annotations
 

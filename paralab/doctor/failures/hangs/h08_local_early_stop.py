@@ -60,7 +60,8 @@ def local_early_stop(script: Script) -> Findings:
             if node not in done:
                 done.add(node)
                 yield finding
-    done |= {one.more.node for one in differences_of(script) if isinstance(one.more, Leave)}  # H02
+    # H02 reports ranks that leave because of their number.
+    done |= {one.more.node for one in differences_of(script) if isinstance(one.more, Leave)}
     for module in script.modules:
         breaks = [node for node in module.nodes if isinstance(node, ast.Break) and node not in done]
         for node in breaks:
@@ -167,7 +168,7 @@ def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:
 
 
 def _meet_in(branch: list[Node], meet: Meet) -> bool:
-    """Return whether the branch that skips the rest calls the same collective itself."""
+    """Return whether the branch that leaves the loop body early calls the same collective."""
     return any(one.op == meet.op for one in all_meets(branch))
 
 

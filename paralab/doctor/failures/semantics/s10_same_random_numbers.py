@@ -187,7 +187,7 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Return whether no pass over a loader began right before this forward. Beginning one draws a
-    random number."""
+    """Return whether no pass over a loader began right before this forward, because the start of a
+    pass draws a random number."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

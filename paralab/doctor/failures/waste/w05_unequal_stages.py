@@ -20,7 +20,8 @@ UNEVEN = 0.10  # share of the time that stages idle beyond what the schedule req
 
 
 def judge_stages(measured: float, ideal: float, busy: Sequence[float]) -> Finding | None:
-    """Report unequal stages, given two shares of idle time and the busy seconds of each stage."""
+    """Report unequal stages, given the measured and the ideal idle share and each stage's busy
+    seconds."""
     if measured - ideal < UNEVEN:
         return None
     why = f"The stages idle {measured:.0%} of the time, but with these micro-batches {ideal:.0%} is possible."
