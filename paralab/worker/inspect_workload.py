@@ -11,14 +11,12 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # this saves a third of torch's import time, as in a rank
 
-import json
-import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,8 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
-from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
+from paralab.worker.answers import answer
 from paralab.worker.optimizer import (
     chooses_by_position,
     make_optimizer,
@@ -39,7 +37,6 @@ from paralab.worker.optimizer import (
     mixes_rows,
     state_bytes_per_byte,
 )
-from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.too_large import fake_if_too_large
 from paralab.workload.batch import call_model, map_tensors, take, unpack
@@ -60,19 +57,14 @@ ENOUGH = 32  # samples to test whether a batch can be split
 Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 
 
-def main() -> NoReturn:
-    leave_to_the_launcher()
-    end_with_the_parent()
-    path, question = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+def _reply(question: dict[str, Any] | None) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = {"machine": asdict(inspect_machine())}
+        reply = {"machine": asdict(inspect_machine())}
         if question:
-            answer["summary"] = asdict(inspect_workload(Inspection(**question)))
+            reply["summary"] = asdict(inspect_workload(Inspection(**question)))
     except UsageError as error:
-        answer = {"error": {"problem": error.problem, "fix": error.fix, "detail": error.detail}}
-    path.write_text(json.dumps(answer))
-    sys.stdout.flush()
-    os._exit(0)  # exit without waiting for the thread that watches the parent
+        reply = {"error": {"problem": error.problem, "fix": error.fix, "detail": error.detail}}
+    return reply
 
 
 def inspect_machine() -> Machine:
@@ -287,6 +279,8 @@ def skip_compiler_import() -> None:
         if function := getattr(method, "__wrapped__", None):
             setattr(function, "__dynamo_disable", function)
 
+
+main = partial(answer, _reply)
 
 if __name__ == "__main__":
     main()

@@ -12,29 +12,24 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # this saves a third of torch's import time, as in a rank
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.batches import GlobalBatch
 from paralab.plan.memory_trial import Kind, MemoryTrial, Pass, Weight, kind_of
 from paralab.plan.plan import Plan
+from paralab.worker.answers import answer
 from paralab.worker.fake_ranks import Recomputing, split_model
 from paralab.worker.inspect_workload import skip_compiler_import
 from paralab.worker.memory import num_bytes, stored_bytes
 from paralab.worker.optimizer import make_optimizer
-from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.precision import LOW
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.saved_tensors import SavedTensors, at_starts
@@ -50,18 +45,12 @@ MOST_LOADED = 256  # the trial uses the shapes of this many samples
 WORKSPACE_DIM = 256  # size of the matrix product that makes CUDA's libraries allocate workspaces
 
 
-def main() -> NoReturn:
-    leave_to_the_launcher()
-    end_with_the_parent()
+def _reply(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     skip_compiler_import()
-    path, questions = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     gc.freeze()
     gc.enable()
     known = Known({}, {})
-    answer = [_answer(Plan.from_json(each["plan"]), each["sizes"], known) for each in questions]
-    path.write_text(json.dumps(answer))
-    sys.stdout.flush()
-    os._exit(0)  # exit without waiting for the thread that watches the parent
+    return [_answer(Plan.from_json(each["plan"]), each["sizes"], known) for each in questions]
 
 
 class Known(NamedTuple):
@@ -355,6 +344,8 @@ def _workspace_bytes() -> int:
     ]
     return torch.cuda.memory_allocated() - sum(-(-size // 512) * 512 for size in sizes)
 
+
+main = partial(answer, _reply)
 
 if __name__ == "__main__":
     main()

@@ -1,29 +1,29 @@
 """Find a way to split layers, sequences, or experts, and prove it. Each rank is a CPU process that
 uses gloo.
 
-python -m paralab.worker.prove_shards SPEC.json          (rank $RANK; rank 0 writes the answer)
+python -m paralab.worker.prove_shards ANSWER.json QUESTION.json
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paralab.machine.signals import leave_to_the_launcher
 from paralab.plan.tensor_groups import attempts, propose, uneven
 from paralab.plan.vocabulary_groups import propose_vocabulary
+from paralab.worker.answers import answer
 from paralab.worker.block_proof import (
     Shard,
     Sharded,
@@ -34,7 +34,6 @@ from paralab.worker.block_proof import (
     without_gradient,
 )
 from paralab.worker.model_proof import prove_together
-from paralab.worker.parent_watch import end_with_the_parent
 from paralab.worker.proof_model import load_for_proof
 from paralab.worker.prove_experts import find_expert_plan
 from paralab.worker.prove_sequence import find_sequence_plan
@@ -65,23 +64,17 @@ READS_VALUES = (
 PATIENCE = timedelta(minutes=5)
 
 
-def main() -> NoReturn:
-    leave_to_the_launcher()
-    end_with_the_parent()
-    spec, rank = json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"])
-    shards, where = spec["shards"], spec["rendezvous"]
-    kind, find = FINDERS[spec["what"]]
+def _reply(question: dict[str, Any]) -> dict[str, Any]:
+    shards, where = question["shards"], f"file://{Path(sys.argv[1]).with_name('rendezvous')}"
+    kind, find = FINDERS[question["what"]]
     try:
-        join = {"init_method": where, "rank": rank, "world_size": shards}
-        dist.init_process_group("gloo", timeout=PATIENCE, **join)
-        plan = find(load_workload(spec["workload"]), shards)
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", where, PATIENCE, world_size=shards, rank=rank)
+        plan = find(load_workload(question["workload"]), shards)
     except Exception as error:  # a model that cannot be copied, or that rejects two samples
         traceback.print_exc()
         plan = kind(shards, (), problem=first_line(error))
-    if rank == 0:
-        Path(spec["answer"]).write_text(json.dumps(asdict(plan)))
-    sys.stderr.flush()
-    os._exit(0)
+    return asdict(plan)
 
 
 def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
@@ -246,6 +239,8 @@ def _why_none(plan: TensorPlan) -> str:
     reasons += [f"layer {name!r}: {reason}" for name, reason in plan.left]
     return next(iter(reasons), "it has no linear layers")
 
+
+main = partial(answer, _reply)
 
 if __name__ == "__main__":
     main()
