@@ -11,6 +11,7 @@ import atexit
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partialmethod
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,7 @@ from paralab.collectives.thread import Job, OrderedThread
 # torch's type stubs lack half of the methods below.
 ProcessGroup: Any = dist.ProcessGroup
 Lists = list[list[Tensor]]
+Some = Tensor | list[Tensor]
 CLOSE_SECONDS = 5.0
 
 
@@ -119,36 +121,24 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
 
         return self._start(job, [*inputs, *chain(*outputs)], "allgather", outputs, inputs, opts)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
-        return self._gather_single("all_gather_single", [output], [tensor], opts)
+    def _gather_single(self, name: str, outputs: Some, inputs: Some, opts: Any) -> dist.Work:
+        targets, sources = _listed(outputs), _listed(inputs)
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
-        """The name of `all_gather_single` before torch 2.13."""
-        return self._gather_single("_allgather_base", [output], [tensor], opts)
-
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
-        return self._gather_single("all_gather_single_coalesced", outputs, inputs, opts)
-
-    def allgather_into_tensor_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
-        """The name of `all_gather_single_coalesced` before torch 2.13."""
-        return self._gather_single("allgather_into_tensor_coalesced", outputs, inputs, opts)
-
-    def _gather_single(
-        self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
         def job() -> list[Tensor]:
-            with flat_inputs(inputs) as sources, flat_outputs(outputs) as targets:
-                for source, target in zip(sources, targets, strict=True):
+            with flat_inputs(sources) as whole, flat_outputs(targets) as flat:
+                for source, target in zip(whole, flat, strict=True):
                     self._run.all_gather(source, self._chunks(target), self._limit(opts))
-            return outputs
+            return targets
 
-        single = name in ("all_gather_single", "_allgather_base")
-        arguments = (outputs[0], inputs[0]) if single else (outputs, inputs)
-        return self._start(job, [*inputs, *outputs], name, *arguments, opts)
+        return self._start(job, [*sources, *targets], name, outputs, inputs, opts)
+
+    all_gather_single = partialmethod(_gather_single, "all_gather_single")
+    all_gather_single_coalesced = partialmethod(_gather_single, "all_gather_single_coalesced")
+    # Their names before torch 2.13.
+    _allgather_base = partialmethod(_gather_single, "_allgather_base")
+    allgather_into_tensor_coalesced = partialmethod(
+        _gather_single, "allgather_into_tensor_coalesced"
+    )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: Lists, opts: Any) -> dist.Work:
         def job() -> list[Tensor]:
@@ -160,37 +150,27 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         tensors = [*outputs, *chain(*inputs)]
         return self._start(job, tensors, "reduce_scatter", outputs, inputs, opts)
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
-        return self._scatter_single("reduce_scatter_single", [output], [tensor], opts)
+    def _scatter_single(self, name: str, outputs: Some, inputs: Some, opts: Any) -> dist.Work:
+        targets, sources = _listed(outputs), _listed(inputs)
 
-    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any) -> dist.Work:
-        """The name of `reduce_scatter_single` before torch 2.13."""
-        return self._scatter_single("_reduce_scatter_base", [output], [tensor], opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
-        return self._scatter_single("reduce_scatter_single_coalesced", outputs, inputs, opts)
-
-    def reduce_scatter_tensor_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
-        """The name of `reduce_scatter_single_coalesced` before torch 2.13."""
-        return self._scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
-
-    def _scatter_single(
-        self, name: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> dist.Work:
         def job() -> list[Tensor]:
-            with flat_inputs(inputs) as sources, flat_outputs(outputs) as targets:
-                for target, source in zip(targets, sources, strict=True):
+            with flat_inputs(sources) as whole, flat_outputs(targets) as flat:
+                for target, source in zip(flat, whole, strict=True):
                     chunks = self._chunks(source)
                     self._run.reduce_scatter(target, chunks, _operator(opts), self._limit(opts))
-            return outputs
+            return targets
 
-        single = name in ("reduce_scatter_single", "_reduce_scatter_base")
-        arguments = (outputs[0], inputs[0]) if single else (outputs, inputs)
-        return self._start(job, [*inputs, *outputs], name, *arguments, opts)
+        return self._start(job, [*sources, *targets], name, outputs, inputs, opts)
+
+    reduce_scatter_single = partialmethod(_scatter_single, "reduce_scatter_single")
+    reduce_scatter_single_coalesced = partialmethod(
+        _scatter_single, "reduce_scatter_single_coalesced"
+    )
+    # Their names before torch 2.13.
+    _reduce_scatter_base = partialmethod(_scatter_single, "_reduce_scatter_base")
+    reduce_scatter_tensor_coalesced = partialmethod(
+        _scatter_single, "reduce_scatter_tensor_coalesced"
+    )
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any
@@ -318,6 +298,10 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             )
         work: dist.Work = getattr(self._gloo, name)(*arguments)
         return work
+
+
+def _listed(tensors: Some) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def _operator(opts: Any) -> str:
