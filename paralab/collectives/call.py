@@ -7,7 +7,7 @@ shows both sides; gloo and NCCL would hang or mix up the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +65,23 @@ class Call:
 
 
 def check_calls(
-    rank: int, mine: Call, others: Mapping[int, Call], expects: tuple[int, ...]
+    rank: int,
+    mine: Call,
+    others: Mapping[int, Call],
+    expects: tuple[int, ...],
+    names: Sequence[int],
 ) -> None:
     """Raise unless every other rank makes the same call and sends as much as this rank expects."""
     for other, theirs in others.items():
         if not mine.same_work(theirs):
             numbers = "" if mine.number == theirs.number else f" as call {theirs.number}"
             raise dist.DistBackendError(
-                f"Ranks make different calls: call {mine.number} of rank {rank} is {mine}, but rank "
-                f"{other} calls {theirs}{numbers}."
+                f"Ranks make different calls: call {mine.number} of rank {names[rank]} is {mine}, but "
+                f"rank {names[other]} calls {theirs}{numbers}."
             )
         if theirs.sends and expects and theirs.sends[rank] != expects[other]:
             raise dist.DistBackendError(
-                f"Sizes differ in {mine.name} (call {mine.number}): rank {other} sends "
-                f"{theirs.sends[rank]:,} bytes to rank {rank}, which expects {expects[other]:,}."
+                f"Sizes differ in {mine.name} (call {mine.number}): rank {names[other]} sends "
+                f"{theirs.sends[rank]:,} bytes to rank {names[rank]}, which expects "
+                f"{expects[other]:,}."
             )

@@ -8,6 +8,7 @@ memory) go to gloo, with a warning the first time.
 from __future__ import annotations
 
 import atexit
+import threading
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -39,22 +40,31 @@ CLOSE_SECONDS = 5.0
 def register() -> None:
     """Register the `local` backend with torch.distributed."""
     if "LOCAL" not in dist.Backend._plugins:
-        dist.Backend.register_backend("local", LocalGroup, devices=["cpu", "cuda"])
+
+        def create(opts: Any, _: Any) -> LocalGroup:
+            size = opts.group_size
+            ranks = opts.global_ranks_in_group or range(size)
+            return LocalGroup(opts.store, opts.group_rank, size, opts.timeout, ranks)
+
+        devices = ["cpu", "cuda"]
+        dist.Backend.register_backend("local", create, extended_api=True, devices=devices)
 
 
 class LocalGroup(ProcessGroup):  # type: ignore[misc]
     """A group of ranks on one machine. torch dictates the names and arguments of the methods."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int]
+    ) -> None:
         super().__init__(rank, size)
-        self._seconds = timeout.total_seconds()
         # torchrun's store outlives the group. A new group of this name must not read old addresses.
         store = PrefixStore(f"{store.add(f'groups of rank {rank}', 1)}", store)
         self._gloo = _make_gloo(store, rank, size, timeout, self)
-        self._mesh = Mesh.connect(store, rank, size, self._seconds)
+        self._mesh = Mesh.connect(store, rank, size, timeout.total_seconds(), global_ranks)
         self._run = Collectives(self._mesh)
         self._thread = OrderedThread("collectives", self._mesh.abort)
         self._connections: dict[int, Connection] = {}
+        self._connecting = threading.Lock()
         self._warned: set[str] = set()
         self._number = 0  # number of the last collective
         self._gpu: GpuStaging | None = None  # set by the first collective on a GPU
@@ -221,23 +231,25 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
             "src=RANK)."
         )
 
-    def monitored_barrier(self, *arguments: Any, **options: Any) -> Any:
-        return self._gloo.monitored_barrier(*arguments, **options)
-
     def _connection(self, rank: int) -> Connection:
         if rank == self.rank():
             raise dist.DistBackendError(f"Rank {rank} cannot send to or receive from itself.")
-        if rank not in self._connections:
-            self._connections[rank] = Connection(self._mesh, rank, self._seconds)
-        return self._connections[rank]
+        with self._connecting:
+            if rank not in self._connections:
+                self._connections[rank] = Connection(self._mesh, rank, self._limit)
+            return self._connections[rank]
 
     def _chunks(self, flat: Tensor) -> list[Tensor]:
-        return list(flat.view(self.size(), -1).unbind())
+        return list(flat.view(self.size(), flat.numel() // self.size()).unbind())
 
-    def _limit(self, opts: Any) -> float:
+    def _limit(self, opts: Any = None) -> float:
         """Return a call's timeout in seconds. torch passes a negative number if none is set."""
         given = opts.timeout.total_seconds() if hasattr(opts, "timeout") else 0.0
-        return given if given > 0 else self._seconds
+        if given > 0:
+            return given
+        # `_set_pg_timeout` changes the timeout of the gloo backend.
+        usual: timedelta = self._get_backend(torch.device("cpu")).options._timeout
+        return usual.total_seconds()
 
     def _can_serve(self, tensors: Sequence[Tensor], operator: str | None) -> bool:
         return (
@@ -253,12 +265,12 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
     def _can_reach(self, device: torch.device) -> bool:
         """Return whether ranks share memory on this device. The first collective on a GPU sets up
         the shared memory with the other ranks."""
-        if device.type == "cpu":
-            return True
+        if device.type != "cuda":
+            return device.type == "cpu"
         if not self._gpu:
 
             def exchange(mine: bytes) -> list[bytes]:
-                return self._run.exchange_bytes("GPU setup", mine, self._seconds)
+                return self._run.exchange_bytes("GPU setup", mine, self._limit())
 
             def set_up() -> None:
                 self._gpu = GpuStaging(self.rank(), self.size(), device, exchange)

@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 class Peer:
     """Another rank. `gone` says how the connection closed, and `abort` why the rank gave up."""
 
-    def __init__(self, rank: int, control: socket.socket, data: socket.socket) -> None:
-        self.rank, self.control, self.data = rank, control, data
+    def __init__(self, name: int, control: socket.socket, data: socket.socket) -> None:
+        self.name, self.control, self.data = name, control, data
         self.bell = self.their_bell = -1  # files: the peer rings our bell, and we ring the peer's
         self.gone = self.abort = ""
         self._lock = threading.Lock()
@@ -62,7 +63,7 @@ class Peer:
         _, received, _, _ = socket.recv_fds(self.control, 1, len(files))
         if len(received) != len(files):
             raise dist.DistBackendError(
-                f"Rank {self.rank} died while the process group was being set up."
+                f"Rank {self.name} died while the process group was being set up."
             )
         return list(received)
 
@@ -75,19 +76,22 @@ class Peer:
                 return
             except OSError:
                 words = b""
-            if words == LEAVE:
-                self.gone = "left the group"
-            elif words:
-                self.abort = words.decode(errors="replace")
-            else:
+            reason = words.removesuffix(LEAVE)  # both may arrive at once
+            if reason:
+                self.abort = reason.decode(errors="replace")
+            if not words:
                 self.gone = self.gone or "died"
+            elif reason != words:
+                self.gone = "left the group"
 
 
 class Mesh:
-    """Connections from this rank to every other rank in the group."""
+    """Connections from this rank to every other rank in the group. `names` has the global rank of
+    each rank, for messages."""
 
-    def __init__(self, rank: int, size: int, peers: dict[int, Peer]) -> None:
-        self.rank, self.size, self.peers = rank, size, peers
+    def __init__(self, rank: int, size: int, peers: dict[int, Peer], names: Sequence[int]) -> None:
+        self.rank, self.size, self.peers, self.names = rank, size, peers, names
+        self._aborted = False
         _meshes.add(self)
         for peer in peers.values():
             reading, writing = _make_bell()
@@ -96,9 +100,12 @@ class Mesh:
                 os.close(writing)
 
     @classmethod
-    def connect(cls, store: Any, rank: int, size: int, seconds: float) -> Mesh:
+    def connect(
+        cls, store: Any, rank: int, size: int, seconds: float, names: Sequence[int] = ()
+    ) -> Mesh:
         """Connect to all other ranks. Each rank connects to the lower ranks and accepts connections
         from the higher ones."""
+        names = names or range(size)
         secret = secrets.token_bytes(16)
         listener, address = _listen()
         found: dict[bytes, dict[int, socket.socket]] = {CONTROL: {}, DATA: {}}
@@ -109,8 +116,8 @@ class Mesh:
                 machine, where, key = json.loads(store.get(f"local/{other}"))
                 if machine != _machine():
                     raise dist.DistBackendError(
-                        f"Backend 'local' needs all ranks on one machine, but ranks {other} and "
-                        f"{rank} are on different machines. Use gloo or nccl."
+                        f"Backend 'local' needs all ranks on one machine, but ranks {names[other]} "
+                        f"and {names[rank]} are on different machines. Use gloo or nccl."
                     )
                 for channel, connections in found.items():
                     connections[other] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,9 +133,9 @@ class Mesh:
                 _, other, channel = HELLO.unpack(hello)
                 found[channel][other] = connection
         except TimeoutError:
-            missing = sorted(set(range(size)) - {rank, *found[DATA]})
+            missing = [names[each] for each in range(size) if each not in (rank, *found[DATA])]
             raise dist.DistBackendError(
-                f"Rank {rank} waited {seconds:g} s, but these ranks did not connect: {missing}."
+                f"Rank {names[rank]} waited {seconds:g} s, but these ranks did not connect: {missing}."
             ) from None
         finally:
             listener.close()
@@ -136,9 +143,12 @@ class Mesh:
                 Path(address).unlink(missing_ok=True)
 
         control, data = found[CONTROL], found[DATA]
-        return cls(
-            rank, size, {each: Peer(each, control[each], data[each]) for each in sorted(data)}
-        )
+        peers = {each: Peer(names[each], control[each], data[each]) for each in sorted(data)}
+        return cls(rank, size, peers, names)
+
+    @property
+    def name(self) -> int:
+        return self.names[self.rank]
 
     def meet(self, call: object, deadline: float) -> None:
         """Ring every other rank's bell, and sleep until every rank has rung ours."""
@@ -165,27 +175,25 @@ class Mesh:
             # A rank that has rung may exit, because we no longer need it.
             for peer in bells.values():
                 if (peer.gone or peer.abort) and not _can_read(peer.bell):
-                    raise self.explain_loss(peer.rank, call)
+                    raise self.explain_loss(peer, call)
             if bells and left <= 0:
-                late = ", ".join(str(peer.rank) for peer in bells.values())
+                late = ", ".join(str(peer.name) for peer in bells.values())
                 raise dist.DistBackendError(
-                    f"Rank {self.rank} waited for rank {late} in {call} until the timeout."
+                    f"Rank {self.name} waited for rank {late} in {call} until the timeout."
                 )
 
-    def explain_loss(self, rank: int, call: object) -> dist.DistBackendError:
-        """Return an error that names the rank to blame if `rank` does not answer. A rank that gives
+    def explain_loss(self, lost: Peer, call: object) -> dist.DistBackendError:
+        """Return an error that names the rank to blame if a rank does not answer. A rank that gives
         up because of another rank names that rank before it exits."""
         for peer in self.peers.values():
             peer.listen()
-        gone = [
-            each for each in self.peers.values() if each.gone or each.abort or each.rank == rank
-        ]
+        gone = [each for each in self.peers.values() if each.gone or each.abort or each is lost]
         culprits = [each for each in gone if not each.abort]
         if not culprits:
             return dist.DistBackendError(gone[0].abort)
         how = culprits[0].gone or "died"
         return dist.DistBackendError(
-            f"Rank {culprits[0].rank} {how} while rank {self.rank} was in {call}."
+            f"Rank {culprits[0].name} {how} while rank {self.name} was in {call}."
         )
 
     def say(self, last_words: bytes) -> None:
@@ -193,10 +201,14 @@ class Mesh:
             with suppress(OSError):  # the rank may already be gone
                 peer.control.sendall(last_words)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, error: Exception) -> None:
         """Tell every rank why this rank gives up, so that they blame the right rank. This also
-        wakes up ranks that are waiting for data from this rank."""
-        self.say(reason.encode())
+        wakes up ranks that are waiting for data from this rank. Only the first error counts."""
+        if self._aborted:
+            return
+        self._aborted = True
+        named = isinstance(error, dist.DistBackendError)
+        self.say((str(error) if named else f"Rank {self.name}: {error}").encode())
         for peer in self.peers.values():
             with suppress(OSError):
                 peer.data.shutdown(socket.SHUT_WR)

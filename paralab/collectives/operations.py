@@ -249,6 +249,7 @@ class Collectives:
         elements = tensor.numel() if name in SAME_SIZE else None
         shape = tuple(tensor.shape)
         device = tensor.device.type
+        root = None if root is None else self.mesh.names[root]
         return Call(self.calls, name, dtype, elements, shape, operator, root, sends, rounds, device)
 
     def _work(
@@ -279,7 +280,7 @@ class Collectives:
                     rank: call if each == note else Call.decode(each)
                     for rank, each in notes.items()
                 }
-                check_calls(self.rank, call, others, expects)
+                check_calls(self.rank, call, others, expects, self.mesh.names)
                 rounds = max(each.rounds for each in (call, *others.values()))
         staging.turn += rounds
 

@@ -7,6 +7,10 @@ through host memory.
 from __future__ import annotations
 
 import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,19 +18,41 @@ import torch.distributed as dist
 from paralab.collectives.flat import flat_inputs, flat_outputs
 from paralab.collectives.mesh import Mesh
 from paralab.collectives.recorder import record
-from paralab.collectives.thread import OrderedThread
+from paralab.collectives.thread import Entry, LocalWork, OrderedThread
 
 HEADER = struct.Struct("!qq16s")  # tag, number of bytes, dtype
 
 
+@dataclass(frozen=True, eq=False)
+class Receive:
+    """A call of recv. `work` finishes when its message has arrived."""
+
+    tensor: torch.Tensor
+    tag: int
+    work: LocalWork
+    entry: Entry
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    tag: int
+    dtype: str
+    data: bytearray
+
+
+Each = TypeVar("Each", Receive, Message)
+
+
 class Connection:
     """Messages to and from one rank. A message that arrives before its receive call waits in
-    `early`."""
+    `early`, and a receive call waits for its message in `waiting`."""
 
-    def __init__(self, mesh: Mesh, rank: int, seconds: float) -> None:
-        self.mesh, self.rank, self.socket = mesh, rank, mesh.peers[rank].data
-        self.socket.settimeout(seconds)
-        self.early: list[tuple[int, str, bytearray]] = []
+    def __init__(self, mesh: Mesh, rank: int, limit: Callable[[], float]) -> None:
+        self.mesh, self.peer, self.socket = mesh, mesh.peers[rank], mesh.peers[rank].data
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.early: list[Message] = []
+        self.waiting: list[Receive] = []
         self.sender = OrderedThread(f"send {rank}", mesh.abort)
         self.receiver = OrderedThread(f"receive {rank}", mesh.abort)
         self.threads = (self.sender, self.receiver)
@@ -44,49 +70,88 @@ class Connection:
                         raise self._explain("send", error) from None
             return tensors
 
+        self.socket.settimeout(self._limit())
         entry = record("", None, "send", tensors)
         return self.sender.submit(job, entry, stream=_stream_for(tensors))
 
     def receive(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
-        def job() -> list[torch.Tensor]:
-            with flat_outputs(tensors) as flat:
-                for each in flat:
-                    host = torch.empty_like(each, device="cpu") if each.is_cuda else each
-                    self._receive(host, tag)
-                    if host is not each:
-                        each.copy_(host)
-            return tensors
-
+        """Receive a message with this tag. An earlier call that waits for a different tag does not
+        delay it."""
+        (tensor,) = tensors
         entry = record("", None, "recv", tensors)
-        return self.receiver.submit(job, entry, stream=_stream_for(tensors))
+        receive = Receive(tensor, tag, LocalWork(_stream_for(tensors)), entry)
+        with self._lock:
+            message = _take(self.early, tag)
+            if not message:
+                self.waiting.append(receive)
+        if message:
+            try:
+                self._copy(receive, message)
+            except Exception as error:  # the caller sees it in `work`
+                self.mesh.abort(error)
+            return receive.work
 
-    def _receive(self, tensor: torch.Tensor, tag: int) -> None:
-        target = _bytes(tensor)
-        wanted = (_dtype(tensor), target.nbytes)
-        for place, (other, dtype, data) in enumerate(self.early):
-            if other == tag:
-                self._check(tag, (dtype, len(data)), wanted)
-                target[:] = data
-                del self.early[place]
-                return
-        while True:
-            header = bytearray(HEADER.size)
-            self._fill(memoryview(header))
-            other, size, name = HEADER.unpack(header)
-            dtype = name.rstrip(b"\0").decode()
-            if other == tag:
-                self._check(tag, (dtype, size), wanted)
-                self._fill(target)
-                return
-            data = bytearray(size)
-            self._fill(memoryview(data))
-            self.early.append((other, dtype, data))
+        def job() -> None:
+            while receive in self.waiting:
+                self._read_message()
+
+        def fail(future: torch.futures.Future[Any]) -> None:
+            if receive in self.waiting:
+                self.waiting.remove(receive)
+                receive.work.finish(future.value())
+
+        self.socket.settimeout(self._limit())
+        self.receiver.submit(job, entry).add_done_callback(fail)
+        return receive.work
+
+    def _read_message(self) -> None:
+        header = bytearray(HEADER.size)
+        self._fill(memoryview(header))
+        tag, size, name = HEADER.unpack(header)
+        dtype = name.rstrip(b"\0").decode()
+        with self._lock:
+            receive = _take(self.waiting, tag)
+        if receive:
+            self._deliver(receive, dtype, size, self._fill)
+            return
+        message = Message(tag, dtype, bytearray(size))
+        self._fill(memoryview(message.data))
+        with self._lock:
+            receive = _take(self.waiting, tag)  # called in the meantime
+            if not receive:
+                self.early.append(message)
+        if receive:
+            self._copy(receive, message)
+
+    def _copy(self, receive: Receive, message: Message) -> None:
+        def fill(target: memoryview) -> None:
+            target[:] = message.data
+
+        self._deliver(receive, message.dtype, len(message.data), fill)
+
+    def _deliver(
+        self, receive: Receive, dtype: str, size: int, fill: Callable[[memoryview], None]
+    ) -> None:
+        work = receive.work
+        try:
+            with work.run(), flat_outputs([receive.tensor]) as (flat,):
+                host = torch.empty_like(flat, device="cpu") if flat.is_cuda else flat
+                target = _bytes(host)
+                self._check(receive.tag, (dtype, size), (_dtype(flat), target.nbytes))
+                fill(target)
+                if host is not flat:
+                    flat.copy_(host)
+        except Exception as error:
+            work.finish(error)
+            raise
+        receive.entry["state"] = "completed"
+        work.finish([receive.tensor])
 
     def _check(self, tag: int, sent: tuple[str, int], wanted: tuple[str, int]) -> None:
         if sent != wanted:
             raise dist.DistBackendError(
-                f"Rank {self.rank} sent {sent[1]:,} bytes of {sent[0]} with tag {tag}, but rank "
-                f"{self.mesh.rank} receives {wanted[1]:,} bytes of {wanted[0]}."
+                f"Rank {self.peer.name} sent {sent[1]:,} bytes of {sent[0]} with tag {tag}, but rank "
+                f"{self.mesh.name} receives {wanted[1]:,} bytes of {wanted[0]}."
             )
 
     def _fill(self, target: memoryview) -> None:
@@ -102,9 +167,17 @@ class Connection:
     def _explain(self, name: str, error: OSError | None) -> dist.DistBackendError:
         if isinstance(error, TimeoutError):
             return dist.DistBackendError(
-                f"Rank {self.mesh.rank} waited for rank {self.rank} in {name} until the timeout."
+                f"Rank {self.mesh.name} waited for rank {self.peer.name} in {name} until the timeout."
             )
-        return self.mesh.explain_loss(self.rank, name)
+        return self.mesh.explain_loss(self.peer, name)
+
+
+def _take(waiting: list[Each], tag: int) -> Each | None:
+    """Remove and return the first element with this tag."""
+    for place, each in enumerate(waiting):
+        if each.tag == tag:
+            return waiting.pop(place)
+    return None
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -116,4 +189,4 @@ def _stream_for(tensors: list[torch.Tensor]) -> torch.cuda.Stream | None:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).cpu().numpy()).cast("B")  # type: ignore[arg-type]
+    return memoryview(tensor.view(torch.uint8).cpu().numpy())  # type: ignore[arg-type]

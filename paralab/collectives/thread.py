@@ -31,22 +31,27 @@ class LocalWork(Work):  # type: ignore[misc]
         self._outcome: torch.futures.Future[Any] = torch.futures.Future(
             devices=[stream.device] if stream else None
         )
+        self._finished = threading.Event()
         if stream:
             self._ready = torch.cuda.current_stream(stream.device).record_event()
         # C++ code (DDP) sees an error only if a callback raises it.
         self._checked = self._outcome.then(_result_or_raise)
 
     @contextmanager
-    def run_on_stream(self) -> Iterator[None]:
-        """On a GPU, queue the work in this block after the caller's earlier work."""
-        if not self._stream:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._ready)
-            yield
+    def run(self) -> Iterator[None]:
+        """Move this call's data in this block. On a GPU, queue it after the caller's earlier work."""
+        # The caller's modes (such as selective recomputation's, which counts operators) must not see
+        # how we move bytes. Only inference mode may write to the caller's inference tensors.
+        with torch._C._DisableTorchDispatch(), torch.inference_mode():
+            if not self._stream:
+                yield
+                return
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(self._ready)
+                yield
 
     def finish(self, outcome: Any) -> None:
+        self._finished.set()
         if not self._stream:
             self._outcome.set_result(outcome)
             return
@@ -54,7 +59,9 @@ class LocalWork(Work):  # type: ignore[misc]
             self._end = self._stream.record_event()
             self._outcome.set_result(outcome)
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if timeout and not self._finished.wait(timeout.total_seconds()):
+            raise dist.DistBackendError(f"A collective did not finish within {timeout}.")
         outcome = self._outcome.wait()
         if isinstance(outcome, Exception):
             raise outcome
@@ -62,6 +69,10 @@ class LocalWork(Work):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[Any]:
         return self._checked
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
+        """Call this with the result or the error once the job is finished."""
+        self._outcome.add_done_callback(callback)
 
     def is_completed(self) -> bool:
         return self._outcome.done() and (self._end is None or self._end.query())
@@ -91,12 +102,13 @@ class OrderedThread:
     """Run jobs one at a time. After the first error, every later job fails with the same error,
     because the ranks no longer agree on the next collective."""
 
-    def __init__(self, name: str, on_error: Callable[[str], None]) -> None:
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
         self._jobs: queue.SimpleQueue[tuple[Job, Entry, LocalWork] | None] = queue.SimpleQueue()
         self._on_error = on_error
         self.error: Exception | None = None
         self._count = threading.Lock()
         self._unfinished = 0
+        self._closed = False
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name=f"local {name}", daemon=True)
         self._ready = threading.Event()
@@ -120,6 +132,8 @@ class OrderedThread:
         work = LocalWork(stream)
         in_callback = threading.current_thread() is self._thread
         with self._count:
+            if self._closed and not in_callback:
+                raise dist.DistBackendError("This process group was destroyed.")
             self._unfinished += 1
             here = caller_waits and self._unfinished == 1
             if here:
@@ -134,7 +148,9 @@ class OrderedThread:
 
     def close(self, seconds: float) -> bool:
         """Return whether the thread stopped within this time."""
-        self._jobs.put(None)
+        with self._count:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -146,6 +162,7 @@ class OrderedThread:
         while (item := self._jobs.get()) is not None:
             self._running.acquire()
             self._finish(*item)
+            del item  # do not keep its tensors until the next job
 
     def _finish(self, job: Job, entry: Entry, work: LocalWork) -> None:
         """Run a job while holding `_running`, then release it."""
@@ -153,20 +170,25 @@ class OrderedThread:
         entry["state"] = "started"
         try:
             if self.error is None:
-                # The caller's modes (such as selective recomputation's, which counts operators) must
-                # not see how we move bytes. In our own thread, there are none.
-                with work.run_on_stream(), torch._C._DisableTorchDispatch():
+                with work.run():
                     result = job()
                 entry["state"] = "completed"
         except Exception as error:
-            self.error = error
-            self._on_error(str(error))
+            self.error = _name_call(error, entry)
+            self._on_error(self.error)
         except BaseException as error:  # Ctrl-C in the caller's own thread
             self.error = dist.DistBackendError(f"{type(error).__name__} interrupted a collective.")
-            self._on_error(str(self.error))
+            self._on_error(self.error)
             raise
         finally:
             with self._count:
                 self._unfinished -= 1
             self._running.release()
             work.finish(result if self.error is None else self.error)
+
+
+def _name_call(error: Exception, entry: Entry) -> Exception:
+    if isinstance(error, dist.DistBackendError):
+        return error
+    name = entry["profiling_name"].removeprefix("local:")
+    return RuntimeError(f"{name} of {entry['input_sizes']} failed: {error}")

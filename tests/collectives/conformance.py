@@ -7,7 +7,10 @@ arithmetic or with gloo, and prints a line for each check that passes.
 import os
 import sys
 import tempfile
+import threading
+import time
 import warnings
+import weakref
 from datetime import timedelta
 
 import torch
@@ -27,6 +30,9 @@ OPERATORS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR")
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 # A GPU sums a matrix product in a different order.
 CLOSE = {"rtol": 0, "atol": 1e-15 if DEVICE.type == "cpu" else 1e-13}
+# These have had new names since torch 2.13.
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 torch.manual_seed(0)
 
 
@@ -88,8 +94,6 @@ def public_functions():
     assert tensor.tolist() == [2.0] * 5
     mine = torch.tensor([RANK])
     everything = torch.empty(SIZE, dtype=torch.int64)
-    gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     gather_single(everything, mine)
     assert everything.tolist() == [0, 1, 2]
     part = torch.empty(1, dtype=torch.int64)
@@ -140,6 +144,126 @@ def point_to_point():
         work.wait()
     assert received.unique().item() == before
     assert tagged.unique().item() == before
+
+
+def unusual_tensors():
+    # An empty view, or one with a single element, can have any stride. Its bytes once could not be
+    # sent, nor could an empty tensor be gathered.
+    table = torch.full((4, 3), float(RANK))
+    for tensor in (table[:0, ::2], table[:1, ::2], table[2:, 1:][::3, ::3], torch.tensor(1.0)):
+        mine, size = tensor.clone(), tensor.numel()
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, mine + (SIZE - 1 if mine.dim() == 0 else 3 - mine))
+        outputs = torch.empty(SIZE * size)
+        gather_single(outputs, tensor.reshape(-1))
+        scatter_single(torch.empty(size), outputs)
+        work = dist.isend(tensor, (RANK + 1) % SIZE)
+        dist.recv(tensor, (RANK - 1) % SIZE)
+        work.wait()
+
+    # Our thread could not write to inference tensors.
+    with torch.inference_mode():
+        inferred = torch.ones(5)
+        for work in [dist.all_reduce(inferred, async_op=True) for _ in range(2)]:
+            work.wait()
+        assert inferred.tolist() == [9.0] * 5
+
+
+def tags():
+    # Rank 1 waits for tag 1, which rank 0 sends after the answer to tag 2. The call that waited for
+    # tag 1 once blocked the other one.
+    ones, twos, answer = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    if RANK == 0:
+        dist.send(twos + 2, 1, tag=2)
+        dist.recv(answer, 1, tag=3)
+        dist.send(answer - 2, 1, tag=1)
+    elif RANK == 1:
+        first = dist.irecv(ones, 0, tag=1)
+        dist.irecv(twos, 0, tag=2).wait()
+        dist.send(twos + 1, 0, tag=3)
+        first.wait()
+        assert (ones[0].item(), twos[0].item()) == (1, 2)
+
+
+def two_threads():
+    # Both threads once made their own connection, and read parts of each other's messages.
+    peer, wrong = 1 - RANK, []
+
+    def send():
+        for number in range(50):
+            dist.send(torch.full((10_000,), float(number)), peer, group=pair)
+
+    def receive():
+        for number in range(50):
+            tensor = torch.zeros(10_000)
+            dist.recv(tensor, peer, group=pair)
+            wrong.extend(tensor[tensor != number].tolist())
+
+    pair = dist.new_group([0, 1])
+    if RANK < 2:
+        threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert wrong == []
+
+
+def raises(words, call, *arguments, **options):
+    message = "no error"
+    try:
+        call(*arguments, **options)
+    except RuntimeError as error:
+        message = str(error)
+    assert all(word in message for word in words), message
+
+
+def errors():
+    # Messages once counted the ranks within the group: rank 1 of [1, 2] is rank 2.
+    pair = dist.new_group([1, 2])
+    if RANK > 0:
+        words = ("rank 1 is broadcast with root 2", "rank 2 calls all_reduce")
+        if RANK == 2:
+            words = ("rank 2 is all_reduce", "rank 1 calls broadcast with root 2")
+            raises(words, dist.all_reduce, torch.ones(3), group=pair)
+        else:
+            raises(words, dist.broadcast, torch.ones(3), src=2, group=pair)
+
+    # One rank's own mistake did not say which rank made it.
+    group = dist.new_group()
+    words = ("of [[2], [7]] failed",) if RANK == 1 else ("Rank 1: ", "of [[2], [7]] failed")
+    outputs = torch.empty(7 if RANK == 1 else 2 * SIZE)
+    raises(words, gather_single, outputs, torch.ones(2), group=group)
+
+    # `wait` ignored its timeout, and the group ignored a timeout that was set later.
+    group, done = dist.new_group(), dist.new_group(backend="gloo")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.3), group)
+    if RANK == 0:
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        if DEVICE.type == "cpu":
+            raises(("within",), work.wait, timedelta(seconds=0.05))
+        raises(("Rank 0 waited", "timeout"), work.wait)
+    dist.barrier(done)
+
+    # A call on a destroyed group waited forever.
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    raises(("destroyed",), group.allreduce, [torch.ones(3)], dist.AllreduceOptions())
+
+
+def released():
+    # The thread once kept the tensors of its last call.
+    memory = []
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    weakref.finalize(tensor, memory.append, "released")
+    del tensor, work
+    deadline = time.monotonic() + 30
+    while not memory and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert memory == ["released"]
 
 
 def ddp():
@@ -254,6 +378,11 @@ CHECKS = (
     objects,
     subgroups,
     point_to_point,
+    unusual_tensors,
+    tags,
+    two_threads,
+    errors,
+    released,
     ddp,
     fsdp,
     dtensor,

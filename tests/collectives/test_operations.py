@@ -38,7 +38,7 @@ def in_ranks(size, work):
         try:
             results[number] = work(Collectives(mesh))
         except dist.DistBackendError as error:
-            mesh.abort(str(error))
+            mesh.abort(error)
             results[number] = error
         finally:
             mesh.close()
