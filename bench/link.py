@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERFACE = "eth0"  # the link's name on each node; GLOO_SOCKET_IFNAME makes gloo use it
-BURST_BYTES = 256 * 1024  # tbf's burst: more than a packet that the kernel merged (64 KB)
+BURST_BYTES = 256 * 1024  # tbf's burst size, larger than the packets that the kernel merges (64 KB)
 
 
 def why_not() -> str | None:

@@ -128,7 +128,7 @@ def train(
     probe_class: type = probes.Probe,
     sampler: type = load.LoadSampler,
 ) -> None:
-    """Train in this process, with the probes and load samples of this class."""
+    """Train in this process, with this kind of probe and load sampler."""
 
     class Watched(probe_class):
         def end_step(self, loss, **fields):

@@ -214,7 +214,7 @@ def _try_slurm(undisturbed: Workspace) -> None:
 
 
 def _like(undisturbed: Workspace, number: int, workspace: Workspace) -> Workspace:
-    """Compare with the weights of the same undisturbed run. Number trials from `number`."""
+    """Make the workspace compare with this undisturbed run, and number its trials from `number`."""
     workspace.weights, workspace.seconds = undisturbed.weights, undisturbed.seconds
     workspace.number = number
     return workspace

@@ -47,7 +47,8 @@ class Answer(_Block, frozen=True):
     text: str
     evidence: Evidence
     verdict: bool | None = None
-    terms: tuple[str, ...] = ()  # a correct answer has a word from each entry: "backward|gradient"
+    # A correct answer has one word of each entry, such as "backward|gradient".
+    terms: tuple[str, ...] = ()
     choice: str | None = None  # for a which-one question: the alternative that the answer chooses
     options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"
     undecided: bool = False  # True if the timings are too noisy for an answer
@@ -185,7 +186,7 @@ class Schedule(_Block, frozen=True):
 
 
 class Control(Record, frozen=True):
-    """A slider from `low` to `high`, or a choice. `value` is where it starts."""
+    """A slider from `low` to `high`, or a choice. `value` is its initial value."""
 
     name: str
     label: str

@@ -22,7 +22,7 @@ PREDICTED_DEVICES = 8  # devices in the first prediction
 # The memory formula holds only for these option values.
 PLAIN = {"zero": (None, 3), "shard_groups": (None, 1), "schedule": (None,), "recompute": (None,)}
 
-WHOLE_MODEL = ("single", "ddp", "pipeline")  # what the memory of a whole model is computed from
+WHOLE_MODEL = ("single", "ddp", "pipeline")  # their measurements give a whole model's memory
 GROWTH = {
     "ddp": "2·(n − 1) / n, as in a ring",
     "dp": "n − 1, because device 0 exchanges the model and the gradients with every other device",

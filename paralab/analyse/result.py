@@ -23,7 +23,7 @@ class Grid(Record, frozen=True, kw_only=True):
     stages: int
     shards: int
     devices: list[str]
-    axes: tuple[Axis, ...]  # along which multiple ranks work together
+    axes: tuple[Axis, ...]  # those with multiple ranks
 
 
 class Rank(Record, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ def perfect_seconds(row: Row, one: Row) -> float:
 
 
 def _work(row: Row, one: Row) -> float:
-    """Return the samples per device relative to `one`."""
+    """Return the samples per device, relative to those of `one`."""
     return row.batch.size / one.batch.size / (row.devices / one.devices)
 
 

@@ -30,7 +30,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
         found = (*_next(baseline, rows), *_compiling(rows))
-        # How it failed comes before how fast it was.
+        # Report warnings and failures before times.
         return (*_warnings(comparison), _parts(baseline), *found)
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]

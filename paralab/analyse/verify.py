@@ -157,7 +157,7 @@ def judge(
         "losses": _largest(loss_errors),
         "buffers": _largest(buffers.values()),
     }
-    same = not _has_diverged(ranks) and not _uncompared(ranks)
+    same = not _has_diverged(ranks) and not _count_uncompared(ranks)
     equal = all(value <= tolerance for value in differences.values()) and same
     serious = _serious(ranks, differences)
     worst = ranks[errors.index(max(errors))].worst_parameter
@@ -307,7 +307,7 @@ def _guess(
 
 
 def _counted_several_times(ranks: Sequence[Verify]) -> str | None:
-    """Report it if multiple ranks each return the loss of the entire batch."""
+    """Report ranks that each return the loss of the entire batch."""
     full = [
         rank
         for rank in ranks
@@ -330,7 +330,7 @@ def _serious(ranks: Sequence[Verify], differences: dict[str, float]) -> str | No
     missing = sorted({name for rank in ranks for name in rank.missing_gradients})
     if missing:
         return f"no gradient for {', '.join(missing[:3])}: the loss does not reach these parameters"
-    if left := _uncompared(ranks):
+    if left := _count_uncompared(ranks):
         return f"no rank holds {plural(left, 'parameter')}, so they were not compared"
     if _has_diverged(ranks):
         different = f"after training, the {len(ranks)} ranks hold different parameters"
@@ -351,7 +351,7 @@ def _has_diverged(ranks: Sequence[Verify]) -> bool:
     return len({(rank.stage, rank.shard, rank.digest) for rank in ranks}) > len(places)
 
 
-def _uncompared(ranks: Sequence[Verify]) -> int:
+def _count_uncompared(ranks: Sequence[Verify]) -> int:
     """Return the number of reference parameters that no rank compared."""
     compared = {rank.stage: rank.compared for rank in ranks if rank.compared is not None}
     return max(0, ranks[0].of - sum(compared.values())) if compared else 0

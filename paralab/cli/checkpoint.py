@@ -41,7 +41,7 @@ def checkpoint() -> None:
 def list_(folder: Path, as_json: bool) -> None:
     """List the checkpoints in DIR: step, size, and the run that saved them.
 
-    Reports missing files, but does not read their contents.
+    This finds missing files, but does not read the others.
     """
     _report(folder, as_json, check=False)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-WIDTH = 100  # the longest help line
+WIDTH = 100  # the maximum length of a help line
 FLAG_COLUMN = 30  # the help of a longer option starts on the next line
 OTHER = "Other"
 JSON = "paralab.json"
@@ -50,7 +50,7 @@ class Command(click.Command):
         if len(sections) == 1:  # a single heading adds no information
             sections = {"Options": sections.popitem()[1]}
         if OTHER in sections:
-            sections[OTHER] = sections.pop(OTHER)  # move this section to the end
+            sections[OTHER] = sections.pop(OTHER)  # comes last
 
         flags = [len(flag) for records in sections.values() for flag, _ in records]
         width = max(length for length in flags if length <= FLAG_COLUMN)

@@ -86,7 +86,7 @@ PID = COUNT | {"metavar": "PID"}
 @flag(
     "--format style",
     OUTPUT,
-    "Print the findings as " + ", ".join(FORMATS) + ".",
+    f"Print the findings as {', '.join(FORMATS[:-1])}, or {FORMATS[-1]}.",
     "text",
     type=click.Choice(FORMATS),
     metavar="FORMAT",
@@ -127,8 +127,8 @@ def doctor(
     error.
 
     The comment `# paralab: ignore[G01] reason` silences a finding on its line. Alone on a line, it
-    silences the next one. [tool.paralab.doctor] in pyproject.toml takes select, ignore, exclude,
-    per-file-ignores, and baseline.
+    applies to the next line. [tool.paralab.doctor] in pyproject.toml accepts select, ignore,
+    exclude, per-file-ignores, and baseline.
     """
     style = _choose_format(style, as_json, sarif)
     command: list[str] | None = click.get_current_context().meta.get(COMMAND)

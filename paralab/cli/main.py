@@ -37,7 +37,8 @@ from paralab.launch.processes import import_torch_once
 from paralab.machine.signals import ENDS, interrupted, number_of, raise_stop, set_handlers
 from paralab.show.visible import echo
 
-RANK_0_SECONDS = 2.0  # lets rank 0 print its error, because torchrun kills all ranks after an exit
+# Let rank 0 print its error first, because torchrun kills all ranks after an exit.
+RANK_0_SECONDS = 2.0
 
 
 class Commands(Group):

@@ -10,8 +10,8 @@ from paralab.plan.request import Request
 from paralab.workload.summary import Summary
 
 FAINT = "mlp:faint"  # its loss is so small that fp16 gradients underflow
-MOST = 3  # while a question has no clear answer, run up to three times as many rounds,
-LONGEST_SECONDS = 600  # but stop after this time
+MOST = 3  # up to this many times as many rounds while a question has no clear answer
+LONGEST_SECONDS = 600  # the time limit for these rounds
 SLOW_STEPS = 4  # fp16 on a CPU without fp16 arithmetic is ten times slower
 
 LABELS: Mapping[str, str] = {

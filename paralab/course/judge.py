@@ -131,7 +131,7 @@ def _find_doubt(answer: Answer, text: str, tolerance: float, known: Sequence[Sta
 
 
 def _is_known(number: Stated, facts: Sequence[Stated], tolerance: float) -> bool:
-    """Return whether a number or its inverse is a fact. 0, 1, 2, and 95% are always allowed."""
+    """Return whether a number or its inverse is in the run. 0, 1, 2, and 95% are always allowed."""
     pure = ("", "number", "share")
     if number.kind not in pure:
         facts = [fact for fact in facts if fact.kind in ("", number.kind)]
@@ -285,7 +285,7 @@ def _judge_numbers(answer: Answer, text: str, tolerance: float) -> Judgment:
 
 
 def _place(name: str, fact: Any, stated: Sequence[Stated], text: str, near: float) -> int | None:
-    """Return where the answer states a number, or all numbers in a list in the same order."""
+    """Return where the answer states a number, or all numbers of a list in the list's order."""
     known = fact if isinstance(fact, list) else [fact]
     for place in range(len(stated) - len(known) + 1):
         pairs = list(zip(stated[place:], known, strict=False))

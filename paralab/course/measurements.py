@@ -177,7 +177,7 @@ def change(before: float, after: float) -> str:
 
 
 def choose(speed: SpeedUp, faster: str, slower: str) -> str:
-    """Return the faster side, `neither` if both are equal, or an empty string if too noisy."""
+    """Return the faster side, `neither` if both are equal, or "" if the timings are too noisy."""
     sides = {"faster": faster, "slower": slower, "no difference": "neither"}
     return sides.get(speed.verdict, "")
 

@@ -30,7 +30,7 @@ Say = Callable[[Finding], None]
 
 
 @dataclass(frozen=True)
-class Given:
+class PathsByKind:
     """The paths on the command line, by kind."""
 
     scripts: list[Path] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Given:
     logs: list[Path] = field(default_factory=list)
 
 
-def sort_paths(paths: Sequence[Path]) -> Given:
+def sort_paths(paths: Sequence[Path]) -> PathsByKind:
     """Sort paths by kind. A folder contains a run (manifest), a project (Python files), or logs."""
-    given = Given()
+    given = PathsByKind()
     for path in {os.path.realpath(path): path for path in paths}.values():
         if not path.exists() and str(path) != "-":
             raise UsageError(
@@ -167,7 +167,7 @@ def accept_findings(paths: Sequence[Path], settings: Settings) -> Diagnosis:
     return replace(left, notes=(*left.notes, f"Wrote {plural(number, 'finding')} to {path}."))
 
 
-def _check_scripts(case: Case, given: Given) -> str:
+def _check_scripts(case: Case, given: PathsByKind) -> str:
     """Check the scripts and folders, and return a description of what was checked."""
     settings = case.settings
     ids = settings.select | settings.hidden
@@ -205,7 +205,7 @@ def _check_scripts(case: Case, given: Given) -> str:
     return f"{', '.join(parts)}, for {_number('script')}"
 
 
-def _beyond_scripts(given: Given) -> str:
+def _beyond_scripts(given: PathsByKind) -> str:
     beyond = len(ENTRIES.keys() - checked_ids("script"))
     alone = len(given.scripts) == 1 and not given.projects
     script = given.scripts[0] if alone else "SCRIPT.py"

@@ -19,7 +19,7 @@ WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 
 @dataclass(frozen=True)
-class Known:
+class MessageMatch:
     entry: Entry
     message: Message
     match: re.Match[str]
@@ -60,14 +60,14 @@ def _patterns(kinds: tuple[str, ...]) -> list[tuple[Entry, Message, re.Pattern[s
 
 def find_message(
     text: str, kinds: tuple[str, ...] = ("raised", "printed", "note"), lines: Iterable[Line] = ()
-) -> Known | None:
+) -> MessageMatch | None:
     """Return the first catalog message in a text. Prefer causes to notes, which torch may print
     after an exception. `lines` holds all lines of the log."""
     for entry, message, pattern in sorted(_patterns(kinds), key=lambda one: one[1].kind == "note"):
         if (match := pattern.search(text)) and (
             not message.beside or any(re.search(message.beside, line.text) for line in lines)
         ):
-            return Known(entry, message, match)
+            return MessageMatch(entry, message, match)
     return None
 
 
@@ -82,9 +82,9 @@ def named(ranks: Iterable[int | None]) -> str:
 
 
 @lru_cache(maxsize=4)
-def printed_messages(logs: Logs) -> dict[Message, list[tuple[Known, Line]]]:
+def printed_messages(logs: Logs) -> dict[Message, list[tuple[MessageMatch, Line]]]:
     """Return the catalog messages in lines outside tracebacks, the most specific first."""
-    found: dict[Message, list[tuple[Known, Line]]] = defaultdict(list)
+    found: dict[Message, list[tuple[MessageMatch, Line]]] = defaultdict(list)
     for line in logs.lines:
         if known := find_message(line.text, ("printed", "note"), logs.lines):
             found[known.message].append((known, line))
@@ -102,7 +102,7 @@ def explains(logs: Logs, event: Event | None = None) -> bool:
 def messages_in(logs: Logs) -> Iterator[Finding]:
     """Yield the catalog's findings for the exceptions that killed the job and for other lines."""
     events = blame(logs).roots or blame(logs).victims
-    raised: dict[Message, list[tuple[Known, Event]]] = defaultdict(list)
+    raised: dict[Message, list[tuple[MessageMatch, Event]]] = defaultdict(list)
     for event in events:
         if event.trace and (known := find_message(event.trace.text, lines=logs.lines)):
             raised[known.message].append((known, event))
@@ -124,7 +124,7 @@ def messages_in(logs: Logs) -> Iterator[Finding]:
             yield _of_lines(logs, lines)
 
 
-def _of_lines(logs: Logs, matches: list[tuple[Known, Line]]) -> Finding:
+def _of_lines(logs: Logs, matches: list[tuple[MessageMatch, Line]]) -> Finding:
     """Report a message. Before a warning, Python prints the line of code that caused it."""
     known = matches[0][0]
     ranks = {line.rank for _, line in matches}

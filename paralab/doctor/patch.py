@@ -23,7 +23,7 @@ class DoesNotFit(Exception):
 
 
 @dataclass(frozen=True)
-class Left:
+class Unfixed:
     """A finding that --fix did not fix, and why."""
 
     finding: Finding
@@ -36,7 +36,7 @@ class Fixes:
 
     changed: dict[str, str]
     ids: tuple[str, ...]
-    left: tuple[Left, ...]
+    left: tuple[Unfixed, ...]
 
     def to_json(self) -> dict[str, object]:
         left = [
@@ -58,7 +58,7 @@ def overlap(one: Edit, other: Edit) -> bool:
     return max(a, c) < min(b, d) or (a == b and c < a < d) or (c == d and a < c < b)
 
 
-def edited(text: str, edits: Iterable[Edit]) -> str:
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
     """Return the text after the edits. Keep line endings, even if the last one is missing."""
     lines = lines_of(text)
     end = next(
@@ -108,7 +108,7 @@ def diff(edits: Sequence[Edit], sources: Sources) -> str | None:
         if before is None:
             return None
         try:
-            after = edited(before, [edit for edit in edits if edit.file == file])
+            after = apply_edits(before, [edit for edit in edits if edit.file == file])
         except DoesNotFit:
             return None
         parts.append(_diff(file, before, after))
@@ -132,7 +132,7 @@ def fix(findings: Sequence[Finding], sources: Sources) -> Fixes:
                 chosen += more
                 ids.append(finding.id)
         if reason is not None:
-            left.append(Left(finding, reason))
+            left.append(Unfixed(finding, reason))
 
     changed = {}
     for file, after in texts.items():
@@ -166,7 +166,7 @@ def _apply(edits: Sequence[Edit], files: set[str], sources: Sources) -> dict[str
     texts = {}
     for file in sorted(files):
         own = [edit for edit in edits if edit.file == file]
-        texts[file] = edited(sources.text(file) or "", own)
+        texts[file] = apply_edits(sources.text(file) or "", own)
         if file.endswith(".py"):
             ast.parse(texts[file])
     return texts

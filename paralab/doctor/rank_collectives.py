@@ -72,7 +72,8 @@ def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:
 def _make_stuck(rank: WatchedRank, operation: Numbered, failed: str | None) -> Stuck:
     assert operation.seq
     group, number = group_of(operation), operation.seq[0]
-    if rank.answer and not isinstance(operation, Collective):  # it shows the bucket
+    # The open call is a bucket of this operation.
+    if rank.answer and not isinstance(operation, Collective):
         own = [call for call in rank.answer.collectives if call.is_open and call.group == group]
         number = max([number, *[call.number for call in own if call.number is not None][:1]])
     return Stuck(rank, operation, group, number, failed)
@@ -125,10 +126,11 @@ def mismatches(seen: Observation) -> list[Mismatch]:
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
     found = differ(one, other)
     if found == "size" and not (has_failed(one) or has_failed(other)):
-        found = differ(replace(one, shapes=None), other)  # it succeeded anyway
+        # Both calls succeeded, so their sizes may differ.
+        found = differ(replace(one, shapes=None), other)
     if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
         mine, its = one.record.site, other.record.site
-        return None if mine and its and opposite(mine, its) else found  # opposite branches
+        return None if mine and its and opposite(mine, its) else found  # on purpose
     return found
 
 

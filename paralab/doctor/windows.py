@@ -125,7 +125,7 @@ def is_close(one: float, other: float) -> bool:
 
 
 def are_weighted_by(passes: list[MicroStep], counts: list[int]) -> bool:
-    """Return whether the user weighted each pass by its count. True if unknown."""
+    """Return whether the user weighted each pass by its count, or True if that is unknown."""
     pairs = zip((one.factor for one in passes), counts, strict=True)
     shares = [factor / count for factor, count in pairs if factor is not None and count]
     return len(shares) < len(passes) or all(is_close(share, shares[0]) for share in shares)

@@ -31,7 +31,8 @@ class Candidates:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     considered: set[str] = field(default_factory=set)
-    trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)  # by kind of plan
+    # Plans of one kind share a trial.
+    trials: dict[Kind, MemoryTrial | str] = field(default_factory=dict)
 
     def name(self, request: Request) -> str:
         """Return the label, with the batch size if it is not the default."""
@@ -39,7 +40,8 @@ class Candidates:
         return label(request) + (f" · batch {batch}" if batch != self.batch_size else "")
 
     def configure(self, request: Request) -> Configuration:
-        """Measure a larger batch for fewer steps, because each takes longer."""
+        """Return the configuration to measure. A larger batch gets fewer steps, because each takes
+        longer."""
         name, batch = self.name(request), request.batch_size or self.batch_size
         if request.steps is None and batch > self.batch_size:
             steps = choose_steps(request, self.inspected) * self.batch_size // batch

@@ -226,8 +226,9 @@ class _Search:
         self.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
 
     def race(self, keep: int) -> None:
-        """Measure again until only `keep` configurations may be the fastest, of those that train
-        like the default. A change of precision races only against other such changes."""
+        """Of the configurations that train like the default, measure those that may be the fastest
+        again, until only `keep` remain. A change of precision races only against other such
+        changes."""
         while self.budget.is_left():
             same = self._by_precision(True)
             other = self._by_precision(False)

@@ -159,7 +159,7 @@ _templates: list[Template | None] = []
 
 @contextmanager
 def import_torch_once() -> Iterator[None]:
-    """Let all processes that start in this block share one import of torch, if possible."""
+    """Let all processes that start in this context share one import of torch, if possible."""
     _templates.append(None)
     try:
         yield

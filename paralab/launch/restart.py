@@ -128,7 +128,8 @@ class Attempts:
 
 @dataclass(frozen=True)
 class LocalLauncher:
-    """`places` are the ranks' places, if another launcher already chose them."""
+    """Runs the ranks on this machine. `places` are the ranks' places, if another launcher chose
+    them."""
 
     places: Sequence[Place] = ()
 

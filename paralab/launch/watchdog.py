@@ -52,7 +52,8 @@ class Watchdog:
         return late
 
     def dump_stacks(self, ranks: list[Child]) -> None:
-        """Ask each rank for its stacks. Also record its state, as a stopped rank cannot answer."""
+        """Ask each rank for its stacks. Also record its state, because a stopped rank cannot
+        answer."""
         for number, rank in zip(self.numbers, ranks, strict=True):
             with suppress(OSError):  # the disk may be full
                 self.dumps.mkdir(parents=True, exist_ok=True)

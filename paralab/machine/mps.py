@@ -33,7 +33,7 @@ QUIT_SECONDS = 5.0
 
 @contextmanager
 def mps_daemon() -> Iterator[dict[str, str]]:
-    """Run an MPS daemon during this block, unless one is already running. Yield the environment
+    """Run an MPS daemon in this context, unless one is already running. Yield the environment
     variables that its clients need. Raise OSError if the daemon does not start."""
     if running_daemon():
         yield {}

@@ -76,7 +76,7 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block stop signals in processes that are started in this block. Loading torch takes seconds.
+    """Block stop signals in processes that start in this context. Loading torch takes seconds.
     After that, each process ignores the signals itself."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

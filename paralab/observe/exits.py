@@ -66,7 +66,8 @@ def without_us(trace: TracebackType | None) -> TracebackType | None:
 
 def _observe_exits(rank: Rank) -> None:
     leave, leave_at_once = sys.exit, os._exit
-    quitter: Any = type(getattr(builtins, "quit", None))  # also of exit; python -S has neither
+    # The type of `quit` and `exit`, which python -S lacks.
+    quitter: Any = type(getattr(builtins, "quit", None))
 
     def note(status: Any, call: str) -> None:
         """Record an exit, and the exception behind `except Exception: …; sys.exit(1)`. Ranks of

@@ -78,7 +78,7 @@ def _all_reduce(
 
 
 def _measure_seconds(work: Callable[[], None]) -> float:
-    work()  # connect, and touch the memory
+    work()  # the first call connects and touches the memory
     found = []
     for _ in range(TIMES):
         begin = time.perf_counter()

@@ -18,7 +18,7 @@ from paralab.observe.collectives import rank_first, sequence
 from paralab.observe.digests import first_tensor, of_tensors, raw_bytes, size_of
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Guarded, Rank
-from paralab.observe.reducer import laid_otherwise, note_reduction, strides_of
+from paralab.observe.reducer import find_stride_mismatches, note_reduction, strides_of
 from paralab.observe.wrappers import argument, forget_with, is_inside, wrap
 
 OPTIONS = (
@@ -63,7 +63,7 @@ class Models:
     def _wrap(self, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
         self.rank.identify()
         model = describe_model(argument(args, kwargs, 0, "module"))
-        kind, seq = _kind(wrapper), spanned(sequence())
+        kind, seq = _kind(wrapper), collective_span(sequence())
         return {"kind": kind, "seq": seq, **model, "options": _options(kwargs)}
 
     def _describe_wrap(self, result: Any, wrapper: nn.Module, *args: Any, **kwargs: Any) -> Fields:
@@ -91,7 +91,7 @@ class Models:
             "ranks": ranks,
             "ignored": sorted(getattr(wrapper, "parameters_to_ignore", ()))[:MOST_IGNORED],
             "model": number,
-            "seq": spanned(rank_first(self.rank), sequence(), begun=True),
+            "seq": collective_span(rank_first(self.rank), sequence(), begun=True),
             "options": options,
         }
 
@@ -135,11 +135,11 @@ class Models:
         fields = self._of_forward(module, args, kwargs)
         if self.rank.samples(self.forwards):
             fields["random"] = random_state()
-        return {**fields, "through": "wrapper", "seq": spanned(sequence())}
+        return {**fields, "through": "wrapper", "seq": collective_span(sequence())}
 
     def _describe_forward(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
         note_reduction(self.rank, args[0], self.numbers.get(id(args[0])), self.forwards)
-        return {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
+        return {"seq": collective_span(rank_first(self.rank), sequence(), begun=True)}
 
     def _backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Fields | None:
         if is_inside(self.rank, "backward", "pipeline"):
@@ -148,7 +148,7 @@ class Models:
         self.backwards += 1
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         fields: Fields = {
-            "seq": spanned(sequence()),
+            "seq": collective_span(sequence()),
             "autocast": autocast_now(),
             "reduced": self._is_reduced(first),
         }
@@ -175,7 +175,7 @@ class Models:
         return self.rank.watched if loss.device.type == "cpu" else self.rank.samples(self.backwards)
 
     def _describe_backward(self, result: Any, *args: Any, **kwargs: Any) -> Fields:
-        fields: Fields = {"seq": spanned(rank_first(self.rank), sequence(), begun=True)}
+        fields: Fields = {"seq": collective_span(rank_first(self.rank), sequence(), begun=True)}
         if not self.rank.samples(self.backwards):
             return fields
         living = self._living()
@@ -183,7 +183,7 @@ class Models:
         gradients = [each.grad for each in self.optimized() if each.grad is not None]
         norms = [norm for norm, _ in of_tensors(gradients) if norm >= 0]  # type: ignore[misc]
         is_finite = len(norms) == len(gradients)
-        laid = {str(n): laid_otherwise(w.module, self.strides[n]) for n, w in ddp}
+        laid = {str(n): find_stride_mismatches(w.module, self.strides[n]) for n, w in ddp}
         return {
             **fields,
             "lacking": {str(number): _without_grad(wrapper) for number, wrapper, _ in living},
@@ -247,7 +247,9 @@ def describe_model(module: nn.Module) -> Fields:
     }
 
 
-def spanned(last: int | None, end: int | None = None, begun: bool = False) -> list[int] | None:
+def collective_span(
+    last: int | None, end: int | None = None, begun: bool = False
+) -> list[int] | None:
     """Return the [first, last] number of an operation's collectives. When the operation begins,
     `last` is the number of the collective before it, and the span is empty."""
     if last is None:

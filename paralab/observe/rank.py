@@ -116,7 +116,8 @@ class Rank:
             self.watched = True
 
     def samples(self, count: int) -> bool:
-        """Return whether to read tensors now: by `count` in early steps, then by step number."""
+        """Return whether to read tensors now. Early steps depend on `count`, later ones on their
+        number."""
         return is_sampled(count if self.steps < EVERY else self.steps + 1)
 
     # --- operations that may never return

@@ -53,7 +53,9 @@ def _is_dense(parameter: torch.Tensor) -> bool:
     return last or parameter.is_contiguous()
 
 
-def laid_otherwise(module: nn.Module, wrapped: dict[str, tuple[int, ...]]) -> list[list[Any]]:
+def find_stride_mismatches(
+    module: nn.Module, wrapped: dict[str, tuple[int, ...]]
+) -> list[list[Any]]:
     """Return [name, shape, gradient strides, bucket strides] for each gradient whose strides differ
     from its bucket's."""
     found: list[list[Any]] = []

@@ -65,7 +65,7 @@ def describe_axes(
     stages: bool = False,
     experts: bool = False,
 ) -> tuple[Axis, ...]:
-    """Return the axes along which there is more than one rank. `stages` means that FSDP shards the
+    """Return the axes with more than one rank. `stages` means that FSDP shards the
     stages of a pipeline."""
     replicas = EXPERTS if experts else AVERAGES if averages else GRADIENTS
     exchanges = {

@@ -104,7 +104,8 @@ def estimate(plan: Plan, trial: MemoryTrial) -> tuple[DeviceEstimate, ...]:
 
 
 def count_groups(plan: Plan, rank: RankPlan) -> int:
-    """Return how many process groups a rank is in that may move tensors, as in worker/groups.py."""
+    """Return the number of a rank's process groups that may move tensors, as in
+    worker/groups.py."""
     groups = 1 if plan.schedule else plan.stages
     groups += 2 * (plan.shard_groups > 1)
     if plan.schedule or plan.tensor_plan or plan.sequence_plan:
@@ -152,12 +153,12 @@ def _device(
     return DeviceEstimate(rank.rank, device, *parts, *more, counted, peak)
 
 
-def _kept(each: Pass) -> int:
+def _saved_bytes(each: Pass) -> int:
     """Return the bytes saved for backward, including the most that recomputation adds."""
     return sum(each.saved) + each.loss + max(map(each.added_in, range(len(each.saved))))
 
 
-def _always(trial: MemoryTrial, samples: int) -> int:
+def _constant_bytes(trial: MemoryTrial, samples: int) -> int:
     """Return the bytes allocated during the entire step on a device with the whole model: buffers,
     samples, and CUDA's workspaces."""
     batch = trial.at(samples, lambda each: each.batch_bytes)
@@ -172,7 +173,7 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
     buckets, step_bytes = None, trial.step_bytes
     if plan.zero == 1:
-        owned = _owned(plan, trial.weights, rank)
+        owned = _own_weights(plan, trial.weights, rank)
         state = replace(state, optimizer=_State.of(owned).optimizer)
         step_bytes //= plan.replicas
     if plan.strategy in ("ddp", "fsdp"):
@@ -188,11 +189,12 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     accumulates = plan.accumulate > 1 or plan.bucket_view
     moving = again if accumulates else trial.at(size, lambda each: each.first)
     moving = max(moving, state.gradients + max(step_bytes, average))
-    peak = state.parameters + state.optimizer + moving + (buckets or 0) + _always(trial, samples)
-    return _device(rank, name, state, trial.at(size, _kept), peak, buckets=buckets)
+    constant = _constant_bytes(trial, samples)
+    peak = state.parameters + state.optimizer + moving + (buckets or 0) + constant
+    return _device(rank, name, state, trial.at(size, _saved_bytes), peak, buckets=buckets)
 
 
-def _owned(plan: Plan, weights: Sequence[Weight], rank: RankPlan) -> list[Weight]:
+def _own_weights(plan: Plan, weights: Sequence[Weight], rank: RankPlan) -> list[Weight]:
     """Return the parameters that this rank updates with ZeRO-1."""
     own = owners([(each.group, each.whole or each.elements) for each in weights], plan.replicas)
     return [each for each, owner in zip(weights, own, strict=True) if owner == rank.replica]
@@ -254,14 +256,14 @@ def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
     ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
     state = _state_of_shards(plan, trial.weights, rank)
     size = widest(samples, plan.accumulate, 1)
-    gathered, unreduced = _gathered(plan, trial, trial.weights) if ranks > 1 else (None, None)
+    gathered, unreduced = _gathered_bytes(plan, trial, trial.weights) if ranks > 1 else (None, None)
     # At the start of the first backward pass, no gradients are sharded. At the end, all are.
     before = state.gradients if plan.accumulate > 1 and plan.sync_every_pass else 0
     start = before + trial.at(size, lambda each: each.again)
     moving = max(start, state.gradients + trial.step_bytes // ranks)
-    always = (gathered or 0) + (unreduced or 0) + _always(trial, samples)
+    always = (gathered or 0) + (unreduced or 0) + _constant_bytes(trial, samples)
     peak = state.parameters + state.optimizer + moving + always
-    return _device(rank, name, state, trial.at(size, _kept), peak, gathered, unreduced)
+    return _device(rank, name, state, trial.at(size, _saved_bytes), peak, gathered, unreduced)
 
 
 def _state_of_shards(plan: Plan, weights: Iterable[Weight], rank: RankPlan) -> _State:
@@ -277,7 +279,7 @@ def _state_of_shards(plan: Plan, weights: Iterable[Weight], rank: RankPlan) -> _
     return _State.of(map(shard, weights))
 
 
-def _gathered(plan: Plan, trial: MemoryTrial, weights: Sequence[Weight]) -> tuple[int, int]:
+def _gathered_bytes(plan: Plan, trial: MemoryTrial, weights: Sequence[Weight]) -> tuple[int, int]:
     """Return the bytes of fsdp's full parameters and full gradients that exist at the same time.
 
     The parameters are those outside all units and those of two neighboring units, because fsdp
@@ -304,7 +306,8 @@ def _gathered(plan: Plan, trial: MemoryTrial, weights: Sequence[Weight]) -> tupl
 
 
 def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device with stages. Their temporary tensors are at most those of the model."""
+    """Estimate a device with stages, whose temporary tensors are at most as large as the whole
+    model's."""
     samples = rank_samples(plan, rank)
     own = list(_stages_on(rank, name))
     parts = [part for stage in own for part in range(stage, len(plan.stage_parts), plan.stages)]
@@ -313,22 +316,22 @@ def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) 
     state = _state_of_shards(plan, weights, rank)
     gathered, unreduced = None, None
     if plan.shards_per_parameter > 1:
-        gathered, unreduced = _gathered(plan, trial, weights)
+        gathered, unreduced = _gathered_bytes(plan, trial, weights)
     elif plan.zero == 1:
         # Each process has an optimizer for its own stages.
-        owned = _owned(plan, weights if plan.schedule else trial.weights, rank)
+        owned = _own_weights(plan, weights if plan.schedule else trial.weights, rank)
         state = replace(state, optimizer=_State.of(w for w in weights if w in owned).optimizer)
 
     activations = sum(_kept_by_stage(plan, trial, samples, stage) for stage in own)
     size = widest(samples, plan.accumulate, plan.micro_batches)
-    temporary = trial.at(size, lambda each: max(0, each.again - _kept(each)))
+    temporary = trial.at(size, lambda each: max(0, each.again - _saved_bytes(each)))
     buckets = None
     if plan.rank_replicas > 1 and not plan.shards_parameters:
         largest = _bucket_bytes(plan) if plan.schedule else state.gradients
         buckets = min(state.gradients, largest)
     more = sum(each or 0 for each in (buckets, gathered, unreduced))
     peak = state.total + activations + max(temporary, trial.step_bytes) + more
-    peak += _always(trial, samples)
+    peak += _constant_bytes(trial, samples)
     return _device(rank, name, state, activations, peak, gathered, unreduced, buckets)
 
 

@@ -93,7 +93,7 @@ def remark_on_experts(plan: ExpertPlan | None) -> tuple[str, ...]:
 
 
 class LayerRow(NamedTuple):
-    """Layers that differ only in their numbers."""
+    """Layers whose rows differ only in the numbers in their names."""
 
     layer: str  # the name, with * for its number
     layers: int

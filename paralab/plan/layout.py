@@ -64,7 +64,8 @@ def lay_out(
     request: Request, batch: BatchPlan, machine: Machine, device: str, places: Sequence[Place]
 ) -> Layout:
     gpus = len(machine.gpus) if device == "cuda" else 0
-    zero_1 = request.strategy == "fsdp" and request.zero == 1  # each rank has a replica
+    # With ZeRO-1, each rank has a replica.
+    zero_1 = request.strategy == "fsdp" and request.zero == 1
     strategy = "ddp" if zero_1 else request.strategy
     placement, process_per_cell = request.placement or "spread", has_process_per_cell(request)
     shape = strategy, batch.replicas, batch.stages, placement, gpus, process_per_cell

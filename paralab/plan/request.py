@@ -87,7 +87,7 @@ class Request:
     samples: int | None = option(
         "Train on only the first N samples; they form one epoch.", MODEL, metavar="N", shown="all"
     )
-    seed: int = option("Determines the initial weights and the sample order.", MODEL, default=0)
+    seed: int = option("Seed for the initial weights and the sample order.", MODEL, default=0)
     replicas: int | None = option(
         "Copies of the model; each batch is split between them.",
         PARALLELISM,
@@ -112,7 +112,7 @@ class Request:
         choices=(1, 2, 3),
         strategies=SHARDED,
         usual={"fsdp": 3},
-        shown="3 for fsdp, nothing for hybrid",
+        shown="3 for fsdp, off for hybrid",
         label="ZeRO-{}".format,
         examples=({"zero": 1}, {"zero": 2}, {"zero": 3, "stages": 2}),
     )
@@ -222,7 +222,7 @@ class Request:
         "Size of DDP's gradient buckets in MB.",
         DDP,
         strategies=BUCKETED,
-        shown="25, the first bucket 1",
+        shown="25; 1 for the first bucket",
         label="bucket {:g} MB".format,
     )
     bucket_view: bool | None = option(
@@ -248,11 +248,11 @@ class Request:
         label=lambda _: "sync every pass",
     )
     compress: str | None = option(
-        "Send gradients in fp16 or bf16, or as matrices of low rank (PowerSGD).",
+        "Send gradients in fp16, in bf16, or as PowerSGD's low-rank matrices.",
         DDP,
         choices=COMPRESSIONS,
         strategies=COMPRESSED,
-        shown="send gradients as they are",
+        shown="no compression",
         label="compress {}".format,
     )
     powersgd_rank: int | None = option(

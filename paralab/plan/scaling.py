@@ -17,7 +17,7 @@ Strategy = Literal["dp", "ddp"]
 
 
 class StepPrediction(NamedTuple):
-    """Seconds per step."""
+    """The predicted seconds of a step, by part."""
 
     compute: float
     optimizer: float
@@ -26,7 +26,8 @@ class StepPrediction(NamedTuple):
 
 
 def sent(strategy: Strategy, devices: int) -> float:
-    """Return the bytes that the busiest device sends or receives, relative to the gradients'."""
+    """Return the bytes that the busiest device sends or receives, relative to the gradients'
+    size."""
     return 2 * (devices - 1) / (devices if strategy == "ddp" else 1)
 
 

@@ -61,7 +61,7 @@ def remark_on_sequence(plan: SequencePlan | None) -> tuple[str, ...]:
 
 
 class BlockRow(NamedTuple):
-    """Blocks that differ only in their numbers."""
+    """Blocks whose rows differ only in the numbers in their names."""
 
     block: str  # the name, with * for its number
     blocks: int

@@ -106,7 +106,7 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
 
 
 class GroupRow(NamedTuple):
-    """Groups that differ only in the numbers of their layers."""
+    """Groups whose rows differ only in the numbers in their layers' names."""
 
     block: str  # the name, with * for its number
     columns: str

@@ -18,7 +18,7 @@ RECORDED = (
 
 
 def dump_stacks(path: Path) -> None:
-    """Write `path`.json."""
+    """Write all stacks and the last collectives to `path`.json."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = {
         names.get(ident, str(ident)): [

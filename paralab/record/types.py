@@ -50,6 +50,8 @@ def read_object(path: Path) -> JsonObject:
             raise ValueError(f"{path.name} does not contain a JSON object")
     except OSError as error:
         problem = f"{path.parent} is not a paralab folder: {path.name}: {error.strerror}."
+        if not path.parent.exists():
+            problem = f"{path.parent} does not exist."
         raise UsageError(problem, fix="pass a folder in runs/") from error
     except (ValueError, RecursionError) as error:
         problem = f"{path} is damaged: {error}."

@@ -53,7 +53,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                if in_url and not refusal:  # error pages also load styles
+                if in_url and not refusal:  # the browser also needs the cookie to load styles
                     value = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("Set-Cookie", value)
             await send(message)

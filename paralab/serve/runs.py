@@ -62,7 +62,7 @@ class Listing:
         self._known: dict[Path, tuple[Stamp, Row]] = {}
         self._lock = threading.Lock()
         self._rows: list[Row] = []
-        self._begun = self._finished = 0  # numbers of reads
+        self._begun = self._finished = 0  # how many reads have begun, and have finished
 
     def read(self) -> list[Row]:
         """Return the rows of a read that began after this call."""
@@ -217,7 +217,8 @@ def _read_ends(
 
 
 def _event_files(folder: Path) -> list[Path]:
-    """Do not use glob, which treats a folder without read permission as empty."""
+    """List the event files. Do not use glob, which treats a folder without read permission as
+    empty."""
     events = folder / "events"
     files = events.iterdir() if events.is_dir() else ()
     return [path for path in files if path.name.startswith("rank") and path.suffix == ".jsonl"]

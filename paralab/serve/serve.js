@@ -1,4 +1,4 @@
-// Keep a page current: replace the parts that the server sends, and say how the connection is. The
+// Keep a page current: replace the parts that the server sends, and show the state of the connection. The
 // server escapes all text in the parts, and the page's policy forbids scripts in them.
 "use strict";
 (() => {

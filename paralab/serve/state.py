@@ -16,7 +16,7 @@ from paralab.serve.status import IS_OVER, Status
 from paralab.show.follow import (
     RECENT_STEPS,
     Follower,
-    Held,
+    MemoryUse,
     RankProgress,
     Share,
     Times,
@@ -31,7 +31,7 @@ RankStatus = Literal["not started", "running", "gone", "ended", "failed", "not v
 class DeviceState(Record, frozen=True, kw_only=True):
     name: str
     load: Share | None
-    memory: Held | None
+    memory: MemoryUse | None
 
 
 class RankState(Record, frozen=True, kw_only=True):

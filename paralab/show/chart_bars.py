@@ -9,7 +9,7 @@ from paralab.show import svg
 from paralab.show.svg import Axis
 from paralab.units import measure, plural
 
-GOLDEN = 0.6180339887  # its multiples modulo 1 spread dots evenly, and the same way every time
+GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and reproducibly
 
 
 class Rows:

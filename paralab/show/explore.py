@@ -18,7 +18,7 @@ from paralab.units import measure
 
 Values = Mapping[str, Any]
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
-OTHER_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # number of devices for which a prediction is compared
+OTHER_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # numbers of devices that the prediction compares
 
 
 class Box(NamedTuple):

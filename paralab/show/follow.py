@@ -43,7 +43,7 @@ class Share(NamedTuple):
     measure: str
 
 
-class Held(NamedTuple):
+class MemoryUse(NamedTuple):
     """Memory in use, its capacity, and how it was measured."""
 
     bytes: int
@@ -151,7 +151,7 @@ class RankProgress:
     def mean_load(self) -> float | None:
         return mean([load.value for device in self.devices if (load := self.load_of(device))])
 
-    def memory_of(self, device: str) -> Held | None:
+    def memory_of(self, device: str) -> MemoryUse | None:
         """Return the memory that CUDA's allocator, the process, or the counted tensors use."""
         capacity, event = self._capacity(device), self._memory.get(device)
         if device.startswith("cuda"):
@@ -161,10 +161,10 @@ class RankProgress:
             now = self.load.rss_bytes if self.load else None
             peak = event.process_bytes if event else None
         else:
-            return Held(event.bytes, capacity, "tensors") if event else None
+            return MemoryUse(event.bytes, capacity, "tensors") if event else None
         if now is not None:
-            return Held(now, capacity, "memory")
-        return None if peak is None else Held(peak, capacity, "peak memory")
+            return MemoryUse(now, capacity, "memory")
+        return None if peak is None else MemoryUse(peak, capacity, "peak memory")
 
     def _is_the_process(self, device: str) -> bool:
         """Return whether the device is a CPU device and the process's only device."""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paralab.plan.plan import label
 from paralab.show.console import plain_table
-from paralab.show.follow import Follower, Held, RankProgress, Share
+from paralab.show.follow import Follower, MemoryUse, RankProgress, Share
 from paralab.units import age, plural, rate, seconds, size
 
 REDRAW_SECONDS = 0.25  # four times per second is enough for a human reader
@@ -123,7 +123,7 @@ def _load(load: Share | None, width: int) -> Text:
     return Text.assemble(*_bar(load.value, cells, "green"), f" {load.value:4.0%}")
 
 
-def _memory(memory: Held | None, width: int) -> Text:
+def _memory(memory: MemoryUse | None, width: int) -> Text:
     if memory is None:
         return Text(UNKNOWN)
     if width < MEDIUM or memory.capacity_bytes is None:

@@ -21,7 +21,7 @@ from paralab.errors import ParalabError
 from paralab.units import plural, seconds
 
 Shown = Result | Comparison | VerifyResult | TuneResult | Document
-MOST_ROWS, MOST_BYTES = 30, 60_000  # rows of a table, and bytes of a drawing
+MOST_ROWS, MOST_BYTES = 30, 60_000  # limits for a table and for a drawing
 # If a document has multiple charts, show the first one from this list.
 FIRST = ("speed-up", "step-time-over-bucket-size", "shares")
 # Follow the notebook's theme (JupyterLab, VS Code, Colab), or else the browser's.

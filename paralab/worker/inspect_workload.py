@@ -46,7 +46,7 @@ from paralab.workload.expert_layers import stacked_experts
 from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
-from paralab.workload.repeated_blocks import Trained, find_blocks
+from paralab.workload.repeated_blocks import StepResult, find_blocks
 from paralab.workload.shard_units import find_units
 from paralab.workload.state import put_back, state_of
 from paralab.workload.summary import Block, Inspection, Summary, Trial
@@ -233,7 +233,7 @@ class _Inspector:
 def _inspect_blocks(workload: Workload, model: nn.Module, samples: Any) -> tuple[Block, ...]:
     before = state_of(model)
 
-    def train() -> Trained:
+    def train() -> StepResult:
         put_back(model, before)
         seed_everything(0)
         inputs, targets = (workload.unpack or unpack)(samples)
@@ -242,7 +242,7 @@ def _inspect_blocks(workload: Workload, model: nn.Module, samples: Any) -> tuple
             n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None
         }
         model.zero_grad(set_to_none=True)
-        return Trained(gradients, state_of(model))
+        return StepResult(gradients, state_of(model))
 
     blocks = find_blocks(model, train)
     put_back(model, before)

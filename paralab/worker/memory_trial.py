@@ -34,7 +34,7 @@ from paralab.worker.precision import LOW
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.saved_tensors import SavedTensors, at_starts
 from paralab.worker.shards import gathered, local
-from paralab.workload.batch import call_model, filled, map_tensors, take, tensors, unpack
+from paralab.workload.batch import call_model, map_tensors, resize, take, tensors, unpack
 from paralab.workload.hooks import patched
 from paralab.workload.load import load_workload
 from paralab.workload.randomness import seed_everything
@@ -49,11 +49,11 @@ def _reply(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     skip_compiler_import()
     gc.freeze()
     gc.enable()
-    known = Known({}, {})
+    known = EarlierTrials({}, {})
     return [_answer(Plan.from_json(each["plan"]), each["sizes"], known) for each in questions]
 
 
-class Known(NamedTuple):
+class EarlierTrials(NamedTuple):
     """Measurements of earlier trials that do not depend on the cuts between stages: the optimizer's
     state and temporary tensors, and the peaks of two passes, by number of samples."""
 
@@ -61,7 +61,7 @@ class Known(NamedTuple):
     peaks: dict[Kind, tuple[int, int]]
 
 
-def _answer(plan: Plan, sizes: list[int], known: Known) -> dict[str, Any]:
+def _answer(plan: Plan, sizes: list[int], known: EarlierTrials) -> dict[str, Any]:
     try:
         return {"trial": asdict(run_trial(plan, load_workload(plan.workload), sizes, known))}
     except Exception as error:
@@ -69,7 +69,7 @@ def _answer(plan: Plan, sizes: list[int], known: Known) -> dict[str, Any]:
 
 
 def run_trial(
-    plan: Plan, workload: Workload, sizes: list[int], known: Known | None = None
+    plan: Plan, workload: Workload, sizes: list[int], known: EarlierTrials | None = None
 ) -> MemoryTrial:
     """Run a micro-batch of each size through the whole model, and one optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -80,13 +80,13 @@ def run_trial(
     try:
         # A module may use a real tensor that is neither a parameter nor a buffer.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        return _Trial(plan, workload, fake, known or Known({}, {})).run(sizes)
+        return _Trial(plan, workload, fake, known or EarlierTrials({}, {})).run(sizes)
     finally:
         torch.set_default_dtype(default)
 
 
 class _Trial:
-    def __init__(self, plan: Plan, workload: Workload, fake: Any, known: Known) -> None:
+    def __init__(self, plan: Plan, workload: Workload, fake: Any, known: EarlierTrials) -> None:
         self.plan, self.workload, self.fake = plan, workload, fake
         self.known, self.kind = known, kind_of(plan)
         self.device = torch.device(plan.device)
@@ -198,7 +198,7 @@ class _Trial:
                 if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                     group["foreach"] = True
         with self.fake:
-            self._forward(filled(self.sample, samples))[1].backward()
+            self._forward(resize(self.sample, samples))[1].backward()
             optimizer.step()  # this step creates the state
             step_bytes = self._peak_of(optimizer.step, optimizer)
             state = {p: list(tensors(dict(values))) for p, values in optimizer.state.items()}
@@ -234,7 +234,7 @@ class _Trial:
             del output  # a rank also keeps the output until here
 
         with self.fake:
-            batch = filled(self.sample, samples)
+            batch = resize(self.sample, samples)
             counted, loss, loss_alone = self._count_saved(batch)
             saved = tuple(sum(n for n, _ in part.values()) for part in counted.parts[:-1])
             recomputed = tuple(counted.recomputed[:-1])

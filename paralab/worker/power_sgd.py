@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 EPSILON = 1e-8  # added to the norm of a column, because a gradient may be zero
-WORTH = 2  # compress a matrix only if it becomes smaller than 1 / WORTH, as in torch
+WORTH = 2  # compress a matrix only if it shrinks by more than this factor, as in torch
 
 
 def starting_vectors(matrix: torch.Tensor, rank: int, seed: int) -> torch.Tensor | None:

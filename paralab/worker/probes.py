@@ -4,7 +4,7 @@ them once the device has finished the step.
 Each step writes a `step` event. The first `DETAILED_STEPS` steps also write details: forward,
 backward, each all-reduce, and so on. After that, only every `DETAIL_EVERY`-th step writes details,
 to keep the run folder small. If details would cost more than 1% of a step because of many marks on
-a GPU, only some of the first steps write details (see `sampled`).
+a GPU, only some of the first steps write details (see `detail_interval`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Arriving(NamedTuple):
     mark: Mark
 
 
-def sampled(steps: int) -> int:
+def detail_interval(steps: int) -> int:
     """Return n such that every n-th step writes details.
 
     20 steps → every 4th (5 steps), 50 steps or more → every 10th

@@ -46,7 +46,8 @@ class Vocabulary(nn.Module):
 def prove_vocabulary(
     model: nn.Module, group: TensorGroup, calls: Mapping[str, list[Call]], mesh: DeviceMesh
 ) -> TensorGroup:
-    """Return the group with the result of its proof. `calls` has those of its layers."""
+    """Return the group with the result of its proof. `calls` has the recorded calls of its
+    layers."""
     if reason := uneven_words(group, mesh.size()):
         return replace(group, reason=reason)
     whole = Vocabulary(model, group)

@@ -16,7 +16,7 @@ from paralab.record.writer import EventWriter
 from paralab.worker.clock import Clock
 from paralab.worker.memory import ActivationMeter
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe, SplitNotes, sampled
+from paralab.worker.probes import Probe, SplitNotes, detail_interval
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.shards import gathered, whole
@@ -109,7 +109,7 @@ def set_up_rank(
     # Each stage records marks for each micro-batch, and each mark delays GPU kernel launches.
     many_marks = on_gpu and len(plan.stage_parts) > 1 and not plan.schedule
     clock = Clock(origin, devices if on_gpu else ())
-    probe = Probe(clock, writer, sampled(plan.num_steps) if many_marks else 1)
+    probe = Probe(clock, writer, detail_interval(plan.num_steps) if many_marks else 1)
     context = RankContext(
         plan,
         rank,

@@ -62,19 +62,19 @@ def rank_batches(
     (two because BatchNorm rejects a single sample).
     """
 
-    def wanted(batch: GlobalBatch) -> Span:
+    def own_span(batch: GlobalBatch) -> Span:
         start, stop = span_of(batch)
         return (start, stop) if stop > start else (0, min(2, batch.size))
 
     if dataset_samples(workload) is None:
         for batch in batches:
             whole = _call_get_batch(workload, batch, seed)
-            yield batch, _pin(take(whole, *wanted(batch)), pin_memory)
+            yield batch, _pin(take(whole, *own_span(batch)), pin_memory)
         return
 
     assert samples is not None
     plan = list(batches)
-    indices = _choose_samples(plan, samples, seed, wanted)
+    indices = _choose_samples(plan, samples, seed, own_span)
     if _in_memory(workload.data):
         for batch, rows in zip(plan, pick(workload.data, indices), strict=True):
             yield batch, _pin(rows, pin_memory)
@@ -117,7 +117,7 @@ def _call_get_batch(workload: Workload, batch: GlobalBatch, seed: int) -> Any:
 
 
 def _choose_samples(
-    batches: list[GlobalBatch], samples: int, seed: int, wanted: Callable[[GlobalBatch], Span]
+    batches: list[GlobalBatch], samples: int, seed: int, own_span: Callable[[GlobalBatch], Span]
 ) -> Iterator[torch.Tensor]:
     """Yield the indices of this rank's samples. The seed determines each epoch's order."""
     epoch, order = -1, torch.empty(0, dtype=torch.long)
@@ -126,7 +126,7 @@ def _choose_samples(
             epoch = batch.epoch
             generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
             order = torch.randperm(samples, generator=generator)
-        start, stop = wanted(batch)
+        start, stop = own_span(batch)
         yield order[batch.first + start : batch.first + stop]
 
 

@@ -51,7 +51,8 @@ class MultiheadParallel(ParallelStyle):
 def _attend(
     inputs: tuple[Tensor, Tensor, Tensor], attention: Any, mesh: DeviceMesh, mask: Tensor | None
 ) -> Tensor:
-    copies = {id(each): copy_to_shards(each, mesh) for each in inputs}  # often the same tensor
+    # Query, key, and value are often the same tensor.
+    copies = {id(each): copy_to_shards(each, mesh) for each in inputs}
     weights = attention.in_proj_weight.to_local().chunk(3)
     bias = attention.in_proj_bias
     biases = [None] * 3 if bias is None else bias.to_local().chunk(3)

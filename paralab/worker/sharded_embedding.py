@@ -22,7 +22,7 @@ from paralab.worker.split_tensors import split_parameter, sum_over_shards
 
 
 class SplitEmbedding(nn.Embedding):
-    """An embedding with some of the words."""
+    """This shard's part of an embedding: some of the words."""
 
     mesh: DeviceMesh
 

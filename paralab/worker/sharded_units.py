@@ -287,7 +287,7 @@ def explain_dtypes(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def stepping_on_shards(plan: Plan) -> Iterator[None]:
-    """Run an optimizer step on shards, and explain it if torch cannot."""
+    """Run an optimizer step on shards, and explain the error if torch cannot."""
     try:
         with mixing_tensors() if plan.tensor_plan or plan.schedule else nullcontext():
             yield

@@ -138,8 +138,8 @@ class SplitSequence:
         sum_gradients(self.parameters, self.ranks.group, None, self.begin)
 
     def recomputing(self, block: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that creates a context for recomputing a block with the length of this
-        call. Recomputation does not run the block's hooks."""
+        """Return a function that creates a context for recomputing a block with this call's
+        sequence length. Recomputation does not run the block's hooks."""
         length = self.length
         return lambda: patched(self, length=length)
 

@@ -87,7 +87,7 @@ def pick(data: Any, choices: Iterable[torch.Tensor]) -> Iterator[Any]:
         yield map_tree(partial(pick_from, indices), data, is_leaf)
 
 
-def filled(batch: Any, samples: int) -> Any:
+def resize(batch: Any, samples: int) -> Any:
     """Return the batch with this many samples. Repeat its last sample or drop samples as needed."""
     size = num_samples(batch)
     if size >= samples:
@@ -102,7 +102,8 @@ def filled(batch: Any, samples: int) -> Any:
 
 
 def _per_sample(samples: int) -> Callable[[Any], bool]:
-    """Return a test for leaves. A leaf is a tensor, or a plain list with one entry per sample."""
+    """Return a function that recognizes leaves: tensors, and plain lists with one entry per
+    sample."""
     lists: dict[int, bool] = {}  # keyed by id, because a list may have a million entries
 
     def is_leaf(item: Any) -> bool:

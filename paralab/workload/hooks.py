@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Intercepting(TorchDispatchMode):
-    """Run `call(func, args, kwargs)` instead of each operator, in this block and thread."""
+    """Run `call(func, args, kwargs)` instead of each operator, in this context and thread."""
 
     def __init__(self, call: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ def draws(func: Any) -> bool:
 
 @contextmanager
 def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """Set these attributes within the block, and restore them afterward."""
+    """Set these attributes in this context, and restore them afterward."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():

@@ -43,7 +43,8 @@ def _build(function: Any, shown: str, folder: Path) -> Workload:
 
 @contextmanager
 def user_code(what: str, folder: Path) -> Iterator[None]:
-    """Report any exception in this block as a UsageError, with the traceback in the user's code."""
+    """Report any exception in this context as a UsageError, with the traceback in the user's
+    code."""
     try:
         yield
     except UsageError:

@@ -24,7 +24,7 @@ def seed_everything(seed: int, gpus: bool = True) -> None:
 
 @contextmanager
 def seeded(seed: int, position: int = 0) -> Iterator[None]:
-    """Seed all common generators within the block, and restore them afterward."""
+    """Seed all common generators in this context, and restore them afterward."""
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):

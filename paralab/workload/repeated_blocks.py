@@ -18,14 +18,14 @@ from paralab.workload.summary import Block
 ROUNDING = {"cpu": 1e-6, "cuda": 1e-4}
 
 
-class Trained(NamedTuple):
+class StepResult(NamedTuple):
     """The result of one training step."""
 
     gradients: dict[str, torch.Tensor]
     state: State
 
 
-def find_blocks(model: nn.Module, train: Callable[[], Trained]) -> tuple[Block, ...]:
+def find_blocks(model: nn.Module, train: Callable[[], StepResult]) -> tuple[Block, ...]:
     """Find the blocks. Every call of `train` runs the same training step."""
     names = repeated_blocks(model)
     if not names:
@@ -38,7 +38,9 @@ def find_blocks(model: nn.Module, train: Callable[[], Trained]) -> tuple[Block, 
     )
 
 
-def _blocks_that_draw(model: nn.Module, names: list[str], train: Callable[[], Trained]) -> set[str]:
+def _blocks_that_draw(
+    model: nn.Module, names: list[str], train: Callable[[], StepResult]
+) -> set[str]:
     """Return the blocks that draw from the generators of Python or numpy."""
     before: dict[str, Any] = {}
     draw: set[str] = set()
@@ -85,11 +87,11 @@ def _look(module: nn.Module) -> tuple[type, tuple[Any, ...]]:
 
 
 def blocks_that_recompute(
-    model: nn.Module, names: list[str], mode: str, train: Callable[[], Trained]
+    model: nn.Module, names: list[str], mode: str, train: Callable[[], StepResult]
 ) -> list[str]:
     """Return the blocks whose recomputation gives the same result. Leave out blocks that change
-    their state in each call (such as BatchNorm's statistics or a cache) or a kept tensor in place.
-    Try all blocks together, and only if that fails, one by one."""
+    their state in each call (such as BatchNorm's statistics or a cache) or that change a kept
+    tensor in place. Try all blocks together, and only if that fails, one by one."""
     expected = train()
 
     def works(chosen: list[str]) -> bool:
@@ -116,7 +118,7 @@ def blocks_that_recompute(
     return names if works(names) else [name for name in names if works([name])]
 
 
-def _same(one: Trained, other: Trained) -> bool:
+def _same(one: StepResult, other: StepResult) -> bool:
     if one.gradients.keys() != other.gradients.keys() or changes(one.state, other.state):
         return False
     return all(

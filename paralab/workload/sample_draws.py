@@ -65,7 +65,7 @@ Axes = dict[Draw, Axis]
 
 @contextmanager
 def samples_of(inputs: Any) -> Iterator[None]:
-    """Declare that model calls in this block get substitutes for these inputs."""
+    """Declare that model calls in this context get substitutes for these inputs."""
     before, _thread.inputs = _thread.inputs, inputs
     try:
         yield
@@ -92,7 +92,7 @@ def original_inputs(inputs: Any) -> Any:
 
 @contextmanager
 def draw_per_sample(inputs: Any, axes: Axes, path: str = "") -> Iterator[None]:
-    """Draw separately for each sample of `inputs` in this block, which runs module `path`."""
+    """Draw separately for each sample of `inputs` in this context, which runs module `path`."""
     _thread.begin(path)
     mode = partial(Intercepting, partial(_draw_per_sample, _make_seeds(inputs), axes))
     before, _thread.mode = _thread.mode, mode

@@ -33,7 +33,8 @@ class SplitValues(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.split: dict[int, Tensor] = {}  # address -> tensor, which keeps its address
+        # Address -> tensor. Storing the tensor prevents reuse of its address.
+        self.split: dict[int, Tensor] = {}
         self.read = False
 
     def add(self, values: Any) -> None:

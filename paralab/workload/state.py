@@ -75,7 +75,7 @@ def put_back(model: nn.Module, state: State) -> None:
 
 @contextmanager
 def restored(model: nn.Module, state: State | None = None) -> Iterator[State]:
-    """Restore this state after the block, and delete attributes that were created in it."""
+    """Restore this state after the context, and delete attributes that were created in it."""
     state = state_of(model) if state is None else state
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     try:

@@ -34,7 +34,7 @@ OUTSIDE = "something outside the model"
 
 @contextmanager
 def _counting(model: nn.Module, calls: list[Counter[str]]) -> Iterator[None]:
-    """Count how many times each submodule is called in this block, and append the counts to
+    """Count how many times each submodule is called in this context, and append the counts to
     `calls`."""
     counts: Counter[str] = Counter()
     with watched(model, enter=lambda name, _: counts.update([name])):

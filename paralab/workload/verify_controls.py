@@ -38,7 +38,7 @@ _forward_lock = threading.RLock()
 
 @contextmanager
 def controlled(model: nn.Module, kinds: Iterable[str], example: Any = None) -> Iterator[None]:
-    """Remove these differences in this block. Enter the block before a strategy copies the model,
+    """Remove these differences in this context. Enter it before a strategy copies the model,
     so that the controls also apply to the copies.
 
     `example` has the inputs of three samples, which reveal the sample dim of random tensors."""
@@ -143,8 +143,8 @@ def _hold(model: nn.Module, state: State, per_sample: bool, example: Any) -> Non
 
 @contextmanager
 def _read_only(model: nn.Module, state: State) -> Iterator[None]:
-    """Ignore writes to buffers in this block, and restore attributes afterward. A forward pass that
-    updates a statistic and then uses it would mix the samples of a batch."""
+    """Ignore writes to buffers in this context, and restore attributes afterward. A forward pass
+    that updates a statistic and then uses it would mix the samples of a batch."""
     with DisableTorchFunction():  # a function mode may run these operations on meta tensors
         storages = {b.untyped_storage().data_ptr() for b in model.buffers() if not b.is_meta}
 

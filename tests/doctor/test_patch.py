@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paralab.doctor.patch import DoesNotFit, diff, edited, fix, overlap
+from paralab.doctor.patch import DoesNotFit, apply_edits, diff, fix, overlap
 from paralab.doctor.registry import Edit, Finding
 from paralab.doctor.sources import Sources
 
@@ -35,7 +35,7 @@ def edit(first, last, *lines, file="f.py"):
     ],
 )
 def test_lines_are_replaced_inserted_and_removed(edits, after):
-    assert edited(TEXT, edits).replace("\n", "|") == after
+    assert apply_edits(TEXT, edits).replace("\n", "|") == after
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_lines_are_replaced_inserted_and_removed(edits, after):
     ],
 )
 def test_line_ends_stay_as_the_file_has_them(text, after):
-    assert edited(text, [edit(2, 2, "B")]) == after
+    assert apply_edits(text, [edit(2, 2, "B")]) == after
 
 
 def test_a_line_after_a_last_line_without_an_end():
-    assert edited("a\nb", [edit(3, 2, "c")]) == "a\nb\nc\n"
+    assert apply_edits("a\nb", [edit(3, 2, "c")]) == "a\nb\nc\n"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_line_after_a_last_line_without_an_end():
 )
 def test_edits_that_do_not_fit_are_refused(wrong):
     with pytest.raises(DoesNotFit):
-        edited(TEXT, wrong)
+        apply_edits(TEXT, wrong)
 
 
 def test_an_insertion_inside_a_replaced_block_overlaps_and_at_its_edges_not():

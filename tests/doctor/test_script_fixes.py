@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paralab.doctor.catalog import apply
-from paralab.doctor.patch import edited
+from paralab.doctor.patch import apply_edits
 from paralab.doctor.static.script import Script
 from tests.doctor.cases import broken
 
@@ -49,7 +49,7 @@ def test_a_fix_removes_its_finding_and_adds_none(case, tmp_path):
     before = read(script)
     fixed = next(finding for finding in before if finding.edits)
     file = Path(fixed.file)
-    file.write_text(edited(file.read_text(), fixed.edits))
+    file.write_text(apply_edits(file.read_text(), fixed.edits))
     after = read(script)
     assert (fixed.id, fixed.line) not in {(finding.id, finding.line) for finding in after}
     assert {finding.id for finding in after} <= {finding.id for finding in before}

@@ -19,7 +19,7 @@ from paralab.plan.plan import Stage
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.loop import Extras, train
-from paralab.worker.memory_trial import Known, _Trial, run_trial
+from paralab.worker.memory_trial import EarlierTrials, _Trial, run_trial
 from paralab.worker.optimizer import make_optimizer
 from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan
@@ -240,7 +240,7 @@ def test_trials_with_other_cuts_reuse_peaks(monkeypatch):
     whole = make_plan(workload)
     parts = (Stage("", ("0",), 1, 1.0, 0), Stage("2", ("2",), 1, 1.0, 0))
     cut = replace(whole, stage_parts=parts)
-    alone, known = run_trial(cut, workload, [4, 6]), Known({}, {})
+    alone, known = run_trial(cut, workload, [4, 6]), EarlierTrials({}, {})
     run_trial(whole, workload, [4], known)
     peaks = []
     monkeypatch.setattr(_Trial, "_peak_of", lambda *_: peaks.append(7) or 7)

@@ -8,7 +8,7 @@ from torch import nn
 
 from paralab.worker.memory import ActivationMeter
 from paralab.workload.recompute import MODES, recompute
-from paralab.workload.repeated_blocks import Trained, find_blocks, repeated_blocks
+from paralab.workload.repeated_blocks import StepResult, find_blocks, repeated_blocks
 from paralab.workload.state import put_back, state_of
 
 
@@ -59,7 +59,7 @@ def trainer(model, seed=0):
         model.zero_grad()
         model(x).backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        return Trained(gradients, state_of(model))
+        return StepResult(gradients, state_of(model))
 
     return train
 

@@ -118,7 +118,7 @@ def _is_under_rank_condition(frame: Frame) -> bool | None:
 @dataclass(frozen=True)
 class Blame:
     """All failures, chronologically. `absent` lists the ranks without an error. `silent` lists
-    those of them that the launcher did not stop."""
+    those that the launcher did not stop."""
 
     roots: tuple[Event, ...]
     victims: tuple[Event, ...]
@@ -164,10 +164,11 @@ def fatal(logs: Logs) -> list[Traceback]:
     failed = any(exit_.code and not exit_.asked for exit_ in logs.exits)
     if failed and not any(_of_trace(trace).role == "root" for trace in sure):
         sure += [trace for trace in plain if trace not in sure]
-        last = {trace.rank: trace for trace in traces if trace.logged}  # logged, then it exited
+        # The program logged the exception, and then exited.
+        last = {trace.rank: trace for trace in traces if trace.logged}
         ended = {exit_.rank for exit_ in logs.exits if (exit_.code or 0) > 0}
         sure += [trace for rank, trace in last.items() if rank in ended]
-    once: dict[object, Traceback] = {}  # a process prints it, and the launcher repeats it
+    once: dict[object, Traceback] = {}  # the launcher repeats what a process printed
     for trace in sorted(sure, key=lambda trace: trace.reported):
         once.setdefault((trace.rank, trace.error) if trace.rank is not None else id(trace), trace)
     return sorted(once.values(), key=lambda trace: logs.when(trace.first))

@@ -104,7 +104,7 @@ class Exits:
             self.exits.append(entry)
 
 
-def spawned(line: Line) -> Exit | None:
+def parse_spawn_report(line: Line) -> Exit | None:
     """Parse torch.multiprocessing.spawn's report of a process that exited without an exception."""
     found = SPAWNED.search(line.text)
     if found is None or (found[2] and found[2] not in signals.Signals.__members__):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from paralab.analyse.collective_matching import CollectiveCall
-from paralab.doctor.logs.exits import Exit, Exits, spawned
+from paralab.doctor.logs.exits import Exit, Exits, parse_spawn_report
 from paralab.doctor.logs.line import Line
 from paralab.doctor.logs.traceback import Traceback
 
@@ -44,7 +44,7 @@ class Logs:
         self.when = key
         self.lines.sort(key=key)
         self.tracebacks.sort(key=lambda trace: key(trace.first))
-        ends = [spawned(trace.errors[-1]) for trace in self.tracebacks if trace.errors]
+        ends = [parse_spawn_report(trace.errors[-1]) for trace in self.tracebacks if trace.errors]
         self.reports += [Exits([end]) for end in ends if end]
         self._assign_missing_ranks()
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# torchrun --tee, or mpirun's [1,3]<stderr>:
+# The prefix of torchrun --tee, or mpirun's `[1,3]<stderr>:`
 TEE = re.compile(r"\[([A-Za-z_]+|\d+,)(\d+)(?:\|\d+)?\](?:<std\w+>)?: ?")
 RANK = re.compile(r"\[rank ?(\d+)\]: ?")
 NCCL_RANK = re.compile(r"\[Rank (\d+)\]|\[PG .{0,60}? Rank (\d+)\]")
-LABEL = re.compile(r" *(\d+): ?")  # srun -l
+LABEL = re.compile(r" *(\d+): ?")  # the prefix of srun -l
 GLOG = re.compile(r"([IWEFCV])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) +\d+ (\S+:\d+)\] ?")
 CPP = re.compile(r"\[([IWEF])(?:(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d\.\d+))? (\S+:\d+)\] ?")
 ISO = re.compile(r"(?:\[?|.{0,24}? AT )\d{4}-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")

@@ -22,7 +22,7 @@ from paralab.doctor.logs.line import LABEL, Line, clean, parse
 from paralab.doctor.logs.traceback import Assembler
 from paralab.errors import UsageError
 
-# These keywords are in lower case, and general, because messages change from version to version.
+# The keywords are lowercase and general, because messages change from version to version.
 WORDS = (
     *(b"error", b"exception", b"warn", b"nccl", b"watchdog", b"signal", b"exitcode", b"failed"),
     *(b"failures:", b"root cause", b"  rank  ", b"  host  ", b"  time  ", b"  traceback :"),
@@ -134,7 +134,8 @@ def _take_dump(name: str, dump: dict[str, object], logs: Logs) -> bool:
     rank = recorded if isinstance(recorded, int) else rank
     rank = rank if rank is not None else len(logs.dumps)
     calls = from_flight_recorder(dumps.entries(dump))
-    logs.dumps[rank] = [call for call in calls if call.number is not None]  # without send and recv
+    # A send or recv has no number.
+    logs.dumps[rank] = [call for call in calls if call.number is not None]
     logs.sources[name], logs.dump_names[rank] = rank, name
     return True
 

@@ -131,7 +131,7 @@ class Origins(Facts):
                 if found is not None:
                     return found
             elif call.target in (DDP, DP) and node.attr == "module":
-                return None  # the inner model
+                return None  # `wrapper.module` is the inner model
             elif call.target.rpartition(".")[2][:1].isupper():
                 return canonical(f"{call.target}.{node.attr}")
         named = [] if node.attr in _COMMON_METHODS else self._methods_by_name.get(node.attr, [])

@@ -221,7 +221,7 @@ class Project:
                 self._parsed[path] = None
         module = self._parsed[path]
         if module is None and shown:
-            _parse(path, shown)  # raises again
+            _parse(path, shown)  # raises the error that names the file
         return module
 
 

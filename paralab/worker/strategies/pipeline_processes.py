@@ -67,7 +67,7 @@ from paralab.worker.split_layers import (
 )
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.worker.stage_shapes import shapes_of
-from paralab.workload.batch import filled, map_tensors, num_samples
+from paralab.workload.batch import map_tensors, num_samples, resize
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -156,7 +156,7 @@ class PipelineProcesses(Strategy):
             self.order.begin(self.context.probe.step)
         for number, micros in enumerate(steps):
             self.micros = micros
-            inputs = [filled(micro.inputs, self.width) for micro in micros]
+            inputs = [resize(micro.inputs, self.width) for micro in micros]
             # A small last batch may have fewer micro-batches, so add copies with weight zero.
             inputs += [inputs[-1]] * (num_micros - len(inputs))
 
@@ -209,8 +209,8 @@ class PipelineProcesses(Strategy):
         for module in self.modules:
             module.expect(key)
         if self.sharded and any_rank(key not in self.schedules, self.order_group):
-            # In a trial, a new schedule finds out the shapes. The other ranks do not run it, so
-            # gather the parameters before it.
+            # A new schedule runs a trial to learn the shapes. Ranks with a known schedule do not,
+            # so gather the parameters before the trial.
             for stage in self.sharded.values():
                 stage.pin()
         if key not in self.schedules:

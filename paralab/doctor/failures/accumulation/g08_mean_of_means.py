@@ -38,7 +38,7 @@ def unequal_tokens(seen: Observation) -> Findings:
                 steps[window.step.number] += [(rank.rank, one) for one in window.micro_steps]
     for number, ones in sorted(steps.items()):
         passes = [one for _, one in ones]
-        counts = [count for one in passes if (count := _counted(one)) is not None]
+        counts = [count for one in passes if (count := _count_targets(one)) is not None]
         all_ranks = len({rank for rank, _ in ones}) == len(seen.ranks)
         if len(ones) < 2 or not all_ranks or len(counts) < len(ones):
             continue
@@ -57,7 +57,7 @@ def unequal_tokens(seen: Observation) -> Findings:
         return
 
 
-def _counted(one: MicroStep) -> int | None:
+def _count_targets(one: MicroStep) -> int | None:
     """Return the number of targets in a mean loss; None unless there is exactly one loss."""
     losses = [loss for loss in one.losses if loss.grad]
     return losses[0].valid if len(losses) == 1 and losses[0].reduction == "mean" else None
@@ -65,4 +65,4 @@ def _counted(one: MicroStep) -> int | None:
 
 def _is_padded(one: MicroStep) -> bool:
     total = math.prod(one.losses[-1].target_shape)
-    return (_counted(one) or total) < total
+    return (_count_targets(one) or total) < total

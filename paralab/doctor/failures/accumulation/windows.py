@@ -323,7 +323,7 @@ def _guarded(
         text, taken = condition(item)
         if known.get((chain, text)) == taken:
             continue
-        counted = _counted(script, item.test, step.scope_at(chain))
+        counted = _read_counter(script, item.test, step.scope_at(chain))
         if counted is not None:
             size, counter, start = counted
             yield Window(
@@ -332,7 +332,9 @@ def _guarded(
             return
 
 
-def _counted(script: Script, test: ast.expr, scope: Scope) -> tuple[Expression, str, int] | None:
+def _read_counter(
+    script: Script, test: ast.expr, scope: Scope
+) -> tuple[Expression, str, int] | None:
     """Return the size, the counter, and its first value in `(i + 1) % n == 0` or `seen == n`."""
     modulo = modulo_in(script, test, scope)
     if modulo is not None:

@@ -40,7 +40,7 @@ def padded_evaluation(script: Script) -> Findings:
     ]
     if not padded or any("dataset" in code(c.node, 200) for c in script.calls_of("builtins.len")):
         return  # the script may correct the result with `len(loader.dataset)`
-    evaluated = set(_evaluated(script))
+    evaluated = set(_find_evaluation_loaders(script))
     for loader, sampler in padded:
         samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
         if loader in evaluated and (samples is None or samples % 8):
@@ -49,7 +49,7 @@ def padded_evaluation(script: Script) -> Findings:
             yield found(script, "T05", "suspect", loader, why, doubt=doubt, also=(sampler,))
 
 
-def _evaluated(script: Script) -> Iterator[Call]:
+def _find_evaluation_loaders(script: Script) -> Iterator[Call]:
     """Yield the loaders that are read without gradients."""
     for module in script.modules:
         for node in module.nodes:

@@ -25,7 +25,7 @@ def failed_run(recorded: Recorded) -> Findings:
             else:
                 yield _failure(run, failure.problem)
         if not run.failures and run.result.status == "killed":
-            yield _killed(run)
+            yield _report_killed_run(run)
 
 
 def _failure(run: Run, problem: str) -> Finding:
@@ -57,7 +57,7 @@ def _hang(run: Run, problem: str, attempt: int) -> Finding:
     return Finding(id, "error", problem, file=where, rank=hang.rank, evidence=evidence)
 
 
-def _killed(run: Run) -> Finding:
+def _report_killed_run(run: Run) -> Finding:
     """Report a run in which neither the ranks nor the launcher recorded how it ended."""
     ranks = range(run.recording.world_size)
     silent = [rank for rank in ranks if not run.recording.named("end", rank)]

@@ -73,7 +73,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     that wait in a collective with a different number are only mentioned."""
     same = [item for item in group if item.number == number]
     first, evidence = same[0], _evidence(group)
-    ranks = {x.rank: _reached(x, number) for x in group if x in same or not x.call}
+    ranks = {x.rank: _last_collective(x, number) for x in group if x in same or not x.call}
     found = find_mismatches({r: [c] for r, c in ranks.items() if r is not None and c}, over=True)
     mismatch = found[0] if found else None
     if mismatch and mismatch.kind in ("operation", "size"):
@@ -120,7 +120,7 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
     return _h10(first, why, None, False, evidence)
 
 
-def _reached(item: Waiting, number: int) -> CollectiveCall | None:
+def _last_collective(item: Waiting, number: int) -> CollectiveCall | None:
     """Return the collective that timed out, or the number that the rank had reached."""
     if item.call is not None or item.enqueued is None:
         return item.call

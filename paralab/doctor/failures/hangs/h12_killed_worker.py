@@ -75,10 +75,10 @@ def ended_from_outside(logs: Logs) -> Findings:
             why += "The scheduler's log (sacct) would confirm this."
             yield Finding("H12", "suspect", why, RESUME, evidence=(str(trace.errors[-1]),))
             return
-    yield from _killed(logs)
+    yield from _report_killed_worker(logs)
 
 
-def _killed(logs: Logs) -> Findings:
+def _report_killed_worker(logs: Logs) -> Findings:
     roots = blame(logs).roots
     killed = [event for event in roots if event.signal == "SIGKILL"]
     memory = [line for line in logs.lines if OOM_KILL.search(line.text)]

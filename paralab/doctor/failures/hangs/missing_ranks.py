@@ -41,7 +41,7 @@ def left_their_loops(seen: Observation) -> Finding | None:
         for place, (key, one) in enumerate(mine.items()):
             other = its.get(key)
             if other is not None and one.over and other.reached > one.batches > 0:
-                report = _uneven if one.exhausted else _left
+                report = _uneven if one.exhausted else _left_early
                 departures.append((place, one.batches, report(fewer, one, more, other)))
         # Ranks that we stopped may raise and exit as a consequence.
         if not (seen.ended_by_us and fewer.raised) and (
@@ -62,7 +62,7 @@ def _uneven(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Fin
     return make_finding("H01", "error", why, mine.loader, rank=fewer.rank)
 
 
-def _left(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
+def _left_early(fewer: WatchedRank, mine: Pass, more: WatchedRank, its: Pass) -> Finding:
     after = f"after batch {mine.batches} of pass {mine.loader.epoch}"
     went = f"rank {more.rank} continued to batch {its.reached}"
     line = mine.loader.site.line if mine.loader.site else None
@@ -97,8 +97,8 @@ def leaving(
     only_around: bool = False,
 ) -> Finding:
     """Report a rank that left a loop while another rank is still in it: H02 if the decision depends
-    on the rank number or the rank exited, else H08. `ways_out_of_loops` explains `loop_line`
-    and `only_around`."""
+    on the rank number or the rank exited, else H08. See `ways_out_of_loops` for `loop_line` and
+    `only_around`."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {went}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []
@@ -143,7 +143,7 @@ def did_not_come(seen: Observation) -> Finding | None:
         for rank in seen.ranks:
             victim = next((w for w in stuck_ranks.values() if w.rank is not rank), None)
             if rank.state in STOPPED and victim:
-                return _stopped(victim, rank)
+                return _rank_stopped(victim, rank)
     for mismatch in mismatches(seen):
         waiting = [stuck_ranks[rank] for rank, call in mismatch.came if call.is_open]
         missing = [rank for rank in seen.ranks if rank.rank in mismatch.behind and waiting]
@@ -188,21 +188,23 @@ def _absent(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding | Non
     if rank.left is not None:
         return early_exit(rank, f"while rank {where.rank.rank} is in {named(where.operation)}")
     if rank.reached_end and not rank.raised:
-        return _finished(seen, where, rank)
+        return _rank_finished(seen, where, rank)
     elsewhere = find_stuck(rank)
     if elsewhere is not None and elsewhere.group != where.group:
         return None
     if rank.state in STOPPED:
-        return _stopped(where, rank)
+        return _rank_stopped(where, rank)
     timed_out = where.failed is not None and WAITED.search(where.failed) is not None
     if rank.lives is False and not timed_out and not rank.raised:
-        return _killed(where, rank) if seen.stalled_seconds is not None or where.failed else None
+        return (
+            _rank_killed(where, rank) if seen.stalled_seconds is not None or where.failed else None
+        )
     if rank.raised or not (timed_out or seen.stalled_seconds is not None):
         return None
     return _busy(seen, where, rank, timed_out)
 
 
-def _finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
+def _rank_finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
     operation = where.operation
     times = times_called(rank, operation)
     if times == 0:
@@ -210,14 +212,14 @@ def _finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Finding:
         alone = isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))
         if alone or isinstance(operation, Forward):
             return only_here(seen, where.rank, operation, rank, None)
-        return _returned(where, rank)
+        return _rank_returned(where, rank)
     story = [event for event in rank.story if isinstance(event, Numbered)]
     last = next((event for event in reversed(story) if is_same_call(operation, event)), None)
     went = f"rank {where.rank.rank} is in {named(operation)}"
     return leaving(rank, where.rank, last, f"after {times} rounds", went)
 
 
-def _returned(where: Stuck, rank: WatchedRank) -> Finding:
+def _rank_returned(where: Stuck, rank: WatchedRank) -> Finding:
     way = _way_out(where, rank)
     how = f"at this `{way.kind}` under `if {way.condition.test}`" if way and way.condition else ""
     why = (
@@ -241,7 +243,7 @@ def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
     return None
 
 
-def _killed(where: Stuck, rank: WatchedRank) -> Finding:
+def _rank_killed(where: Stuck, rank: WatchedRank) -> Finding:
     why = (
         f"The process of rank {rank.rank} disappeared without an exception, so something killed "
         "it: the kernel (out of memory), a scheduler limit, or kill -9. Its last known line is "
@@ -252,7 +254,7 @@ def _killed(where: Stuck, rank: WatchedRank) -> Finding:
     return make_finding("H12", "error", why, None, evidence, rank.rank)
 
 
-def _stopped(where: Stuck, rank: WatchedRank) -> Finding:
+def _rank_stopped(where: Stuck, rank: WatchedRank) -> Finding:
     at = rank.answer.where if rank.answer and rank.answer.where else str(rank.last_place)
     why = (
         f"Rank {rank.rank} {STOPPED[rank.state or '']}, at {at}; rank {where.rank.rank} waits for it in "

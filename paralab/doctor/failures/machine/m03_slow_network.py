@@ -15,7 +15,7 @@ from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.units import seconds, size
 
 ENTRY = describe(__doc__)
-AGAINST_COPY = 40  # ratio to a copy in memory; gloo on one machine takes 5 to 15 times as long
+AGAINST_COPY = 40  # times as long as a copy in memory; gloo on one machine usually takes 5 to 15
 SLOW_MEGABITS = 1000
 SLOWEST_GPU_LINK = 1e9  # bytes per second; even PCIe through host memory is faster
 

@@ -75,10 +75,10 @@ def enabled(script: Script, maker: Call) -> bool | None:
     given = maker.argument(first, "enabled")
     if given is None:
         return None if maker.unpacks else True
-    return compared(script, given, maker.scope)
+    return evaluate_condition(script, given, maker.scope)
 
 
-def compared(script: Script, test: ast.expr, scope: Scope) -> bool | None:
+def evaluate_condition(script: Script, test: ast.expr, scope: Scope) -> bool | None:
     """Return whether a condition is true, or None if unknown. `dtype is torch.float16` is known if
     the dtype is."""
     if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)):

@@ -19,7 +19,7 @@ from paralab.doctor.events import (
     Scheduled,
     Step,
 )
-from paralab.doctor.failures.semantics.gradients import Apart, culprit, explain_gradients
+from paralab.doctor.failures.semantics.gradients import Drift, culprit, explain_gradients
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import (
     ddp_wraps,
@@ -31,7 +31,7 @@ from paralab.doctor.rank_checks import (
 )
 from paralab.doctor.registry import Finding
 
-ALL_WATCHED = 64  # the number of first steps in which everything is recorded
+ALL_WATCHED = 64  # ranks record everything in this many first steps
 # Collectives in which some ranks only receive.
 RECEIVE = {
     "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
@@ -56,10 +56,10 @@ def find_cause(seen: Observation) -> Finding | None:
         for steps in common if seen.settled else common[:-1]:
             gradients = _names_that_differ(steps, "gradients", ignored)
             if gradients:
-                return explain_gradients(Apart(seen, ranks, steps, gradients))
+                return explain_gradients(Drift(seen, ranks, steps, gradients))
             parameters = _names_that_differ(steps, "parameters", ignored)
             if parameters and _train_one_model(ranks[0], steps[0]):
-                return _explain_parameters(Apart(seen, ranks, steps, parameters))
+                return _explain_parameters(Drift(seen, ranks, steps, parameters))
     return None
 
 
@@ -157,39 +157,39 @@ def _unequal_steps(seen: Observation) -> Finding | None:
 # --- gradients agree, parameters do not
 
 
-def _explain_parameters(apart: Apart) -> Finding:
-    evidence, step = apart.norms("parameters"), apart.steps[0]
-    names = listed(apart.names)
-    rates = [tuple(each.lr) for each in apart.steps]
+def _explain_parameters(drift: Drift) -> Finding:
+    evidence, step = drift.norms("parameters"), drift.steps[0]
+    names = listed(drift.names)
+    rates = [tuple(each.lr) for each in drift.steps]
     if len(set(rates)) > 1:
-        changes = [event for event in apart.ranks[0].of(Scheduled) if event.t < step.t]
+        changes = [event for event in drift.ranks[0].of(Scheduled) if event.t < step.t]
         shown = "; ".join(
             f"rank {rank.rank}: {', '.join(f'{rate:g}' for rate in lr if rate is not None)}"
-            for rank, lr in zip(apart.ranks, rates, strict=True)
+            for rank, lr in zip(drift.ranks, rates, strict=True)
         )
         why = (
-            f"At step {apart.number}, all ranks have the same gradients but different learning rates "
+            f"At step {drift.number}, all ranks have the same gradients but different learning rates "
             f"({shown}), so {names} drift apart."
         )
         fix = "Use one value on all ranks: all_reduce the metric before scheduler.step(metric)."
         return make_finding("S08", "error", why, [step, *changes][-1], evidence, fix=fix)
-    loads = [r for r in apart.ranks if any(e.model is not None for e in r.of(LoadState))]
-    if loads and len(loads) < len(apart.ranks):
+    loads = [r for r in drift.ranks if any(e.model is not None for e in r.of(LoadState))]
+    if loads and len(loads) < len(drift.ranks):
         why = (
             f"Only rank {listed([str(rank.rank) for rank in loads])} loaded a state after DDP had made "
             f"all ranks equal. {names} differ from then on."
         )
         fix = "Load before DistributedDataParallel(…), or on every rank."
         event = loads[0].of(LoadState)[0]
-        return make_finding("S08", "error", why, event, evidence, culprit(apart, loads), fix=fix)
-    if any(ddp_wraps(rank) for rank in apart.ranks) or apart.number > 1:
+        return make_finding("S08", "error", why, event, evidence, culprit(drift, loads), fix=fix)
+    if any(ddp_wraps(rank) for rank in drift.ranks) or drift.number > 1:
         why = (
-            f"After step {apart.number}, {names} differ between ranks, although gradients and learning "
+            f"After step {drift.number}, {names} differ between ranks, although gradients and learning "
             "rates are equal. Some ranks changed them differently."
         )
         fix = "Change parameters the same way on all ranks, or before creating DDP."
         return make_finding("S08", "error", why, step, evidence, fix=fix)
-    reduced = [e for e in apart.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < step.t]
+    reduced = [e for e in drift.ranks[0].of(Collective) if e.op == "all_reduce" and e.t < step.t]
     why = (
         f"The ranks apply the same averaged gradients but started with different parameters ({names}), "
         "so every rank trains its own model."

@@ -14,7 +14,7 @@ from paralab.doctor.windows import Window, windows
 
 
 @dataclass(frozen=True)
-class Apart:
+class Drift:
     """The first step in which ranks disagree. `names` are the parameters that differ."""
 
     seen: Observation
@@ -40,28 +40,28 @@ class Apart:
         return (f"{of} of {self.names[0]} at step {self.number}: {'; '.join(shown)}",)
 
 
-def explain_gradients(apart: Apart) -> Finding | None:
-    wrapped = {name for rank in apart.ranks for wrap in ddp_wraps(rank) for name in wrap.names}
+def explain_gradients(drift: Drift) -> Finding | None:
+    wrapped = {name for rank in drift.ranks for wrap in ddp_wraps(rank) for name in wrap.names}
     if not wrapped:
         return None  # the ranks train alone, or average by hand in a way that we cannot follow
-    inside = [name for name in apart.names if name in wrapped]
+    inside = [name for name in drift.names if name in wrapped]
     if not inside:
-        return _outside(apart)
-    if find_unused(apart.seen) or find_changed_graph(apart.seen):
+        return _outside(drift)
+    if find_unused(drift.seen) or find_changed_graph(drift.seen):
         return None  # DDP did not finish averaging and raises in the next forward
-    synced = any(e.seq and e.seq[1] >= e.seq[0] for e in apart.ranks[0].of(Backward))
-    if _averages_by_hand(apart.ranks[0]) or not (apart.seen.over or synced):
+    synced = any(e.seq and e.seq[1] >= e.seq[0] for e in drift.ranks[0].of(Backward))
+    if _averages_by_hand(drift.ranks[0]) or not (drift.seen.over or synced):
         return None  # with local SGD, the ranks average parameters at intervals, or may do so later
-    apart = replace(apart, names=inside)
+    drift = replace(drift, names=inside)
     for cause in (_past_the_wrapper, _too_early, _not_synced, _unfrozen, _moved, _also_past):
-        if finding := cause(apart):
+        if finding := cause(drift):
             return finding
     why = (
-        f"Before step {apart.number}, the gradients of {listed(inside)} differ between ranks, although "
+        f"Before step {drift.number}, the gradients of {listed(inside)} differ between ranks, although "
         "the model went through DDP. Nothing we observed explains this."
     )
     fix = "Look for code that changes gradients on one rank between backward and this step: hooks, clipping by a local norm, noise."
-    return make_finding("S08", "error", why, apart.steps[0], apart.norms("gradients"), fix=fix)
+    return make_finding("S08", "error", why, drift.steps[0], drift.norms("gradients"), fix=fix)
 
 
 def _averages_by_hand(rank: WatchedRank) -> bool:
@@ -75,14 +75,14 @@ def _averages_by_hand(rank: WatchedRank) -> bool:
     return False
 
 
-def _outside(apart: Apart) -> Finding:
+def _outside(drift: Drift) -> Finding:
     why = (
-        f"The optimizer also updates {listed(apart.names)}, which do not belong to a DDP model. "
+        f"The optimizer also updates {listed(drift.names)}, which do not belong to a DDP model. "
         "Their gradients differ between ranks, so each rank trains its own copy."
     )
     fix = "Put them in the module that DDP wraps, or all-reduce their gradients before the step."
-    evidence, doubt = apart.norms("gradients"), "if they should be equal"
-    return make_finding("S08", "error", why, apart.steps[0], evidence, fix=fix, doubt=doubt)
+    evidence, doubt = drift.norms("gradients"), "if they should be equal"
+    return make_finding("S08", "error", why, drift.steps[0], evidence, fix=fix, doubt=doubt)
 
 
 def _forwards(window: Window | None) -> list[Forward]:
@@ -90,15 +90,15 @@ def _forwards(window: Window | None) -> list[Forward]:
     return [forward for one in passes for forward in one.forwards if forward.grad]
 
 
-def culprit(apart: Apart, guilty: list[WatchedRank]) -> int | None:
-    return guilty[0].rank if len(guilty) == 1 < len(apart.ranks) else None
+def culprit(drift: Drift, guilty: list[WatchedRank]) -> int | None:
+    return guilty[0].rank if len(guilty) == 1 < len(drift.ranks) else None
 
 
-def _past_the_wrapper(apart: Apart) -> Finding | None:
+def _past_the_wrapper(drift: Drift) -> Finding | None:
     guilty = [
         (rank, window)
-        for rank in apart.ranks
-        if (window := apart.window(rank))
+        for rank in drift.ranks
+        if (window := drift.window(rank))
         and window.micro_steps
         and not any(forward.through == "wrapper" for forward in _forwards(window))
     ]
@@ -108,19 +108,19 @@ def _past_the_wrapper(apart: Apart) -> Finding | None:
     past = [forward for forward in _forwards(window) if forward.through == "module"]
     part = "the module" if past else "a part or a method of the module"
     why = (
-        f"The forward pass of step {apart.number} calls {part} inside DDP. DDP.forward does not run, so "
-        f"nothing averages the gradients of {listed(apart.names)}."
+        f"The forward pass of step {drift.number} calls {part} inside DDP. DDP.forward does not run, so "
+        f"nothing averages the gradients of {listed(drift.names)}."
     )
     at = past[0] if past else window.micro_steps[-1].backward
-    rank = culprit(apart, [rank for rank, _ in guilty])
-    return make_finding("S06", "error", why, at, apart.norms("gradients"), rank)
+    rank = culprit(drift, [rank for rank, _ in guilty])
+    return make_finding("S06", "error", why, at, drift.norms("gradients"), rank)
 
 
-def _not_synced(apart: Apart) -> Finding | None:
+def _not_synced(drift: Drift) -> Finding | None:
     """Report a step whose last pass was inside no_sync()."""
     guilty = []
-    for rank in apart.ranks:
-        window = apart.window(rank)
+    for rank in drift.ranks:
+        window = drift.window(rank)
         forwards = [forward for forward in _forwards(window) if forward.through == "wrapper"]
         if window and forwards and forwards[-1].sync is False:
             guilty.append((rank, window, forwards[-1]))
@@ -129,26 +129,26 @@ def _not_synced(apart: Apart) -> Finding | None:
     rank, window, forward = guilty[0]
     own = [e for e in rank.of(Collective) if e.op == "all_reduce" and e.shape not in ([], [1])]
     doubt = "unless your own all_reduce calls average the parameters later" if own else ""
-    backward, names = window.micro_steps[-1].backward, listed(apart.names)
-    evidence = apart.norms("gradients")
-    blamed = culprit(apart, [rank for rank, _, _ in guilty])
+    backward, names = window.micro_steps[-1].backward, listed(drift.names)
+    evidence = drift.norms("gradients")
+    blamed = culprit(drift, [rank for rank, _, _ in guilty])
     if forward.model not in backward.unsynced:
         why = (
             f"The forward at {forward.site} is inside no_sync(), and this backward is outside. DDP decides "
-            f"in forward, so step {apart.number} uses gradients of {names} that are not averaged."
+            f"in forward, so step {drift.number} uses gradients of {names} that are not averaged."
         )
         return make_finding("G05", "error", why, backward, evidence, blamed, doubt=doubt)
     why = (
-        f"The last of the {len(window.micro_steps)} passes of step {apart.number} (forward at "
+        f"The last of the {len(window.micro_steps)} passes of step {drift.number} (forward at "
         f"{forward.site}) was inside no_sync(), so the gradients of {names} were not averaged."
     )
-    return make_finding("G04", "error", why, apart.steps[0], evidence, blamed, doubt=doubt)
+    return make_finding("G04", "error", why, drift.steps[0], evidence, blamed, doubt=doubt)
 
 
-def _too_early(apart: Apart) -> Finding | None:
+def _too_early(drift: Drift) -> Finding | None:
     """Report forwards that all ran before the first backward. DDP then sends only once."""
-    for rank in apart.ranks:
-        window = apart.window(rank)
+    for rank in drift.ranks:
+        window = drift.window(rank)
         passes = window.micro_steps if window else []
         forwards = passes[0].forwards if passes else []
         first = [f for f in forwards if f.grad and f.through == "wrapper"]
@@ -161,50 +161,50 @@ def _too_early(apart: Apart) -> Finding | None:
         why = (
             f"{len(first)} forwards run before the first backward. Backward {early + 1} of "
             f"{len(passes)} sent its gradients; the gradients of the {len(passes) - 1 - early} "
-            f"after it stay on their rank, so {listed(apart.names)} differ at step {apart.number}."
+            f"after it stay on their rank, so {listed(drift.names)} differ at step {drift.number}."
         )
-        return make_finding("P06", "error", why, passes[early].backward, apart.norms("gradients"))
+        return make_finding("P06", "error", why, passes[early].backward, drift.norms("gradients"))
     return None
 
 
-def _unfrozen(apart: Apart) -> Finding | None:
-    rank = apart.ranks[0]
+def _unfrozen(drift: Drift) -> Finding | None:
+    rank = drift.ranks[0]
     frozen = {
         name
         for wrap in ddp_wraps(rank)
         for name, is_on in zip(wrap.names, wrap.trainable, strict=True)
         if not is_on
     }
-    if not frozen.issuperset(apart.names):
+    if not frozen.issuperset(drift.names):
         return None
-    changes = [e for e in rank.of(Trainable) if e.trainable and e.name in apart.names]
+    changes = [e for e in rank.of(Trainable) if e.trainable and e.name in drift.names]
     why = (
-        f"{listed(apart.names)} were frozen when DDP was created and are unfrozen here. DDP does not "
-        f"average their gradients, so from step {apart.number} on, every rank trains its own copy."
+        f"{listed(drift.names)} were frozen when DDP was created and are unfrozen here. DDP does not "
+        f"average their gradients, so from step {drift.number} on, every rank trains its own copy."
     )
-    at = changes[0] if changes else apart.steps[0]
-    return make_finding("S07", "error", why, at, apart.norms("gradients"))
+    at = changes[0] if changes else drift.steps[0]
+    return make_finding("S07", "error", why, at, drift.norms("gradients"))
 
 
-def _moved(apart: Apart) -> Finding | None:
-    moves = [event for event in apart.ranks[0].of(Moved) if event.t < apart.steps[0].t]
+def _moved(drift: Drift) -> Finding | None:
+    moves = [event for event in drift.ranks[0].of(Moved) if event.t < drift.steps[0].t]
     if not moves:
         return None
     why = (
         f"The wrapped model moves here from {moves[0].before} to {moves[0].after}, which replaces the "
-        f"tensors that DDP has hooks on. Nothing averages the gradients of {listed(apart.names)} at step "
-        f"{apart.number}."
+        f"tensors that DDP has hooks on. Nothing averages the gradients of {listed(drift.names)} at step "
+        f"{drift.number}."
     )
-    return make_finding("S12", "error", why, moves[0], apart.norms("gradients"))
+    return make_finding("S12", "error", why, moves[0], drift.norms("gradients"))
 
 
-def _also_past(apart: Apart) -> Finding | None:
+def _also_past(drift: Drift) -> Finding | None:
     """Report a step in which only some forwards bypass the wrapper."""
-    past = [f for f in _forwards(apart.window(apart.ranks[0])) if f.through == "module"]
+    past = [f for f in _forwards(drift.window(drift.ranks[0])) if f.through == "module"]
     if not past:
         return None
     why = (
         "This forward calls the module inside DDP, while others call the wrapper. Nothing averages its "
-        f"part of the gradients of {listed(apart.names)} at step {apart.number}."
+        f"part of the gradients of {listed(drift.names)} at step {drift.number}."
     )
-    return make_finding("S06", "error", why, past[0], apart.norms("gradients"))
+    return make_finding("S06", "error", why, past[0], drift.norms("gradients"))

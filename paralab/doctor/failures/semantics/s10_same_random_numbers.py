@@ -77,7 +77,7 @@ def _by_name(script: Script) -> Findings:
 
 def _same_seed(script: Script) -> Findings:
     seeds = script.calls_of("torch.manual_seed", "lightning.seed_everything")
-    every = [value for call in script.methods(*_SEEDS) for value in _given(call)]
+    every = [value for call in script.methods(*_SEEDS) for value in _seed_arguments(call)]
     if not seeds or not wraps(script) or any(script.nature(*one) == "rank" for one in every):
         return
     spawned = [scope for scope in script.scopes if scope.is_function and script.is_spawned(scope)]
@@ -94,7 +94,7 @@ def _same_seed(script: Script) -> Findings:
     if drawn is None:
         return
     what, draws = drawn
-    same = all(script.nature(*value) == "same" for value in _given(seed))
+    same = all(script.nature(*value) == "same" for value in _seed_arguments(seed))
     scopes = [scope for way in ways(script, seed.node, seed.scope) for scope, _ in way]
     trains = any(is_in_training(script, scope) for scope in scopes)
     sure = same and draws and trains and _runs(script, seed)
@@ -106,7 +106,7 @@ def _same_seed(script: Script) -> Findings:
     yield found(script, "S10", "warning", seed, why, doubt=doubt)
 
 
-def _given(call: Call) -> list[tuple[ast.expr, Scope]]:
+def _seed_arguments(call: Call) -> list[tuple[ast.expr, Scope]]:
     return [(one, call.scope) for one in call.arguments]
 
 

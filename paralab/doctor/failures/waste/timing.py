@@ -39,7 +39,7 @@ def windows(rank: WatchedRank) -> list[Window]:
     ]
 
 
-def measured(seen: Observation) -> list[list[Window]]:
+def measured_windows(seen: Observation) -> list[list[Window]]:
     """Return the windows after the warm-up that all ranks have, or nothing if there are too few."""
     if not seen.over or not seen.ranks:
         return []

@@ -19,7 +19,7 @@ from paralab.analyse.phrases import collectives_per_step
 from paralab.doctor.events import Collective, Event
 from paralab.doctor.failures.waste.timing import (
     Window,
-    measured,
+    measured_windows,
     reductions,
     report_at,
     step_seconds,
@@ -62,7 +62,7 @@ def communication_in_run(run: Run) -> Finding | None:
 @check("W01", source="ranks")
 def communication_on_ranks(seen: Observation) -> Findings:
     """Report slow communication: the user's collectives, and those that DDP measured."""
-    per_rank = measured(seen)
+    per_rank = measured_windows(seen)
     if len(per_rank) < 2:
         return
     step = step_seconds(per_rank)

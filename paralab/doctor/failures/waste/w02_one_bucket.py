@@ -10,7 +10,12 @@ Fix: Use smaller buckets: about four of them.
 
 from collections.abc import Sequence
 
-from paralab.doctor.failures.waste.timing import measured, reductions, report_at, step_seconds
+from paralab.doctor.failures.waste.timing import (
+    measured_windows,
+    reductions,
+    report_at,
+    step_seconds,
+)
 from paralab.doctor.observation import Observation
 from paralab.doctor.recorded import Run, check_each_run
 from paralab.doctor.registry import Finding, Findings, check, describe
@@ -18,7 +23,7 @@ from paralab.units import seconds, size
 
 ENTRY = describe(__doc__)
 WORTH = 0.05  # share of the step that a change should save
-ONE_LARGE = 0.80  # with this share of the bytes in one bucket, overlapping the others saves little
+ONE_LARGE = 0.80  # if one bucket has this share of the bytes, overlapping the others saves little
 SPLITTABLE_BYTES = 2**20  # smaller transfers are mostly latency, so two are slower than one
 PARTS = 4  # buckets to aim for: enough to hide three quarters
 
@@ -74,7 +79,7 @@ def one_bucket_in_run(run: Run) -> Finding | None:
 
 @check("W02", source="ranks")
 def one_bucket_on_ranks(seen: Observation) -> Findings:
-    per_rank, reduced = measured(seen), reductions(seen)
+    per_rank, reduced = measured_windows(seen), reductions(seen)
     if per_rank and reduced:
         times = (reduced.compute, reduced.transfer, reduced.exposed)
         finding = judge_buckets(reduced.sizes, *times, step_seconds(per_rank))

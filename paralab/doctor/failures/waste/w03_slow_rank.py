@@ -17,7 +17,7 @@ from collections import Counter
 
 from paralab.analyse.metrics import LATE_STEPS, RULE
 from paralab.doctor.events import Backward, Collective
-from paralab.doctor.failures.waste.timing import FEWEST, Window, measured, step_seconds
+from paralab.doctor.failures.waste.timing import FEWEST, Window, measured_windows, step_seconds
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.recorded import Run, check_each_run
@@ -62,7 +62,7 @@ def straggler_in_run(run: Run) -> Finding | None:
 @check("W03", source="ranks")
 def straggler_on_ranks(seen: Observation) -> Findings:
     """Report a rank that always synchronizes last. Skip multiple machines: their clocks differ."""
-    per_rank = measured(seen)
+    per_rank = measured_windows(seen)
     if len(per_rank) < 2 or len({rank.start.host for rank in seen.ranks}) > 1:
         return
     rounds = [
