@@ -31,7 +31,8 @@ class ReferencePair:
 
     exact: int  # the run that must be equal to its reference
     as_asked: int | None  # the run as requested, if it may differ for a known reason
-    split_problem: str | None
+    split_problem: str | None  # why a batch cannot be split, with any strategy
+    hook_problem: str | None  # what may be wrong if the two differ
 
     @property
     def numbers(self) -> list[int]:
@@ -64,14 +65,16 @@ class ReferenceRuns:
         plan = resolve_here(request, given)
         shown = provable(request, plan.num_steps)
         request = replace(request, steps=shown.steps, epochs=shown.epochs)
+        hooked = [f"the gradient hook of {n} runs for each part of a batch" for n in summary.hooked]
+        problems = summary.split_problem, next(iter(hooked), None)
         if not plan.differences:
-            return ReferencePair(self._add_pair(name, request, given), None, summary.split_problem)
+            return ReferencePair(self._add_pair(name, request, given), None, *problems)
 
         still = given._replace(summary=replace(summary, **UNCAUSED))
         control = (*summary.controls, *(["rank_order"] if rounds_in_any_order(plan) else []))
         exact = self._add_pair(name, in_fp64(shown), still, control, simulation_of)
         as_asked = self._add_pair(f"{name}-as-asked", request, given)
-        return ReferencePair(exact, as_asked, summary.split_problem)
+        return ReferencePair(exact, as_asked, *problems)
 
     def _add_pair(
         self,
@@ -108,7 +111,8 @@ class ReferenceRuns:
         """Judge whether a configuration equals its reference. `failed` maps runs to errors."""
         plan = self.trainings[pair.exact].plan
         reference = "the simulation" if plan.lossy else "the single device"
-        exact = self._judge(pair.exact, failed, pair.split_problem, reference)
+        problem = pair.split_problem or pair.hook_problem
+        exact = self._judge(pair.exact, failed, problem, reference)
         exact = replace_fields(exact, control=plan.control)
         if plan.lossy:
             # The simulation splits batches in the same way, so it cannot show this problem.

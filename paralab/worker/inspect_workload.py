@@ -39,7 +39,7 @@ from paralab.worker.optimizer import (
 )
 from paralab.worker.samples import dataset_samples, rank_batches
 from paralab.worker.too_large import fake_if_too_large
-from paralab.workload.batch import call_model, map_tensors, take, unpack
+from paralab.workload.batch import call_model, copied, map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_casts, find_split_problem
 from paralab.workload.cut_points import find_layers
 from paralab.workload.expert_layers import stacked_experts
@@ -50,7 +50,7 @@ from paralab.workload.repeated_blocks import StepResult, find_blocks
 from paralab.workload.shard_units import find_units
 from paralab.workload.state import put_back, state_of
 from paralab.workload.summary import Block, Inspection, Summary, Trial
-from paralab.workload.trial_steps import MOST_BRANCHES, try_step
+from paralab.workload.trial_steps import MOST_BRANCHES, OUTSIDE, try_step
 from paralab.workload.workload import Workload
 
 ENOUGH = 32  # samples to test whether a batch can be split
@@ -217,6 +217,9 @@ class _Inspector:
         """Return why a batch cannot be split, and the casts that `verify` must know about."""
         workload, model = self.workload, self.model
         casts = find_casts(workload, model, self.batch)
+        if OUTSIDE in trial.state:  # verification cannot restore it, so parts would seem to mix
+            changing = f"each forward pass changes {OUTSIDE} (such as a global), and then uses it"
+            return {"casts": casts, "split_problem": changing}
         started = time.perf_counter()
         problem = find_split_problem(workload, model, self.batch, trial.controls)
         # A small batch may lack the rare samples that reveal a problem, so try a larger one.
@@ -225,8 +228,6 @@ class _Inspector:
         again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
         if not problem and again and workload.batch_size < ENOUGH:
             problem = find_split_problem(workload, model, self.load(ENOUGH), trial.controls)
-        if trial.hooked and not problem:
-            problem = f"the gradient hook of {trial.hooked[0]} runs for each part of a batch"
         return {"casts": casts, "split_problem": problem}
 
 
@@ -236,7 +237,7 @@ def _inspect_blocks(workload: Workload, model: nn.Module, samples: Any) -> tuple
     def train() -> StepResult:
         put_back(model, before)
         seed_everything(0)
-        inputs, targets = (workload.unpack or unpack)(samples)
+        inputs, targets = (workload.unpack or unpack)(copied(samples))
         workload.loss(call_model(model, inputs), targets).backward()
         gradients = {
             n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None

@@ -30,7 +30,7 @@ from paralab.worker.rank_context import weighted_loss
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import mixing_tensors
 from paralab.worker.shards import whole
-from paralab.workload.batch import call_model, unpack
+from paralab.workload.batch import call_model, copied, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import copy_of, restored
 from paralab.workload.verify_controls import controlled, without_casts
@@ -87,7 +87,7 @@ def _train_step(workload: Workload, model: nn.Module, batch: Any, how: Sharded =
 def _gradients(workload: Workload, model: nn.Module, batch: Any, how: Sharded = WHOLE) -> Values:
     """Return the loss and all gradients of a backward pass."""
     samples, share = how.own(batch)
-    inputs, targets = (workload.unpack or unpack)(samples)
+    inputs, targets = (workload.unpack or unpack)(copied(samples))
     seed_everything(0)
     model.zero_grad(set_to_none=True)
     with how.training():

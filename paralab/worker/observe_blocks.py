@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paralab.plan.sequence_splits import AttentionCall, ObservedBlock
-from paralab.workload.batch import call_model, tensors
+from paralab.workload.batch import call_model, copied, tensors
 from paralab.workload.hooks import patched, watched
 from paralab.workload.recompute import python_random_state
 
@@ -83,7 +83,7 @@ def observe_blocks(model: nn.Module, inputs: Any, names: Collection[str]) -> lis
         watched(model, observer.enter, observer.leave),
         patched(nn.functional, scaled_dot_product_attention=attend),
     ):
-        call_model(model, inputs)
+        call_model(model, copied(inputs))
     # For a block that is called several times, the source of its inputs is ambiguous.
     once = {name for name, number in observer.calls.items() if number == 1}
     return [

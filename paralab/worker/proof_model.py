@@ -13,7 +13,7 @@ from torch import nn
 from paralab.plan.batches import GlobalBatch
 from paralab.worker.block_proof import perturb
 from paralab.worker.samples import dataset_samples, rank_batches
-from paralab.workload.batch import call_model, num_samples, take, unpack
+from paralab.workload.batch import call_model, copied, num_samples, take, unpack
 from paralab.workload.batch_split_trial import find_casts
 from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
 from paralab.workload.hooks import Intercepting, watched
@@ -69,8 +69,8 @@ def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> lis
             return func(*args, **kwargs)
 
         seed_everything(0)
-        inputs, targets = split(batch)
-        with torch.no_grad(), restored(model), watched(model, enter=lambda n, _: names.add(n)):
+        inputs, targets = split(copied(batch))
+        with restored(model), watched(model, enter=lambda n, _: names.add(n)):
             with Intercepting(note):
                 workload.loss(call_model(model, inputs), targets)
         return frozenset(names)

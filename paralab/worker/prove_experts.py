@@ -24,7 +24,7 @@ from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.model_proof import prove_together
 from paralab.worker.proof_model import load_for_proof
 from paralab.worker.split_experts import SplitExperts
-from paralab.workload.batch import call_model, num_samples, take, tensors
+from paralab.workload.batch import call_model, copied, num_samples, take, tensors
 from paralab.workload.expert_layers import read_call, stacked_experts
 from paralab.workload.expert_plan import ExpertLayer, ExpertPlan
 from paralab.workload.hooks import watched
@@ -64,7 +64,7 @@ def observe_experts(model: nn.Module, inputs: Any, shards: int) -> Iterator[Expe
             calls[name].append(found and list(tensors(arguments))[found.chosen])
 
     with watched(model, enter), torch.no_grad():
-        call_model(model, inputs)
+        call_model(model, copied(inputs))
     names: dict[nn.Parameter, list[str]] = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(path)

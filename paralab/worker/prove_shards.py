@@ -42,6 +42,7 @@ from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.sharded_layers import shard_group, watch_regions
 from paralab.worker.split_logits import reading_logits
 from paralab.workload.expert_plan import ExpertPlan
+from paralab.workload.fp64 import loss_in_fp64
 from paralab.workload.linear_layers import (
     Call,
     find_layers,
@@ -70,7 +71,8 @@ def _reply(question: dict[str, Any]) -> dict[str, Any]:
     try:
         rank = int(os.environ["RANK"])
         dist.init_process_group("gloo", where, PATIENCE, world_size=shards, rank=rank)
-        plan = find(load_workload(question["workload"]), shards)
+        workload = load_workload(question["workload"])
+        plan = find(replace(workload, loss=loss_in_fp64(workload.loss)), shards)
     except Exception as error:  # a model that cannot be copied, or that rejects two samples
         traceback.print_exc()
         plan = kind(shards, (), problem=first_line(error))

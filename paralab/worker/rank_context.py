@@ -20,7 +20,8 @@ from paralab.worker.probes import Probe, SplitNotes, detail_interval
 from paralab.worker.random_streams import RandomStreams
 from paralab.worker.shard_streams import ShardStreams
 from paralab.worker.shards import gathered, whole
-from paralab.workload.batch import call_model, tensors
+from paralab.workload.batch import call_model, copied, tensors
+from paralab.workload.fp64 import loss_in_fp64
 from paralab.workload.randomness import seed_everything
 from paralab.workload.recompute import MakeContext, Watched, watch_within
 from paralab.workload.sample_draws import seeded_loss
@@ -45,7 +46,8 @@ AccumulationStep = list[MicroBatch]
 def with_idle_steps(steps: list[AccumulationStep], needed: int) -> list[AccumulationStep]:
     """Add steps with weight zero if a small last batch has fewer steps than `needed`, because all
     ranks must run the same collectives the same number of times."""
-    idle = [replace(micro, share=0.0) for micro in steps[0]]
+    # The model may change inputs in place, so idle steps have their own.
+    idle = [replace(micro, inputs=copied(micro.inputs), share=0.0) for micro in steps[0]]
     return [idle] * (needed - len(steps)) + steps
 
 
@@ -103,6 +105,8 @@ def set_up_rank(
     seed_everything(plan.seed)
     precision = Precision(plan)
     model = precision.cast_model(workload.model()).train()
+    if plan.precision == "fp64":
+        workload = replace(workload, loss=loss_in_fp64(workload.loss))
     if "random" in plan.control:
         workload = replace(workload, loss=seeded_loss(workload.loss))
 

@@ -24,7 +24,7 @@ from paralab.plan.plan import Stage
 from paralab.plan.schedules import UNCUT
 from paralab.worker.sharded_stage import ShardedStage, Shell
 from paralab.worker.stage_shapes import ShapeCache, ShapeMode
-from paralab.workload.batch import call_model, map_tensors, tensors
+from paralab.workload.batch import call_model, copied, map_tensors, tensors
 from paralab.workload.sample_draws import samples_of
 from paralab.workload.state import put_back, state_of
 
@@ -181,7 +181,8 @@ class StageModule(nn.Module):
             )
 
     def forward(self, *received: torch.Tensor) -> Any:
-        run = _Run(self, self.inputs[self.micro_number], received)
+        inputs = self.inputs[self.micro_number]
+        run = _Run(self, inputs if self.live else copied(inputs), received)
         self.trial = None
         call = partial(self._run, run)
         if self.sharded:

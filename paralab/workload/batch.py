@@ -41,6 +41,11 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return map_tree(function, tree, lambda item: isinstance(item, torch.Tensor))
 
 
+def copied(tree: Any) -> Any:
+    """Copy all tensors. A trial needs copies, because a model may change its inputs in place."""
+    return map_tensors(torch.clone, tree)
+
+
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
     """Yield each tensor in the tree, in the same order as `map_tensors`."""
     if isinstance(tree, torch.Tensor):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
-from paralab.workload.fp64 import batch_in_fp64, model_in_fp64
+from paralab.workload.batch import call_model, copied, num_samples, take, tensors, unpack
+from paralab.workload.fp64 import batch_in_fp64, loss_in_fp64, model_in_fp64
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.sample_draws import seeded_loss
@@ -37,6 +37,7 @@ def find_split_problem(
 
     Compare the full batch with its halves, with a third and the rest, and with single samples, on
     one device in fp64. This changes the model's dtype."""
+    workload = replace(workload, loss=loss_in_fp64(workload.loss))
     with _in_fp64(model, batch) as batch:
         example = (workload.unpack or unpack)(take(batch, 0, 3))[0]
         if "random" in kinds:
@@ -46,7 +47,7 @@ def find_split_problem(
             return None
 
         singles = range(1, min(samples - 1, MOST_SINGLES) + 1)
-        with controlled(model, kinds, example), torch.no_grad():
+        with controlled(model, kinds, example):
             whole = _run(workload, model, batch)
             for cuts in ([samples // 2], [max(1, samples // 3)], list(singles)):
                 if problem := _compare(workload, model, batch, whole, [0, *cuts, samples]):
@@ -57,6 +58,7 @@ def find_split_problem(
 def find_casts(workload: Workload, model: nn.Module, batch: Any) -> bool:
     """Return whether verification should ignore the model's casts to fp32. This changes the model's
     dtype."""
+    workload = replace(workload, loss=loss_in_fp64(workload.loss))
     with _in_fp64(model, batch) as batch:
         before = state_of(model)
         found = casts_in_vain(lambda: _run(workload, model, take(batch, 0, 2)))
@@ -100,7 +102,7 @@ def _compare(
 def _run(workload: Workload, model: nn.Module, batch: Any) -> tuple[float, Outputs]:
     """Return the loss, and the submodules' inputs and outputs in the order of computation."""
     outputs: Outputs = {}
-    inputs, targets = (workload.unpack or unpack)(batch)
+    inputs, targets = (workload.unpack or unpack)(copied(batch))
     seed_everything(0)
 
     def save(maker: str, made: Any) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from paralab.errors import UsageError
-from paralab.workload.batch import call_model, map_tensors, num_samples, tensors
+from paralab.workload.batch import call_model, copied, map_tensors, num_samples, tensors
 from paralab.workload.flops import FlopCounter
 from paralab.workload.hooks import Intercepting, watched
 from paralab.workload.randomness import seed_everything
@@ -199,7 +199,7 @@ def _run(
 
     with watched(model, enter, leave), Intercepting(note) if only is None else nullcontext():
         trace.times.append(trace.now())
-        trace.output = call_model(model, inputs)
+        trace.output = call_model(model, copied(inputs))
         trace.times.append(trace.now())
     return trace
 
@@ -232,7 +232,7 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
 
 def reachable(output: Any, stop_at: int = -1) -> list[int]:
     """Return ids of parameters that the graph reaches without passing marker `stop_at`."""
-    parameters: list[int] = []
+    parameters = [id(tensor) for tensor in tensors(output) if isinstance(tensor, nn.Parameter)]
     visited: set[Any] = set()
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors(output)]
     while waiting:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paralab.workload.batch import call_model, tensors
+from paralab.workload.batch import call_model, copied, tensors
 from paralab.workload.hooks import watched
 from paralab.workload.randomness import seed_everything
 from paralab.workload.shard_units import ParameterUse
@@ -75,7 +75,7 @@ def find_layers(model: nn.Module, inputs: Any) -> Layers:
             producers[output.grad_fn] = name
 
     with watched(model, enter, leave), use:
-        call_model(model, inputs)
+        call_model(model, copied(inputs))
     order = list(reads)
     layers = tuple(
         _describe(name, modules[name], tuple(sorted(reads[name], key=order.index)), use)
@@ -167,7 +167,7 @@ def record_calls(model: nn.Module, inputs: Any, names: Collection[str]) -> dict[
         for grad in (True, False):
             seed_everything(0)
             with torch.set_grad_enabled(grad):
-                call_model(model, inputs)
+                call_model(model, copied(inputs))
     return {name: list(map(Call, copies[name], trained[name])) for name in names}
 
 

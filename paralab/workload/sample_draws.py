@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch._C import DisableTorchFunction
 
-from paralab.workload.batch import call_model, map_tensors, take, tensors
+from paralab.workload.batch import call_model, copied, map_tensors, take, tensors
 from paralab.workload.hooks import Intercepting, draws
 from paralab.workload.state import put_back, state_of
 
@@ -168,7 +168,6 @@ def _make_seeds(inputs: Any) -> list[int]:
     return seeds
 
 
-@torch.no_grad()
 def find_axes(model: nn.Module, example: Any) -> Axes:
     """Find each random tensor's sample dim, which shrinks with two samples instead of three."""
     before = state_of(model)
@@ -184,7 +183,7 @@ def find_axes(model: nn.Module, example: Any) -> Axes:
             _thread.begin("")
             shapes.append({})
             with Intercepting(record):
-                call_model(model, take(example, 0, samples))
+                call_model(model, copied(take(example, 0, samples)))
             put_back(model, before)
 
     axes: Axes = {}

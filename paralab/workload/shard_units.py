@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from paralab.workload.batch import call_model, tensors
+from paralab.workload.batch import call_model, copied, tensors
 from paralab.workload.hooks import watched
 from paralab.workload.summary import Unit
 
@@ -63,12 +62,11 @@ class ParameterUse(TorchFunctionMode):
         self._inside.pop()
 
 
-@torch.no_grad()
 def find_units(model: nn.Module, inputs: Any) -> tuple[Unit, ...]:
     """Find the units, in the model's order. The root module gets all other parameters."""
     use = ParameterUse(model)
     with watched(model, use.enter, use.leave), use:
-        call_model(model, inputs)
+        call_model(model, copied(inputs))
 
     half = _num_bytes(model) / 2
     modules = dict(model.named_modules())

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paralab.errors import UsageError
-from paralab.workload.batch import call_model, num_samples, take, tensors, unpack
+from paralab.workload.batch import call_model, copied, num_samples, take, tensors, unpack
 from paralab.workload.cut_points import reachable
 from paralab.workload.flops import FlopCounter
 from paralab.workload.hooks import patched, watched
@@ -53,7 +53,7 @@ class _Loss:
 
     def __call__(self, samples: Any, seed: int = 0) -> Any:
         seed_everything(seed)
-        inputs, targets = self.split(samples)
+        inputs, targets = self.split(copied(samples))
         autograd: Any = torch.autograd
         run = autograd._engine_run_backward
 
@@ -94,12 +94,12 @@ def try_step(
         batch = more()
     unused |= _find_unused_by_some(workload, model, batch, calls)
 
-    with torch.no_grad():
+    with torch.set_grad_enabled(loss.inner_backward):
         if has_values:
             dropout, random, state = _find_changes(model, lambda seed: loss(two, seed), calls)
         else:
             dropout, random, state = any(map(_drops, model.modules())), False, ()
-        output = call_model(model, loss.split(two)[0])
+        output = call_model(model, loss.split(copied(two))[0])
     put_back(model, before)
     called = sorted(set().union(*calls))
     hooked = [name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks]
@@ -175,7 +175,7 @@ def _find_unused_by_some(
                 break
             # The model may reject a single sample.
             with suppress(Exception), _counting(model, calls):
-                inputs, targets = split(take(batch, number, number + 1))
+                inputs, targets = split(copied(take(batch, number, number + 1)))
                 loss = workload.loss(call_model(model, inputs), targets)
                 used = set(reachable(loss))
                 unused |= {name for key, name in trained.items() if key not in used}

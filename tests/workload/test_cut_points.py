@@ -109,6 +109,33 @@ def test_tied_weights_are_refused_with_the_reason():
     assert all(word in reason for word in ("'first'", "'third'", "tied"))
 
 
+class Returned(OwnParameter):
+    """Multiple losses, with trained weights in the output."""
+
+    def forward(self, x):
+        return self.second(self.first(x)) * self.shift.sum(), self.shift
+
+
+def test_a_parameter_in_the_output_is_used_in_the_last_part():
+    model = Returned()
+    loss = lambda output: output[0].mean() + output[1].sum()  # noqa: E731
+    assert len(find_layers(model, torch.randn(8, 4), loss)[0]) == 1
+
+
+class InPlace(Chain):
+    def forward(self, x):
+        return super().forward(x.sub_(1.0))
+
+
+def test_a_model_may_change_its_inputs_in_place():
+    """An input that requires a gradient cannot be changed, so the model was refused."""
+    x = torch.randn(8, 4)
+    before = x.clone()
+    layers, _ = cut(InPlace(), x)
+    assert [layer.modules for layer in layers] == [("first",), ("middle",), ("last",)]
+    assert torch.equal(x, before)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_parameter_of_the_whole_model_is_in_the_part_that_uses_it(late):
     """A vision transformer has its positions in the model itself. It was refused."""

@@ -11,6 +11,7 @@ from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.worker.inspect_workload import inspect_workload
 from paralab.workload.summary import Inspection
+from paralab.workload.trial_steps import OUTSIDE
 
 FILE = """
 import torch
@@ -131,13 +132,36 @@ class Penalized(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
     def forward(self, x):
         x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            result = self.layers(x)
-            [slope] = torch.autograd.grad(result.sum(), x, create_graph=True)
+        result = self.layers(x)
+        [slope] = torch.autograd.grad(result.sum(), x, create_graph=True)
         return result, slope
 
 def penalized():
     return base(model=Penalized, loss=lambda o, t: F.cross_entropy(o[0], t) + o[1].square().mean())
+
+class Counting(nn.Module):
+    def forward(self, x):
+        calls.append(1)
+        return x * len(calls)
+
+calls = []
+def counting(): return base(model=lambda: nn.Sequential(nn.Linear(8, 2), Counting()))
+
+class Centered(nn.Linear):
+    def forward(self, x): return super().forward(x.mul_(2.0).sub_(1.0))
+
+def in_place(): return base(model=lambda: Centered(8, 2))
+
+def class_weights():  # verification runs in fp64
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))
+    projection = torch.randn(8, 4)
+    class Projected(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.projection = projection
+        def forward(self, x): return super().forward(x @ self.projection)
+    weight = lambda batch: float(loss.weight[batch[1]].sum())
+    return base(model=Projected, loss=loss, weight=weight)
 
 def cached(): return base(model=lambda: nn.Sequential(Cached(), nn.Linear(8, 2)))
 """
@@ -195,11 +219,20 @@ def planned(summary, strategy, **options):
         ("functional_norm", {"batch_norms": 1, "random": False, "split_problem": None}),
         ("cached", {"state": (), "random": False}),
         ("penalized", {"state": (), "unused": (), "inner_backward": True}),
+        ("in_place", {"state": (), "random": False, "split_problem": None}),
+        ("class_weights", {"state": (), "split_problem": None}),
     ],
 )
 def test_the_summary(inspect, name, fields):
     summary = inspect(name)
     assert {field: getattr(summary, field) for field in fields} == fields
+
+
+def test_a_global_that_changes_is_named(inspect):
+    """Parts of a batch differed from the whole batch, so the model seemed to mix samples."""
+    summary = inspect("counting")
+    assert summary.state == (OUTSIDE,)
+    assert OUTSIDE in summary.split_problem
 
 
 @pytest.mark.parametrize("name", ["two_optimizers", "plateau", "iterable"])
