@@ -28,6 +28,8 @@ class Bucket(Record, frozen=True, kw_only=True):
     kind: str
     stage: int
     bucket: int
+    # The submodule that fsdp gathers or reduces, or what shards send each other.
+    unit: str | None = None
     bytes: int
     ready_seconds: float  # seconds since the start of the step
     ready_share: float | None = None  # `ready_seconds` as a share of this step

@@ -238,6 +238,7 @@ def _buckets(recording: Recording, measured: list[int]) -> list[Bucket]:
                 kind=span.event,
                 stage=span.stage or 0,
                 bucket=span.bucket,
+                unit=span.unit,
                 bytes=span.bytes,
                 ready_seconds=span.start - begin,
                 ready_share=(span.start - begin) / length_seconds,

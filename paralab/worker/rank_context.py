@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,7 @@ class RankContext:
     shard_streams: ShardStreams | None = None  # set if shards draw random numbers
     # Makes an additional context for recomputing a block
     recomputing: Callable[[nn.Module], MakeContext] = lambda block: nullcontext
+    is_recomputing: bool = False  # whether a backward pass is recomputing a block
 
     def drawing(self, current: Callable[[], int]) -> AbstractContextManager[None]:
         """In this context, draw random numbers from the stream of virtual device `current()`."""
@@ -71,7 +72,16 @@ class RankContext:
 
     def watch_recomputed(self, block: nn.Module) -> Watched:
         """Count a block's activations, and recompute the block in the strategy's context."""
-        return watch_within(self.meter.watch(block), self.recomputing(block))
+        watched = watch_within(self.meter.watch(block), self.recomputing(block))
+        return watch_within(watched, self._note_recomputation)
+
+    @contextmanager
+    def _note_recomputation(self) -> Iterator[None]:
+        self.is_recomputing = True
+        try:
+            yield
+        finally:
+            self.is_recomputing = False
 
     def weighted_loss(self, output: Any, micro: MicroBatch) -> torch.Tensor:
         return weighted_loss(self.workload, output, micro.targets, micro.share)

@@ -64,8 +64,10 @@ def running_shards(context: RankContext) -> Iterator[None]:
     def timed(kind: str, collective: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             """Wait for the result here, because DTensor uses it immediately anyway."""
-            # A backward pass records no graph, except while it recomputes activations.
-            unit = "activations" if torch.is_grad_enabled() else "gradients"
+            # DTensor communicates inside autograd functions, which never record a graph.
+            in_backward = torch._C._current_graph_task_id() != -1
+            repeats_forward = not in_backward or context.is_recomputing
+            unit = "activations" if repeats_forward else "gradients"
             note = probe.begin_inside(kind, tensor, group, unit, **where)
             result: torch.Tensor = functional.wait_tensor(collective(tensor, *args, **kwargs))
             note()

@@ -108,6 +108,8 @@ def test_memory_and_all_reduces_of_a_rank(straight):
         assert memory["parameters"] == 8 * (split // 2 + rest)
         assert memory["gradients"] == memory["parameters"]
     assert straight["all_reduces_per_step"] == 4
+    units = [bucket["unit"] for bucket in straight["metrics"]["buckets"]]
+    assert units == ["activations"] * 2 + ["gradients"] * 2  # all four were called gradients
     assert straight["batch"]["size"] == 8
     assert len(straight["losses"]) == 4
 
