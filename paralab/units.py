@@ -57,6 +57,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def difference(value: float, digits: int = 1) -> str:
+    """Format a difference that is usually tiny: `2.2e-16`, but `0` instead of `0.0e+00`."""
+    return f"{value:.{digits}e}" if value else "0"
+
+
 def rate(value: float | None) -> str:
     """Format samples per second with three digits, because measurements are not more precise than
     that."""

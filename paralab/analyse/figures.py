@@ -70,7 +70,8 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
     shown = (replace(s, start=s.start - origin, end=s.end - origin) for s in spans)
     numbered = ((step[0].step, *bounds([step])) for step in steps)
     ends = ((number, begin - origin, end - origin) for number, begin, end in numbered)
-    return Timeline("the last steps", tuple(names), tuple(shown), tuple(ends))
+    title = "The last steps" if len(steps) > 1 else "The last step"
+    return Timeline(title, tuple(names), tuple(shown), tuple(ends))
 
 
 def _work(spans: list[SpanEvent], devices: list[str], base: int) -> Iterator[Span]:
@@ -124,10 +125,10 @@ def schedule(recording: Recording) -> Schedule | None:
         measured.append(Slot(stage, *what, start, end, part, bool(event.weights)))
     if plan.schedule:
         first = [rank for rank in plan.ranks if not rank.replica and not rank.shard]
-        who = "replica 0"
+        who = "Replica 0"
         devices = [f"rank {rank.rank} · {rank.devices[0].name}" for rank in first]
     else:
-        who, devices = "rank 0", [device.name for device in plan.ranks[0].devices]
+        who, devices = "Rank 0", [device.name for device in plan.ranks[0].devices]
     return Schedule(
         f"{who}, {plural(plan.micro_batches, 'micro-batch')} through {plan.stages} stages",
         tuple(f"stage {stage} · {device}" for stage, device in enumerate(devices)),
@@ -178,7 +179,7 @@ def ideal_slots(stages: int, micro_batches: int, name: str = "gpipe") -> list[Sl
     ]
 
 
-def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | None:
+def load_lines(recordings: Sequence[Recording], title: str = "Load") -> Lines | None:
     """Draw each GPU's load as reported by NVML or, without a GPU, the cores that each rank used."""
 
     def gpus(rank: int, load: Load) -> Values:
@@ -189,7 +190,7 @@ def load_lines(recordings: Sequence[Recording], title: str = "load") -> Lines | 
 
     if curves := _curves(recordings, gpus):
         return _lines(title, curves, "seconds", "share of time with a running kernel", "share")
-    return _lines(title, _curves(recordings, cores), "seconds", "cores in use", "number")
+    return _lines(title, _curves(recordings, cores), "seconds", "in use", "cores")
 
 
 def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
@@ -199,13 +200,13 @@ def memory_lines(recordings: Sequence[Recording]) -> Lines | None:
         gpus = {f"rank {rank} · {gpu.device}": gpu.allocated_bytes for gpu in load.devices}
         return gpus or {f"rank {rank} · process": load.rss_bytes}
 
-    return _lines("memory", _curves(recordings, used), "seconds", "memory", "bytes")
+    return _lines("Memory", _curves(recordings, used), "seconds", "memory", "bytes")
 
 
 def _curves(
     recordings: Sequence[Recording], read: Callable[[int, Load], Values]
 ) -> dict[str, Points]:
-    """Read all load samples, with all runs on one time axis."""
+    """Read all load samples, with all runs on one time axis. A single sample is not a curve."""
     curves: dict[str, Points] = defaultdict(list)
     offset = 0.0
     for recording in recordings:
@@ -217,7 +218,7 @@ def _curves(
                     if value is not None:
                         curves[name].append((offset + event.time, value))
         offset += max(times, default=0.0) + GAP_SECONDS
-    return curves
+    return {name: points for name, points in curves.items() if len(points) > 1}
 
 
 def loss_lines(rows: Sequence[Row]) -> Lines | None:

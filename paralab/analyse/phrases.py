@@ -95,3 +95,7 @@ def slashes(sizes: Iterable[int]) -> str:
 
 def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def uncapital(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -10,14 +10,14 @@ from paralab.analyse import blocks, explore, figures
 from paralab.analyse.blocks import Bar, Bars, Cell, Distribution, Document, Group, Section, Table
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.grid_tables import grid_tables
-from paralab.analyse.phrases import machine_words
+from paralab.analyse.phrases import machine_words, uncapital
 from paralab.analyse.recording import Recording
 from paralab.analyse.result import PeakMemory
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.analyse.time_tables import where_time_goes
 from paralab.analyse.verdict import is_same_training, largest_memory, verdict
 from paralab.analyse.verify import apart_from, describe_simulated
-from paralab.units import plural, rate, seconds, size
+from paralab.units import difference, plural, rate, seconds, size
 
 Chart = blocks.Timeline | blocks.Schedule | blocks.Split | blocks.Lines
 CLOCK = (
@@ -99,10 +99,11 @@ def _remarks(rows: Sequence[Row]) -> str:
             virtual = "devices are shares of one CPU (virtual)"
             named.setdefault(virtual if "virtual" in remark else remark, []).append(row.name)
     notes = ["step time: median over all steps"] if len(rows) > 1 else []
-    notes += ["speed-up: mean over the rounds, in samples per second"] if notes else []
+    notes += ["speed-up: mean over the rounds"] if notes else []
     notes.append("communication: share of the step (exposed share)" + _backends(rows))
     for remark, names in named.items():
-        whose = "" if "virtual" in remark or len(names) > 3 else f" ({', '.join(names)})"
+        is_general = "virtual" in remark or len(names) > 3 or len(rows) < 2
+        whose = "" if is_general else f" ({', '.join(names)})"
         notes.append(remark + whose)
     return "; ".join(notes)
 
@@ -152,26 +153,30 @@ def same_training(row: Row) -> str:
         losses = "loss is" if row.not_finite_losses == 1 else "losses are"
         return f"equal, but {row.not_finite_losses} {losses} not finite"
     if row.precision in ("bf16", "fp16", "tf32") and row.loss_difference is not None:
-        return f"equal, loss ±{row.loss_difference:.0e}"
+        return f"equal, loss ±{difference(row.loss_difference, 0)}"
     return "equal"
 
 
 def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> list[Section]:
-    """Create the chart sections. A single run has no charts that compare configurations."""
+    """Create the chart sections. A single run has no charts that compare configurations, and its
+    charts do not repeat its name."""
     last = {name: list_[-1] for name, list_ in recordings.items()}
+    several, checked = len(rows) > 1, len(rows) > 1 or rows[0].verify
+
+    def title_of(name: str, what: str) -> str:
+        return f"{name}: {uncapital(what)}" if several else what
 
     def all_of(draw: Callable[[Row], Chart | None]) -> tuple[Chart, ...]:
         drawn = ((row.name, draw(row)) for row in rows)
-        return tuple(replace(b, title=f"{name}: {b.title}") for name, b in drawn if b)
+        return tuple(replace(b, title=title_of(name, b.title)) for name, b in drawn if b)
 
-    several, checked = len(rows) > 1, len(rows) > 1 or rows[0].verify
     losses, memory, checks = figures.loss_lines(rows), _memory(rows), map(_verify_row, rows)
     same = (
         "After training in fp64, all parameters are compared with those of a single device. The "
         "losses come from the timed runs."
     )
     grids = [
-        replace(t, title=f"{n}: {t.title}") for n, r in last.items() for t in grid_tables(r.plan)
+        replace(t, title=title_of(n, t.title)) for n, r in last.items() for t in grid_tables(r.plan)
     ]
     sections = [
         Section("The grid of ranks", tuple(grids)),
@@ -213,7 +218,7 @@ def _memory(rows: Sequence[Row]) -> Table:
     estimated = any(memory.estimated_bytes is not None for _, memory in memories)
     cells = (
         {
-            "configuration": name(row.name),
+            **({"configuration": name(row.name)} if len(rows) > 1 else {}),
             "rank": exact(memory.rank),
             "device": name(memory.device),
             "peak": number(memory.bytes, size),
@@ -247,8 +252,8 @@ def _verify_row(row: Row) -> Cells:
     return {
         "configuration": name(row.name),
         "outcome": Cell(same_training(row), is_same_training(row)),
-        "largest difference": number(largest, "{:.1e}".format),
+        "largest difference": number(largest, difference),
         "tolerance": number(tolerance, "{:g}".format),
-        "loss differs by": number(moved, "{:.1e} (relative)".format, "–"),
+        "loss differs by (relative)": number(moved, difference, "–"),
         "cause": Cell(cause or "–", cause),
     }

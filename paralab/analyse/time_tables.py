@@ -9,6 +9,7 @@ from paralab.analyse.phrases import collectives_per_step
 from paralab.analyse.table_cells import Cells, name, number, percent, table
 from paralab.units import count, seconds, size
 
+MOST_BUCKETS = 12  # collectives per configuration in a table
 # Fields of StepShares -> kinds of work in charts.
 KINDS = {
     "forward": "forward",
@@ -30,7 +31,8 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
             for row in rows
             if row.metrics.shares
         ),
-        "A step lasts from its first rank's start to its last rank's end. Each row adds up to 100%.",
+        "A step lasts from its first rank's start to its last rank's end. Each row adds up to 100%. "
+        "These are means; the tables show medians, which outliers do not change.",
     )
     time = table(
         "Seconds per optimizer step (median over steps, mean over ranks)",
@@ -43,11 +45,13 @@ def where_time_goes(rows: Sequence[Row]) -> Section:
     unknown = dict.fromkeys(reason for row in rows if (reason := row.metrics.flops.not_measured))
     machine = table("Load and FLOP/s", map(_machine, rows), "; ".join(unknown))
     each = " of each round" if len(rows[0].runs) > 1 else ""
+    most = f" Only the {MOST_BUCKETS} longest transfers of a configuration."
     buckets = table(
         "When the collectives happen",
-        (cells for row in rows for cells in _buckets(row)),
+        (cells for row in rows for cells in _buckets(row, several=len(rows) > 1)),
         f"On rank 0, in the last step{each}: when the bucket was ready, measured from the start of "
-        "the step, and how long its transfer took.",
+        "the step, and how long its transfer took."
+        + (most if any(len(row.metrics.buckets) > MOST_BUCKETS for row in rows) else ""),
     )
     tables = (time, communication, *((buckets,) if buckets.rows else ()), machine)
     return Section("Where the time goes", (*((shares,) if shares.rows else ()), *tables))
@@ -90,14 +94,17 @@ def _communication(row: Row) -> Cells:
     }
 
 
-def _buckets(row: Row) -> Iterator[Cells]:
-    """Yield when each bucket was reduced within the step."""
-    for bucket in row.metrics.buckets:
+def _buckets(row: Row, several: bool) -> Iterator[Cells]:
+    """Yield when each bucket was reduced within the step. Shards exchange dozens of tensors."""
+    longest = sorted(row.metrics.buckets, key=lambda bucket: -bucket.transfer_seconds)
+    shown = longest[:MOST_BUCKETS]
+    for bucket in (bucket for bucket in row.metrics.buckets if bucket in shown):
         kind = bucket.kind.replace("_", "-") + " " if bucket.kind != "all_reduce" else ""
         stage = f"stage {bucket.stage}, " if row.strategy == "hybrid" else ""
+        what = f"{bucket.unit} " if bucket.unit else ""
         yield {
-            "configuration": name(row.name),
-            "bucket": Cell(f"{kind}{stage}{bucket.bucket}", bucket.bucket),
+            **({"configuration": name(row.name)} if several else {}),
+            "bucket": Cell(f"{stage}{kind}{what}{bucket.bucket}", bucket.bucket),
             "size": number(bucket.bytes, size),
             "ready after": number(bucket.ready_seconds, seconds),
             "of the step": percent(bucket.ready_share),

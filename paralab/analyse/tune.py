@@ -21,7 +21,7 @@ from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
 from paralab.plan.lossy import is_lossy
 from paralab.record.types import Record, convert, read_object
-from paralab.units import plural, rate, seconds, size
+from paralab.units import difference, plural, rate, seconds, size
 
 DEFAULT_MB = 25.0  # PyTorch's default bucket size, which places the default on the curve
 HIGH = ("fp32", "fp64")
@@ -159,29 +159,41 @@ def _megabytes(point: CurvePoint) -> float:
 def document(folder: Path) -> Document:
     manifest, choice = manifest_of(folder, TuneManifest), choice_of(folder)
     final = rungs_of(folder)[-1]
-    sections = [*_curve_sections(choice), _measured_section(folder), *_not_measured(choice)]
+    measured = _measured_section(folder, choice.default.name)
+    sections = [*_curve_sections(choice), measured, *_not_measured(choice)]
     rest = report(comparison_of(final), final, sections)
     general = [each for each in rest.findings if each.kind in ("same", "warning")]
     title = f"Tune: {manifest.workload.name}"
     return replace(rest, title=title, findings=(*findings(choice), *general))
 
 
-def _measured_section(folder: Path) -> Section:
+def _measured_section(folder: Path, default: str) -> Section:
     rows = [
         {
-            "rung": exact(number),
+            "phase": exact(number),
             "configuration": name(row.name),
             "rounds": exact(len(row.round_seconds)),
             "step time": measure(row.step_seconds.median, seconds),
             "samples/s": measure(row.samples_per_second, rate),
-            "speed-up": measure(row.ratio.value, "{:.2f}".format),
+            "speed-up": measure(_over(default, row, rung), "{:.2f}".format),
             "memory": measure(largest_memory(row), size),
         }
         for number, path in enumerate(rungs_of(folder), 1)
-        for row in comparison_of(path).rows
+        for rung in [comparison_of(path).rows]
+        for row in rung
     ]
-    note = "Speed-ups are relative to the default in the same phase. Only the last one is verified."
+    note = (
+        f"Speed-ups are relative to {default} in the same phase. Only the last phase is verified."
+    )
     return Section("What the search measured", (table("", rows, note),))
+
+
+def _over(default: str, row: Row, rung: list[Row]) -> float | None:
+    """Return the speed-up over the default. The first phase ran before the default was chosen."""
+    base = next((each for each in rung if each.name == default), None)
+    if base is None:
+        return None
+    return speed_up(base.round_seconds_per_sample, row.round_seconds_per_sample).value
 
 
 def _not_measured(choice: TuneResult) -> list[Section]:
@@ -277,7 +289,9 @@ def _low_precision(choice: TuneResult) -> Iterator[Finding]:
     if low is None:
         return
     moved = low.loss_difference
-    losses = "are not finite" if moved is None else f"differ by up to {moved:.0e} (relative)"
+    losses = (
+        "are not finite" if moved is None else f"differ by up to {difference(moved, 0)} (relative)"
+    )
     losses = (
         "its losses " + losses if low.batch_size == choice.default.batch_size else "other batches"
     )

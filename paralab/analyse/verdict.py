@@ -18,7 +18,7 @@ from paralab.analyse.scaling import losses_of, perfect_seconds
 from paralab.analyse.verify import alike, apart_from, describe_simulated
 from paralab.plan.lossy import is_lossy
 from paralab.plan.remarks import find_sharing
-from paralab.units import plural, seconds, size, whole_percents
+from paralab.units import difference, plural, seconds, size, whole_percents
 
 BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
@@ -82,11 +82,15 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     else:
         faster = f"{times_as_fast(best.ratio)} as `{baseline.name}`"
         text = f"`{best.name}` is fastest: {step} per step, {faster}."
-    text += f" Equally fast: {', '.join(equally)}." if equally else ""
-    text += f" Too noisy to tell: {', '.join(unsure)}." if unsure else ""
+    text += f" Equally fast: {_list(equally)}." if equally else ""
+    text += f" Too noisy to tell: {_list(unsure)}." if unsure else ""
     measured = {"step_seconds": best.step_seconds.to_dict(), "speed_up": best.ratio.to_dict()}
     names = {"equally_fast": equally, "too_noisy_to_tell": unsure}
     return Finding("fastest", text, measured | names)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def largest_memory(row: Row) -> int | None:
@@ -160,10 +164,13 @@ def _limit(row: Row, baseline: Row) -> Finding:
     return Finding("limit", text, evidence)
 
 
-def tune_command(row: Row) -> str:
-    """Return the tune command for the same training, with the options that affect training."""
+def tune_command(row: Row, any_strategy: bool = False) -> str:
+    """Return the tune command for the same training, with the options that affect training. It
+    searches this strategy's options, or every way to use the devices."""
+    axes: tuple[str, ...] = ("replicas", "stages", "shards")
     words = ["paralab", "tune", row.strategy]
-    axes = ("replicas", "stages", "shards")
+    if any_strategy:
+        axes, words = (), ["paralab", "tune", "--devices", str(row.devices)]
     for name in ("workload", *axes, "batch_size", "precision", "device", "seed"):
         value = getattr(row.request, name)
         applies = name not in axes[1:] or row.strategy == "hybrid"
@@ -185,7 +192,15 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     metrics, step = row.metrics, row.step_seconds.median
     share, exposed = metrics.communication_share or 0.0, metrics.exposed_share or 0.0
     costs = {"communication_share": share, "exposed_share": exposed}
-    if row.strategy in ("ddp", "hybrid") and exposed >= RULE:
+    if any(rank.shard for rank in row.ranks) and exposed >= RULE:
+        text = (
+            f"Communication takes {share:.0%} of the step, and {exposed:.0%} of the step is exposed: "
+            "within each pass, the shards exchange activations and their gradients, and wait for "
+            f"them. `{tune_command(row, any_strategy=True)}` searches for a faster way to use "
+            f"{plural(row.devices, 'device')}."
+        )
+        yield Finding("next", text, costs)
+    elif row.strategy in ("ddp", "hybrid") and exposed >= RULE:
         overlap, number = metrics.overlap or 0.0, row.all_reduces_per_step
         buckets = f"{number:g} bucket" + (" hides" if number == 1 else "s hide")
         text = (
@@ -247,13 +262,13 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
     like = alike(len(equal), len(checked))
-    text = f"{like} (fp64, largest parameter difference {largest:.1e})."
+    text = f"{like} (fp64, largest parameter difference {difference(largest)})."
     if excused:
         fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
         text += f" For {len(excused)} of them, known reasons to differ were held fixed: {fixed}."
     simulated = [row.name for row, check in checked if check.as_simulated]
     if simulated:
-        text += f" As simulated, but lossy: {', '.join(f'`{name}`' for name in simulated)}."
+        text += f" As simulated, but lossy: {_list(simulated)}."
     evidence = {"equal": len(equal), "of": len(checked), "max_difference": largest}
     tolerance = {"tolerance": checked[0][1].tolerance}
     yield Finding("same", text, evidence | tolerance)
@@ -285,6 +300,5 @@ def _warnings(comparison: Comparison) -> Iterator[Finding]:
     for each in comparison.left_out:
         reasons[each.reason].append(each.name)
     for reason, names in reasons.items():
-        listed = ", ".join(f"`{name}`" for name in names)
         were = "was" if len(names) == 1 else "were"
-        yield Finding("warning", f"{listed} {were} left out: {reason}", {"left_out": names})
+        yield Finding("warning", f"{_list(names)} {were} left out: {reason}", {"left_out": names})

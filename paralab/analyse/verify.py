@@ -23,7 +23,7 @@ from paralab.plan.option import flag_of
 from paralab.plan.plan import Plan
 from paralab.record.events import Verify
 from paralab.record.types import Record
-from paralab.units import plural
+from paralab.units import difference, plural
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-5, "fp16": 1e-5}
 # How much rounding may change the first step's gradients, relative to the largest gradient.
@@ -365,8 +365,8 @@ def _largest(values: Iterable[float]) -> float:
 
 def describe_simulated(proof: Verification) -> str:
     """`as simulated, weights differ by 3e-04 from single`."""
-    distance = proof.excused and proof.excused.max_difference
-    differ = "an unknown amount" if distance is None else f"{distance:.0e}"
+    distance = proof.excused.max_difference if proof.excused else None
+    differ = "an unknown amount" if distance is None else difference(distance, 0)
     return f"{outcome(proof)}, weights differ by {differ} from single"
 
 

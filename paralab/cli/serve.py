@@ -51,7 +51,7 @@ def serve(folder: Path | None, port: int | None, as_json: bool) -> None:
             return
         echo(f"Serving {served.folder}\n{served.url}\nPress Ctrl-C to stop.")
 
-    number = start((folder or DEFAULT).absolute(), port or 0, announce)
+    number = start((folder or DEFAULT).resolve(), port or 0, announce)
     if as_json:  # stdout already has its single JSON object
         sys.exit(exit_code_of(number))
     raise interrupted(number, "; the pages are closed.")

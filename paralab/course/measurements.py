@@ -20,7 +20,7 @@ from paralab.analyse.recording import Recording
 from paralab.course.configurations import KEYS, LABELS, find
 from paralab.plan.batches import even_sizes
 from paralab.plan.remarks import find_sharing
-from paralab.units import plural, seconds, size
+from paralab.units import difference, plural, seconds, size
 
 EQUALLY = 1.1  # loads within 10% are considered equal
 
@@ -190,7 +190,7 @@ NAMED: Sequence[Callable[..., Any]] = (
 FILTERS: Mapping[str, Callable[..., Any]] = {
     **{each.__name__: each for each in NAMED},
     "count": "{:,.0f}".format,
-    "tiny": "{:.0e}".format,
+    "tiny": lambda value: difference(value, 0),
     "four_digits": "{:.4f}".format,
     "plural": lambda value, noun: plural(int(value), noun),
     "unique_count": lambda values: len(set(values)),

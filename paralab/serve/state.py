@@ -129,11 +129,16 @@ def describe(status: Status, follower: Follower, silent_seconds: float, problem:
     if status == "interrupted":
         return f"Interrupted {done}."
     if status == "failed":
-        return f"Failed {done}. {problem or _first_error(follower)}".rstrip()
+        why = problem or _first_error(follower)
+        return f"Failed {done}. {_end(why)}" if why else f"Failed {done}."
     if status == "silent":
         return f"{silent} The ranks run on another machine, so paralab cannot see their processes."
     gone = "The ranks' processes are gone, and they did not record an end."
-    return f"Killed {done}. {problem.rstrip('.') + '.' if problem else gone} {silent}"
+    return f"Killed {done}. {_end(problem) if problem else gone} {silent}"
+
+
+def _end(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?", ")", "`")) else f"{sentence}."
 
 
 def _first_error(follower: Follower) -> str:

@@ -42,12 +42,12 @@ def draw_lanes(state: State, width: int, height: int) -> str:
     drawn = [svg.bottom_axis(x, 0, bottom)]
     for number, lane in enumerate(state.lanes):
         top = tall * number
-        drawn.append(svg.text(lane.label, LABELS - 8, top + tall / 2 + 4.5, "label", "end"))
+        baseline = top + thick / 2 + 4.5
+        drawn.append(svg.text(lane.label, LABELS - 8, baseline, "label", "end"))
         for box in lane.boxes:
             left, room = x(box.start), max(x(box.end) - x(box.start), 0.5)
             look = f"span is-{box.kind}"
             drawn.append(svg.rect(look, left, top, room, thick, fill=fill(box.kind), rx=None))
             if box.words and thick >= 13 and room > svg.width_of(box.words) + 2:
-                at = left + room / 2
-                drawn.append(svg.text(box.words, at, top + thick / 2 + 4.5, "in-span", "middle"))
+                drawn.append(svg.text(box.words, left + room / 2, baseline, "in-span", "middle"))
     return svg.element("g", *drawn, class_="lanes")

@@ -38,7 +38,7 @@ def draw_lines(lines: Lines, name: str, width: int) -> str:
         return svg.nothing()
 
     is_near_zero = 0 <= min(heights) < 0.5 * max(heights)
-    from_zero = lines.y_unit in ("bytes", "share") or is_near_zero
+    from_zero = lines.y_unit in ("bytes", "cores", "share") or is_near_zero
     y = svg.axis(heights, lines.y_unit, (height - BOTTOM, TOP), from_zero)
     left = max(svg.width_of(words) for _, words in y.ticks) + 14
     x = (svg.log_axis if lines.log_x else _full_axis)([x for x, _ in points], left, right)
@@ -64,12 +64,20 @@ def _drawable(x: float, log_x: bool) -> bool:
 
 
 def _full_axis(values: list[float], left: float, right: float) -> Axis:
-    """Create an axis that ends at the outermost values, so that a curve fills its plot."""
+    """Create an axis that ends at the outermost values, so that a curve fills its plot. Counts,
+    such as steps and devices, have only whole ticks."""
     x = svg.axis(values, "number", (left, right), from_zero=False, about=int((right - left) // 75))
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if low == high:
-        return x
-    return replace(x, low=low, high=high, ticks=tuple(t for t in x.ticks if low <= t[0] <= high))
+    low, high = min(values), max(values)
+    if low == high:  # a single point in the middle
+        return replace(x, low=low - 1, high=high + 1, ticks=((low, svg.tick_text(low)),))
+    are_counts = all(map(_is_whole, values))
+    shown = (tick for tick in x.ticks if low <= tick[0] <= high)
+    ticks = tuple(tick for tick in shown if _is_whole(tick[0]) or not are_counts)
+    return replace(x, low=low, high=high, ticks=ticks)
+
+
+def _is_whole(value: float) -> bool:
+    return float(value).is_integer()
 
 
 def _draw(line: Line, number: int, several: bool, x: Axis, y: Axis) -> str:

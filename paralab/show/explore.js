@@ -231,13 +231,13 @@
     for (const [tick, words] of ticks) grid.append(draw("text", { class: "tick", x: toX(tick), y: bottom + 18, "text-anchor": "middle" }, words));
     const drawn = [grid];
     lanes.forEach((lane, number) => {
-      const top = tall * number;
-      drawn.push(draw("text", { class: "label", x: LABELS - 8, y: top + tall / 2 + 4.5, "text-anchor": "end" }, lane.label));
+      const top = tall * number, baseline = top + height / 2 + 4.5;
+      drawn.push(draw("text", { class: "label", x: LABELS - 8, y: baseline, "text-anchor": "end" }, lane.label));
       for (const box of lane.boxes) {
         const left = toX(box.start), wide = Math.max(toX(box.end) - left, 0.5);
         drawn.push(draw("rect", { class: `span is-${box.kind}`, x: left, y: top, width: wide, height, fill: `url(#paint-${box.kind})` }));
         if (box.words && height >= 13 && wide > CHARACTER * box.words.length + 2) {
-          drawn.push(draw("text", { class: "in-span", x: left + wide / 2, y: top + height / 2 + 4.5, "text-anchor": "middle" }, box.words));
+          drawn.push(draw("text", { class: "in-span", x: left + wide / 2, y: baseline, "text-anchor": "middle" }, box.words));
         }
       }
     });

@@ -44,6 +44,7 @@ DRAW: dict[type[Block], tuple[Draw, Callable[[Any], Legend]]] = {  # the chart a
     blocks.Split: (draw_split, lambda block: []),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
+HYPHENATED = re.compile(r"(?<!\S)(?=\S{1,28}(?!\S))\S*-\S*")  # a word that fits on a phone
 MOST_LISTED = 12  # numbers shown per list; the JSON has all of them
 
 
@@ -76,7 +77,9 @@ def page_environment(*folders: str) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"prose": prose, "exact": exact, "evidence": evidence_words}
-    environment.filters |= {"words": cell_words, "numeric": numeric_columns, "unbroken": unbroken}
+    environment.filters |= {"words": cell_words, "numeric": numeric_columns}
+    environment.filters |= {"unbroken": unbroken, "hyphenated": hyphenated}
+    environment.tests["unknown"] = is_unknown
     textures = {kind: STRIPES[stripe] for kind, (_, stripe) in LEGEND.items()}
     environment.globals["textures"] = textures
     return environment
@@ -142,13 +145,23 @@ def cell_words(cell: Cell) -> str:
     return cell.text or ("not measured" if cell.value is None else str(cell.value))
 
 
+def is_unknown(cell: Cell) -> bool:
+    """Return whether a cell says that its number is unknown: `not measured: …`, `–`."""
+    return cell.value is None and cell_words(cell).startswith(("not ", "–", "unknown"))
+
+
+def hyphenated(words: str) -> Markup:
+    """Return escaped text whose lines do not break after a hyphen: `--micro-batches`, `1e-03`."""
+    return Markup(HYPHENATED.sub(r'<span class="unbroken">\g<0></span>', str(escape(words))))
+
+
 def unbroken(name: str) -> Markup:
     """Return a configuration's name, which a table may only break between its parts:
     `ddp ×2 · accumulate 4 · bf16`."""
     *others, last = name.split(" · ")
     parts = [f"{part} ·" for part in others] + [last]
     spans = [Markup("<span>{}</span>").format(part) for part in parts]
-    return Markup(" ").join(spans) if others else escape(name)
+    return Markup(" ").join(spans) if others else hyphenated(name)
 
 
 def numeric_columns(table: Table) -> list[bool]:
@@ -160,7 +173,10 @@ def numeric_columns(table: Table) -> list[bool]:
 
 def prose(words: str) -> Markup:
     """Return escaped text, with text in backquotes as a code element."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
+    parts = map(hyphenated, re.split(r"`([^`]+)`", words))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts)
+    )
 
 
 def evidence_words(value: Any, name: str) -> str:

@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from paralab.analyse.grid_tables import grid_tables
 from paralab.analyse.phrases import collectives_per_step, compile_cost, spread
-from paralab.analyse.result import Result
+from paralab.analyse.result import PeakMemory, Result
 from paralab.plan.expert_plan import layer_table
 from paralab.plan.plan import Plan, label
 from paralab.plan.remarks import SHARE_CORES, find_sharing
@@ -157,9 +157,10 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     losses = [loss for loss in result.losses if loss is not None]
     yield "loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite"
     times = spread(result.step_seconds) if result.step_seconds else "not measured"
+    first = f", {plural(result.warm_up_steps, 'warm-up step')} excluded"
     crowded = SHARE_CORES in find_sharing(result.remarks)
     shared = "; [yellow]the devices share cores[/]" if crowded else ""
-    yield "step time", f"{times}, {plural(result.warm_up_steps, 'warm-up step')} excluded{shared}"
+    yield "step time", f"{times}{first if result.warm_up_steps else ''}{shared}"
     training, wall = seconds(result.total_seconds), seconds(result.wall_seconds)
     yield "total time", f"{training} training, {wall} including process startup"
     yield "samples/s", rate(result.samples_per_second)
@@ -167,13 +168,11 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     if result.compilation:
         yield "compile", compile_cost(result.compilation)
 
+    devices: dict[str, list[str]] = {}  # replicas use the same memory
     for memory in result.peak_bytes:
-        parts = " + ".join(f"{name} {size(memory[name])}" for name in MEMORY if memory[name])
-        how = "peak, including" if memory.how == "allocator" else "="
-        expected = ""
-        if memory.estimate_error is not None:
-            expected = f"; estimated {size(memory.estimated_bytes)} ({memory.estimate_error:+.1%})"
-        yield f"memory {memory.device}", f"{size(memory.bytes)} {how} {parts}{expected}"
+        devices.setdefault(_memory(memory), []).append(memory.device)
+    for words, names in devices.items():
+        yield f"memory {together(names)}", words
     if result.memory_not_estimated:
         yield "memory estimate", f"none: {escape(result.memory_not_estimated)}"
     if collectives := collectives_per_step(result):
@@ -182,6 +181,24 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     else:
         one = "replica" if result.grid.replicas == 1 and len(result.ranks) > 1 else "process"
         yield "synchronization", f"no all-reduce: one {one}"
+
+
+def _memory(memory: PeakMemory) -> str:
+    parts = " + ".join(f"{name} {size(memory[name])}" for name in MEMORY if memory[name])
+    how = "peak, including" if memory.how == "allocator" else "="
+    expected = ""
+    if memory.estimate_error is not None:
+        expected = f"; estimated {size(memory.estimated_bytes)} ({memory.estimate_error:+.1%})"
+    return f"{size(memory.bytes)} {how} {parts}{expected}"
+
+
+def together(devices: list[str]) -> str:
+    """`cpu:0`, `cpu:0,2`, or `cpu:0–7`."""
+    kind = devices[0].partition(":")[0]
+    numbers = sorted({int(device.partition(":")[2]) for device in devices})
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{kind}:{numbers[0]}–{numbers[-1]}"
+    return f"{kind}:{','.join(map(str, numbers))}"
 
 
 def metric_lines(result: Result) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from paralab.plan.option import options_of
 from paralab.plan.request import Request
 from paralab.record.types import convert, read_object
 from paralab.show.console import console, print_table, say
-from paralab.units import plural
+from paralab.units import difference, plural
 
 
 def document_of(folder: Path) -> Document:
@@ -32,7 +32,9 @@ def document_of(folder: Path) -> Document:
         {"strategy": name(names), "configurations": exact(count), "why": name(reason)}
         for names, count, reason in skipped_by_reason(result)
     ]
-    sections = [Section("Configurations", (table("", map(_row, ran)),))]
+    hidden = _repeated(result)
+    rows = ({k: v for k, v in _row(each).items() if k not in hidden} for each in ran)
+    sections = [Section("Configurations", (table("", rows, "; ".join(_reasons(result))),))]
     sections += [Section("Not run", (table("", skipped),))] if skipped else []
     title, subtitle = "Verify: parallel equals serial", ", ".join(result.workloads)
     return Document(title, subtitle, (finding,), tuple(sections))
@@ -40,8 +42,7 @@ def document_of(folder: Path) -> Document:
 
 def print_verify(result: VerifyResult) -> None:
     """Print one line per configuration, without columns that only repeat others, and the verdict."""
-    excuses = any(each.excused for each in result.configurations)
-    hidden = {"workload", "why", *(() if excuses else ("as requested",))}
+    hidden = {"workload", "why", *_repeated(result)}
     for workload in result.workloads:
         own = [_row(each) for each in result.configurations if each.options.workload == workload]
         say(f"[bold]{escape(workload)}[/]")
@@ -54,6 +55,14 @@ def print_verify(result: VerifyResult) -> None:
     for line in _reasons(result):
         say(f"  {escape(line)}")
     console.print(f"{result.seconds:.1f} s, run folder {escape(result.run_folder)}", style="dim")
+
+
+def _repeated(result: VerifyResult) -> set[str]:
+    """Return the columns that only repeat others, or the title."""
+    ran = result.configurations
+    hidden = {"workload"} if len(result.workloads) < 2 else set()
+    hidden |= set() if any(each.excused for each in ran) else {"as requested"}
+    return hidden if any(each.excused or each.cause for each in ran) else {*hidden, "why"}
 
 
 def _colored(cell: Cell) -> str:
@@ -76,9 +85,9 @@ def _row(each: Verified) -> Cells:
         "strategy": name(" · ".join([each.strategy, *words])),
         "batch": name(each.arithmetic),
         "last batch": name("partial" if each.options.partial_last_batch else "full"),
-        "difference": number(each.max_difference, "{:.1e}".format, "–"),
+        "difference": number(each.max_difference, difference, "–"),
         "outcome": Cell(outcome(each), each.passed),
-        "as requested": number((each.excused or each).max_difference, "{:.1e}".format, "–"),
+        "as requested": number((each.excused or each).max_difference, difference, "–"),
         "why": name(each.cause or "; ".join(reasons) or "–"),
     }
 

@@ -21,9 +21,10 @@ from paralab.analyse.report import report, same_training
 from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
 from paralab.analyse.scaling import losses_of
-from paralab.analyse.tune import Tuned, TuneResult
+from paralab.analyse.time_tables import where_time_goes
+from paralab.analyse.tune import Tuned, TuneResult, _measured_section
 from paralab.analyse.tune import findings as tuned_findings
-from paralab.analyse.verdict import tune_command, verdict
+from paralab.analyse.verdict import _next, tune_command, verdict
 from paralab.analyse.verify import judge as judge_ranks
 from paralab.errors import UsageError
 from paralab.plan.request import Request
@@ -243,6 +244,56 @@ def test_the_suggested_search_is_of_the_same_training(compared):
         tune_command(row)
         == "paralab tune ddp --workload 'my model.py:f' --replicas 3 --batch-size 60 --precision bf16"
     )
+
+
+def test_shards_are_not_advised_to_change_their_buckets(compared):
+    """37 sums of activations were called buckets, whose size `tune hybrid` could change."""
+    row = typed(compared).rows[1]
+    metrics = replace(row.metrics, exposed_share=0.3, communication_share=0.3)
+    ranks = [replace(rank, shard=number) for number, rank in enumerate(row.ranks)]
+
+    def suggested(row):
+        return [
+            f.text
+            for f in _next(replace(row, metrics=metrics), [row])
+            if f.evidence.get("exposed_share")
+        ]
+
+    assert "paralab tune ddp" in suggested(row)[0]
+    [text] = suggested(replace(row, ranks=ranks))
+    assert "paralab tune --devices 2 --workload mlp" in text
+    assert "bucket" not in text
+
+
+def test_the_table_has_only_the_longest_collectives(compared):
+    """tp has dozens per step."""
+    row = typed(compared).rows[1]
+    [first, *_] = row.metrics.buckets
+    buckets = [
+        replace(first, bucket=number, transfer_seconds=float(number)) for number in range(40)
+    ]
+    many = replace(row, metrics=replace(row.metrics, buckets=buckets))
+    section = where_time_goes([many])
+    [shown] = [block for block in section.blocks if "bucket" in getattr(block, "columns", ())]
+    assert [cells[0].value for cells in shown.rows] == list(range(28, 40))
+
+
+def test_each_phase_of_a_search_is_compared_with_the_default(folders, tmp_path):
+    """The first phase, which chooses the default, was compared with `single`."""
+    first = json.loads((folders / "ddp" / "manifest.json").read_text())
+    entries = [
+        {"name": n, "command": "", "request": {"strategy": n}, "runs": [str(folders / n)]}
+        for n in ("single", "ddp")
+    ]
+    for rung, baseline in (("rung1", None), ("rung2", "ddp")):
+        (tmp_path / rung).mkdir()
+        manifest = {"kind": "compare", "configurations": entries, "baseline": baseline}
+        (tmp_path / rung / "manifest.json").write_text(json.dumps(first | manifest))
+    [table] = _measured_section(tmp_path, "ddp").blocks
+    column = table.columns.index("speed-up")
+    ratios = {(cells[0].value, cells[1].text): cells[column].value for cells in table.rows}
+    assert ratios[1, "ddp"] == ratios[2, "ddp"] == 1
+    assert ratios[1, "single"] == ratios[2, "single"]
 
 
 def test_tuning_says_when_the_default_is_best():

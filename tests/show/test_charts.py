@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paralab.analyse import figures
 from paralab.analyse.blocks import (
     Bar,
     Bars,
@@ -25,6 +26,7 @@ from paralab.analyse.blocks import (
 )
 from paralab.analyse.metrics import pass_bubbles, pipelines_of
 from paralab.analyse.recording import Recording
+from paralab.record.events import Load
 from paralab.show.chart_bars import draw_bars, draw_distribution
 from paralab.show.chart_lines import draw_lines
 from paralab.show.chart_shares import as_table, draw_shares
@@ -137,6 +139,33 @@ def test_an_axis_starts_at_zero_if_zero_is_near(values, lowest):
         draw_lines(Lines("l", (line,), "seconds", "cores in use", "number"), "c", WIDE)
     )
     assert json.loads(drawn.get("data-plot") or "")["y"][0] == lowest
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [((0,), ["0"]), ((0, 1), ["0", "1"]), ((1, 2, 4), ["1", "2", "3", "4"])],
+)
+def test_counts_have_whole_ticks(steps, ticks):
+    """Two steps had an axis from 0 to 1 by 0.2, and one step had an axis from -1 to 1."""
+    line = Line("a", tuple((float(step), 2.0) for step in steps))
+    drawn = draw_lines(Lines("l", (line,), "optimizer step", "loss", "number"), "c", WIDE)
+    texts = [e for e in ElementTree.fromstring(drawn).iter() if e.get("class") == "tick"]
+    assert [e.text for e in texts if e.get("text-anchor") == "middle"] == ticks
+
+
+def test_a_load_starts_at_zero():
+    """The chart of 0.78 to 0.89 cores looked like that of 0 to 1."""
+    line = Line("a", ((0.0, 0.78), (1.0, 0.89)))
+    drawn = draw_lines(Lines("l", (line,), "seconds", "in use", "cores"), "c", WIDE)
+    assert json.loads(ElementTree.fromstring(drawn).get("data-plot") or "")["y"][0] == 0
+
+
+def test_a_single_sample_of_the_load_is_not_a_chart():
+    """The chart had a dot in the middle, and a time axis that began at -1 s."""
+    recording = Recording.read(RUNS / "ddp")
+    assert len(recording.of(Load, 0)) == 1
+    assert figures.load_lines([recording]) is None
+    assert figures.load_lines([recording, recording])
 
 
 def test_the_reference_line_is_beside_the_bars_of_a_phone_and_not_in_their_text():

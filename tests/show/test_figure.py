@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from paralab.analyse.blocks import Bar, Bars, Document, Section
 from paralab.cli.main import main
@@ -74,11 +75,13 @@ def test_an_unknown_or_ambiguous_name_lists_the_figures():
     with pytest.raises(UsageError) as error:
         find_figure(document, "schedule")
     assert all(name in str(error.value) for name in name_figures(document))
-    twice = Document("t", "", (), (Section("s", document.sections[2].blocks * 2),))
+    [block] = document.sections[2].blocks
+    pair = tuple(replace(block, title=f"ddp ×2: {word} steps") for word in ("first", "last"))
+    twice = Document("t", "", (), (Section("s", pair),))
     with pytest.raises(UsageError):
         find_figure(document, "time")
     first, second = name_figures(twice)
-    assert (first[:15], second) == ("timeline-ddp-x2", f"{first}-2")
+    assert (first, second) == ("timeline-ddp-x2", f"{first}-2")
     with pytest.raises(UsageError) as error:
         find_figure(twice, "timeline")
     assert second in str(error.value)

@@ -7,6 +7,7 @@ import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from paralab.analyse.blocks import (
     Bar,
     Bars,
+    Cell,
     Document,
     Line,
     Lines,
@@ -21,14 +23,18 @@ from paralab.analyse.blocks import (
     Section,
     Span,
     Split,
+    Table,
     Timeline,
 )
 from paralab.analyse.recording import quantiles
 from paralab.show.chart_lines import MOST_POINTS, connect, thin
 from paralab.show.chart_timeline import rows_of
-from paralab.show.page import plain, render
+from paralab.show.open_folder import document_of
+from paralab.show.page import plain, prose, render
 from paralab.show.svg import WIDE, axis, element, log_axis, round_step
 from tests.show.sample_document import NASTY, sample, without_numbers
+
+RUNS = Path(__file__).parent.parent / "runs"
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -152,6 +158,36 @@ def test_unknown_numbers_are_not_measured():
     assert ("td", "not measured") in tree.texts
     assert any(attributes.get("data-value") == "null" for attributes in tree.all("td"))
     assert "NaN" not in json.dumps(data_of(render(sample())))
+
+
+def test_words_in_a_column_of_numbers_are_not_unknown():
+    """`65% less` was gray and italic, like `not measured`."""
+    cells = (Cell("65% less"), Cell("", 1.5), Cell("–"), Cell("not measured: too short"))
+    rows = tuple((Cell("row", "row"), cell) for cell in cells)
+    tree = Tree(render(Document("t", "", (), (Section("s", (Table("", ("", "x"), rows),)),))))
+    found = [attributes["class"] for attributes in tree.all("td") if attributes.get("class")]
+    assert found == ["number", "number", "number unknown", "number unknown"]
+
+
+def test_lines_do_not_break_after_a_hyphen():
+    """`equal, loss ±8e-04` and `--micro-batches` took two lines."""
+    assert prose("use `tune --any-batch`, 8e-04") == (
+        'use <code>tune <span class="unbroken">--any-batch</span></code>, '
+        '<span class="unbroken">8e-04</span>'
+    )
+    path = "/home/someone/a-very-long-path/that-does-not-fit-on-a-phone"
+    assert prose(path) == path
+
+
+def test_a_single_run_does_not_repeat_its_name():
+    """The name of its configuration was in each title, in each row, and after each note."""
+    document = document_of(RUNS / "hybrid")
+    name = document.subtitle.partition(" with ")[0]
+    blocks = [block for section in document.sections for block in section.blocks]
+    titled = [block.title for block in blocks if block.title]
+    assert not [title for title in titled if name in title]
+    memory = next(block for block in blocks if block.title.startswith("Peak memory"))
+    assert memory.columns[0] == "rank"
 
 
 def test_blocks_without_numbers():
