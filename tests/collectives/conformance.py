@@ -186,22 +186,22 @@ def tags():
 
 
 def two_threads():
-    # Both threads once made their own connection, and read parts of each other's messages.
+    # Both threads once made their own connection, and mixed up their messages.
     peer, wrong = 1 - RANK, []
+    together = threading.Barrier(2)
 
-    def send():
-        for number in range(50):
-            dist.send(torch.full((10_000,), float(number)), peer, group=pair)
-
-    def receive():
-        for number in range(50):
-            tensor = torch.zeros(10_000)
-            dist.recv(tensor, peer, group=pair)
-            wrong.extend(tensor[tensor != number].tolist())
+    def exchange(tag):
+        together.wait()
+        for _ in range(10):
+            sent = dist.isend(torch.full((300_000,), float(tag)), peer, tag=tag, group=pair)
+            tensor = torch.zeros(300_000)
+            dist.recv(tensor, peer, tag=tag, group=pair)
+            wrong.extend(tensor[tensor != tag].tolist())
+            sent.wait()
 
     pair = dist.new_group([0, 1])
     if RANK < 2:
-        threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+        threads = [threading.Thread(target=exchange, args=[tag], daemon=True) for tag in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
