@@ -133,10 +133,10 @@ def _memory(memory: MemoryUse | None, width: int) -> Text:
     return Text.assemble(*bar, f" {size(memory.bytes)}{of}")
 
 
-def _bar(share: float, cells: int, colour: str) -> tuple[tuple[str, str], tuple[str, str]]:
+def _bar(share: float, cells: int, color: str) -> tuple[tuple[str, str], tuple[str, str]]:
     """Draw `███░░░`. A value above 0 is always visible, and a value above 1 fills the bar."""
     full = min(cells, max(0, math.ceil(share * cells - 0.5), 1 if share > 0 else 0))
-    return ("█" * full, colour), ("░" * (cells - full), "dim")
+    return ("█" * full, color), ("░" * (cells - full), "dim")
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:

@@ -274,7 +274,7 @@
       hideTip();
     }
     // Return the current span's neighbor in its lane, or the span nearest in time in the next lane.
-    function neighbour(key) {
+    function neighbor(key) {
       const spans = block.spans, now = spans[current], order = spans.map((_, index) => index);
       if (!now) return order.filter((n) => spans[n].lane === 0).sort((a, b) => spans[a].start - spans[b].start)[0] ?? 0;
       if (key === "ArrowLeft" || key === "ArrowRight") {
@@ -301,7 +301,7 @@
     holder.addEventListener("keydown", (event) => {
       const arrow = event.key.startsWith("Arrow");
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.shiftKey && arrow) goTo(neighbour(event.key));
+      if (event.shiftKey && arrow) goTo(neighbor(event.key));
       else if (event.key === "ArrowLeft") pan(-0.15);
       else if (event.key === "ArrowRight") pan(0.15);
       else if (event.key === "+" || event.key === "=") zoom(1.5);
