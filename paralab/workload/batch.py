@@ -64,6 +64,11 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
 def num_samples(batch: Any) -> int:
     """Return the length of dim 0, which all tensors in a batch share."""
     lengths = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors(batch)}
+    if not lengths:
+        problem = f"The data contains no tensors: a batch is a {type(batch).__name__}."
+        raise UsageError(problem, fix="tensors whose dim 0 is the sample dim, such as (x, y)")
+    if all(tensor.ndim and not len(tensor) for tensor in tensors(batch)):
+        raise UsageError("The data has no samples.", fix="at least one sample")
     if len(lengths) != 1 or 0 in lengths:
         shapes = [str(tuple(tensor.shape)) for tensor in tensors(batch)]
         listed = ", ".join(shapes[:6]) + (", …" if len(shapes) > 6 else "")

@@ -49,7 +49,7 @@ def user_code(what: str, folder: Path) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may parse arguments when it is imported
         detail = their_lines(error, folder)
         raise UsageError(f"{what} {type(error).__name__}: {error}", detail=detail) from error
 

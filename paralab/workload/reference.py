@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paralab.errors import UsageError
-from paralab.workload.catalog import full_name
+from paralab.workload.catalog import BUILT_IN, full_name
 
 PICKLED = "pickle:"
 
@@ -20,6 +20,12 @@ def check_reference(reference: str) -> str:
     if reference.startswith(PICKLED):
         return reference
     if not names_file(reference):
+        name, _, function = reference.partition(":")
+        if name not in BUILT_IN and Path(f"{name}.py").is_file():
+            raise UsageError(
+                f"There is no workload {reference!r}, but there is a file {name}.py.",
+                fix=f"{name}.py:{function or 'function'}",
+            )
         return full_name(reference)
     path, colon, attribute = split(reference)
     if not path.is_file():

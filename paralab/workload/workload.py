@@ -62,10 +62,10 @@ def as_workload(value: object, name: str) -> Workload:
         wrong = [str(key) for key in value if key not in known]
         missing = [key for key in ("model", "data", "loss") if key not in value]
         if wrong or missing:
-            parts = [f"unknown {wrong}"] if wrong else []
-            parts += [f"no {missing}"] if missing else []
+            parts = [f"with the unknown {', '.join(wrong)}"] if wrong else []
+            parts += [f"without {', '.join(missing)}"] if missing else []
             raise UsageError(
-                f"The workload {name} returned a dict with " + " and ".join(parts),
+                f"The workload {name} returned a dict {' and '.join(parts)}.",
                 fix="required: model, data, and loss; optional: " + ", ".join(known[3:]),
             )
         value = Workload(**value)

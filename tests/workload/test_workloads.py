@@ -5,7 +5,7 @@ import torch
 
 from paralab.errors import UsageError
 from paralab.workload import gpt
-from paralab.workload.batch import call_model, map_tensors, unpack
+from paralab.workload.batch import call_model, map_tensors, num_samples, unpack
 from paralab.workload.catalog import BUILT_IN, built_in_names
 from paralab.workload.gpt import IGNORED, PAD, library_tokens, real_bytes
 from paralab.workload.load import load_workload
@@ -90,6 +90,9 @@ def wrong_keys():
 
 def not_callable():
     return {"model": nn.Linear(4, 2), "data": None, "loss": print}
+
+def exits():
+    raise SystemExit("usage: mine.py [-h]")
 """
 
 
@@ -109,8 +112,9 @@ def test_a_users_file(file):
     ("function", "problem"),
     [
         ("fails", "NameError.*undefined_name"),
-        ("wrong_keys", r"unknown \['date'\] and no \['data', 'loss'\]"),
+        ("wrong_keys", "unknown date and without data, loss"),
         ("not_callable", "model .* Linear"),
+        ("exits", "SystemExit: usage: mine.py"),  # such as a script that parses arguments
         ("goood", "Did you mean 'good'"),
     ],
 )
@@ -150,6 +154,29 @@ def test_a_file_that_fails_to_import_shows_their_line_only(tmp_path, text, shown
 def test_a_wrong_name_is_refused_without_torch(reference, problem):
     with pytest.raises(UsageError, match=problem):
         check_reference(reference)
+
+
+def test_a_file_without_its_suffix_is_not_a_built_in_name(tmp_path, monkeypatch):
+    (tmp_path / "net.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for reference, meant in (("net", "net.py:function"), ("net:tiny", "net.py:tiny")):
+        with pytest.raises(UsageError) as refused:
+            check_reference(reference)
+        assert refused.value.fix == meant
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        ((torch.zeros(0, 4), torch.zeros(0)), "no samples"),
+        ("data.csv", "no tensors.* str"),
+        ((torch.zeros(3, 4), torch.zeros(2)), r"different lengths.*\(3, 4\), \(2,\)"),
+        ((torch.zeros(3, 4), torch.tensor(1.0)), "different lengths"),
+    ],
+)
+def test_data_without_samples_is_refused(batch, problem):
+    with pytest.raises(UsageError, match=problem):
+        num_samples(batch)
 
 
 def test_unpack_takes_the_usual_batches():
