@@ -53,6 +53,8 @@ HALVES = (
     "clean6",
     "tune7",
     "clean7",
+    "tune8",
+    "clean8",
 )
 ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 

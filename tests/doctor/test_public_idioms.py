@@ -9,6 +9,122 @@ from paralab.doctor.static.script import Script
 
 # name: (id, severity, text, what makes it a mistake, what makes it healthy or undecided)
 PAIRS = {
+    "an attribute of a model that Accelerate wrapped": (
+        "D05",
+        "suspect",
+        """
+        from accelerate import Accelerator
+        from models import Unet
+
+        accelerator = Accelerator()
+        unet = Unet.from_pretrained("unet")
+        optimizer = make_optimizer(unet.parameters())
+        print(unet.config)
+        unet, optimizer = accelerator.prepare(unet, optimizer)
+        unet.train()
+        size = {}.config.size
+        """,
+        "unet",
+        "accelerator.unwrap_model(unet)",
+    ),
+    "rank 0 validates a model that it was given": (
+        "H07",
+        "suspect",
+        """
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        def evaluate(model, batches, args):
+            if not is_master(args):
+                return None
+            {}
+            with torch.inference_mode():
+                for x in batches:
+                    print(model(x))
+        """,
+        "",
+        "model = model.module",
+    ),
+    "autocast only in the other branch": (
+        "A09",
+        "warning",
+        """
+        import contextlib, torch
+
+        context = contextlib.nullcontext()
+        if half:
+            scaler = torch.amp.GradScaler()
+            context = torch.autocast("cuda")
+        for x, y in batches:
+            with context:
+                loss = loss_of(model(x), y)
+                if {}:
+                    loss.backward()
+                    optimizer.step()
+        """,
+        "half",
+        "not half",
+    ),
+    "a loader for a single process": (
+        "T01",
+        "warning",
+        """
+        import os, torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Trainer:
+            def __init__(self):
+                self.distributed = int(os.environ.get("RANK", -1)) != -1
+                if self.distributed:
+                    dist.init_process_group("gloo")
+                self.model = DDP(torch.nn.Linear(4, 1))
+                data = TensorDataset(torch.load("x.pt"), torch.load("y.pt"))
+                if {}:
+                    self.loader = DataLoader(data, shuffle=True)
+                else:
+                    self.loader = DataLoader(data, sampler=divide(data))
+
+            def train(self):
+                for x, y in self.loader:
+                    torch.nn.functional.mse_loss(self.model(x), y).backward()
+                    optimizer.step()
+
+        Trainer().train()
+        """,
+        "self.distributed",
+        "not self.distributed",
+    ),
+    "each rank trains on what its own model says": (
+        "T01",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, Dataset
+
+        class Answers(Dataset):
+            def __init__(self, rows):
+                self.rows = rows
+
+            def __getitem__(self, index):
+                return self.rows[index]
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(4, 1))
+        rows = []
+        with {}:
+            for question in questions:
+                rows.append(model(question))
+        loader = DataLoader(Answers(rows), shuffle=True)
+        for epoch in range(3):
+            for x, y in loader:
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        """,
+        "open('log') as log",
+        "torch.no_grad()",
+    ),
     "rank 0 answers the others in a callback": (
         "H03",
         "error",
@@ -915,3 +1031,35 @@ def test_a_library_is_known_by_name_even_if_its_source_is_here(tmp_path):
     assert [call.target for call in example.calls] == ["accelerate.Accelerator"]
     assert len(example.modules) == 1
     assert len(Script(package / "__init__.py").modules) == 2
+
+
+def test_evidence_in_a_test_says_nothing_about_other_code(tmp_path):
+    # A test's loader of 10 samples became the evidence against a trainer that takes any loader.
+    (tmp_path / "trainer.py").write_text(
+        textwrap.dedent("""
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.BatchNorm2d(3)
+
+        model = DDP(Net())
+        """)
+    )
+    loader = """
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler
+    from trainer import model
+
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(loader))
+    (tmp_path / "test_train.py").write_text(textwrap.dedent(loader))
+    found = {
+        name: {(one.id, one.severity) for one in apply("script", Script(tmp_path / name))}
+        for name in ("train.py", "test_train.py")
+    }
+    assert ("S09", "warning") in found["train.py"]
+    assert ("S09", "suspect") in found["test_train.py"]

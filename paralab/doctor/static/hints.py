@@ -23,14 +23,9 @@ _WORDS = (
     "pytorch_lightning", "deepspeed",
 )  # fmt: skip
 _SEED_OF_RANK = re.compile(r"\b(?:seed[^\n]{0,40}rank|rank[^\n]{0,40}seed)\b")
-_PARALLEL = {
-    "init_process_group",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "Accelerator",
-    "pytorch_lightning",
-    "deepspeed",
-}
+_PARALLEL = frozenset(
+    "init_process_group DistributedDataParallel FullyShardedDataParallel Accelerator".split()
+) | {"pytorch_lightning", "deepspeed"}
 _TRAINS = re.compile(
     r"^backward$|train(_\w*)?(epoch|step|batch|loop)|(run|fit)_(epoch|step)|optimi[sz]e", re.I
 )
@@ -108,8 +103,7 @@ def is_for_one_rank(test: ast.expr, taken: bool = True) -> bool:
 
 
 def is_for_others(test: ast.expr, taken: bool = True) -> bool:
-    """Return whether a condition's names suggest that all ranks but one pass it: `initialized and
-    not is_master()`."""
+    """Return whether names suggest that all ranks but one pass a condition: `not is_master()`."""
     match test:
         case ast.BoolOp(ast.And(), values) if taken:
             return any(is_for_others(value) for value in values)

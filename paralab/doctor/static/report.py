@@ -10,7 +10,7 @@ from paralab.doctor.registry import Edit, Finding, Severity, entries
 from paralab.doctor.static.facts import Call
 from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import Script
-from paralab.doctor.static.ways import has_decided_tests, has_ranks, is_run
+from paralab.doctor.static.ways import has_decided_tests, has_ranks, is_excluded, is_run
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def found(
         f"{one.module.path.name}:{one.line}: {one.module.lines[one.line - 1].strip()}"
         for one in (where, *also)
     )
-    if script.is_exhausted or _in_test(where):  # tests cause failures on purpose
+    # Tests cause failures on purpose, and say nothing about other code.
+    unused = id[0] not in ALONE and is_excluded(script, where.node, where.module)
+    if script.is_exhausted or unused or any(map(_in_test, (where, *also))):
         severity = "suspect"
     if severity == "error" and not _is_certain(script, id, where):
         severity = "suspect"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import ACCELERATOR, DDP, INIT
-from paralab.doctor.static.project import Scope
+from paralab.doctor.static.project import Module, Scope
 from paralab.doctor.static.script import UNKNOWN, Env, Script, once_per_script
 
 MOST_WAYS = 24
@@ -123,6 +123,12 @@ def has_decided_tests(script: Script, node: ast.AST, scope: Scope) -> bool:
         for way in script.context(node, scope.module)
         if isinstance(way, If) and not way.exits
     )
+
+
+def is_excluded(script: Script, node: ast.AST, module: Module) -> bool:
+    """Return whether a condition keeps all ranks of a job from a node."""
+    tests = [one for one in script.context(node, module) if isinstance(one, If)]
+    return any(script.decide(one, module.scope_of(node), None) is False for one in tests)
 
 
 def arrives(script: Script, way: Way, rank: int) -> Arrival:

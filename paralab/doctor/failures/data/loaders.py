@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, Loop
+from paralab.doctor.static.models import is_without_grad
 from paralab.doctor.static.names import LOADER, meaning
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
@@ -137,6 +138,23 @@ def is_divided(script: Script, loader: Call, data: ast.expr) -> bool:
         if owner and (script.is_a(owner, "IterableDataset") or asks_for_rank(script, owner)):
             return True
     return False
+
+
+def is_generated(script: Script, data: ast.expr, scope: Scope) -> bool:
+    """Return whether a dataset contains a list that the rank fills with the output of its model."""
+    names = {
+        (dotted_key(part), where)
+        for part, where in script.ingredients(data, scope, hops=4)
+        if isinstance(part, (ast.Name, ast.Attribute))
+    }
+    return any(
+        call.method in ("append", "extend")
+        and call.receiver is not None
+        and (dotted_key(call.receiver), where) in names
+        and is_without_grad(script, call)
+        for where in {where for _, where in names}
+        for call in script.calls_in(where)
+    )
 
 
 def knows_rank(script: Script, node: ast.expr, scope: Scope) -> bool:

@@ -18,6 +18,7 @@ from paralab.doctor.failures.data.loaders import (
     hides_sampler,
     is_divided,
     is_for_evaluation,
+    is_generated,
     is_missing,
     trained_loaders,
 )
@@ -30,6 +31,7 @@ from paralab.doctor.static.hints import words_of_project
 from paralab.doctor.static.names import DDP, LOADER, SAMPLER
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import is_excluded
 
 ENTRY = describe(__doc__)
 IF_UNDIVIDED = "if nothing else divides the data between the ranks"
@@ -51,6 +53,8 @@ def no_sampler(script: Script) -> Findings:
             continue
         if any(script.differs(way.test, scope) for way in loader.inside(If)):
             continue  # only one rank has this loader
+        if is_excluded(script, loader.node, loader.module) or is_generated(script, data, scope):
+            continue
         if is_for_evaluation(loader) or not (loader in linked or "train" in code(data)):
             continue
         shuffle = loader.argument(2, "shuffle") or ast.Constant(False)

@@ -10,12 +10,14 @@ Fix: Read `model.module.weight`.
 """
 
 import ast
+import re
 
 from paralab.doctor.registry import Findings, Message, check, describe
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import catches
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import DDP, DP
-from paralab.doctor.static.project import Scope, position
+from paralab.doctor.static.project import Module, Scope, position
 from paralab.doctor.static.report import at, code, found, line_of, replace
 from paralab.doctor.static.script import Script
 
@@ -49,6 +51,14 @@ _WRAPPERS = """
     has_custom_per_bucket_caps named_module_buffers batched_grad_copy to_kwargs compute_bucket_size_limits
 """
 _OWN = frozenset((*_MODULE.split(), *_WRAPPERS.split()))
+# Conditions that may tell whether the model is wrapped.
+_ABOUT_WRAPPERS = re.compile(
+    r"modul|model|distrib|ddp|parallel|gpu|world|attr|isinstance|proc|single", re.I
+)
+
+
+def _is_of_wrapper(name: str) -> bool:
+    return name in _OWN or name.startswith("_")
 
 
 @check("D05", source="script")
@@ -58,7 +68,7 @@ def attribute_of_wrapper(script: Script) -> Findings:
         for node in module.nodes:
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
                 continue
-            if node.attr in _OWN or node.attr.startswith("_") or node.attr in script.attributes:
+            if _is_of_wrapper(node.attr) or node.attr in script.attributes:
                 continue
             scope = module.scope_of(node)
             wrap, doubt = _wrapper(script, node, scope)
@@ -104,8 +114,44 @@ def _wrapper(script: Script, node: ast.Attribute, scope: Scope) -> tuple[Call | 
         tests = [one for one in tests if "model" in code(one.test)]
         known = all(script.decide(one, scope, 1) is True for one in tests)
         return (wraps[0] if known else None), ""
+    tests = [one for one in tests if _ABOUT_WRAPPERS.search(code(one.test, 200))]
     later = wraps[0].scope is not scope or position(wraps[0].node) < position(node)
     parts = [part for part, _ in script.ingredients(node.value, scope)]
     unwrapped = any(isinstance(one, ast.Attribute) and one.attr == "module" for one in parts)
     hidden = not later or tests or unwrapped
     return (None if hidden else wraps[0]), "if the model is wrapped here"
+
+
+@check("D05", source="script")
+def attribute_of_prepared(script: Script) -> Findings:
+    """Suspect an attribute of a model that the script reads after Accelerate wrapped it in DDP."""
+    calls = script.methods_on("accelerator", "prepare", "prepare_model")
+    trained = script.methods("train", "parameters", "requires_grad_") if calls else []
+    models = {dotted_key(one.receiver) for one in trained if one.receiver is not None} - {None}
+    for module in dict.fromkeys(one.module for one in calls):
+        attributes = [one for one in module.nodes if isinstance(one, ast.Attribute)]
+        own = {dotted_key(one) for one in attributes if isinstance(one.ctx, ast.Store)}
+        for node in attributes:
+            if dotted_key(node.value) not in models or dotted_key(node) in own:
+                continue
+            scope = module.scope_of(node)
+            values = [one.value for one in script.reaching(node.value, scope)]
+            made = [script.call_at.get(one) for one in values if one is not None]
+            wrap = next((one for one in calls if one in made), None)
+            if wrap is None or _is_of_wrapper(node.attr) or _is_guarded(script, node, module):
+                continue
+            models.discard(dotted_key(node.value))  # one finding for each model
+            where = at(node, module.scope)
+            why = f"With multiple processes, Accelerate wraps the model in DDP ({line_of(wrap, where)}), which has no `{node.attr}`."
+            fix = f"Use `accelerator.unwrap_model({code(node.value)}).{node.attr}`."
+            doubt = (
+                "if the job runs with DDP, not with FSDP or DeepSpeed, and only the model has it"
+            )
+            yield found(script, "D05", "suspect", where, why, fix, doubt=doubt, also=(wrap,))
+
+
+def _is_guarded(script: Script, node: ast.Attribute, module: Module) -> bool:
+    """Return whether the script seems to know whether the model is wrapped here."""
+    tests = [one for one in script.context(node, module) if isinstance(one, If) and not one.exits]
+    told = any(_ABOUT_WRAPPERS.search(code(one.test, 200)) for one in tests)
+    return told or catches(node, module, "AttributeError")

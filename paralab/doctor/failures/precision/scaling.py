@@ -4,11 +4,11 @@ import ast
 from collections.abc import Iterator
 
 from paralab.doctor.static.bindings import dotted_key
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import ACCELERATOR, AUTOCAST, SCALER
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script, once_per_script
-from paralab.doctor.static.timeline import Event, Timelines, excludes
+from paralab.doctor.static.timeline import Event, Timelines, condition, excludes
 
 CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
 # External calls that leave a scaler unchanged. Any other call may do anything with it.
@@ -196,7 +196,9 @@ def _values(
 
 
 def autocasts_around(script: Script, event: Event) -> Iterator[Call]:
-    """Yield the `autocast` calls of with-blocks and decorators around an event, innermost first."""
+    """Yield the `autocast` calls of with-blocks and decorators around an event, innermost first. Skip
+    one that is made in the opposite branch: `if fp16: context = autocast()`."""
+    tests = {text: taken for (_, text), taken in event.tests().items()}
     blocks = list(event.blocks())
     scopes = [event.scope_at(event.chain[:depth]) for depth in range(len(event.chain) + 1)]
     for scope in scopes:
@@ -204,6 +206,9 @@ def autocasts_around(script: Script, event: Event) -> Iterator[Call]:
         blocks[:0] = [(one, scope.parent or scope) for one in decorators]
     for item, scope in reversed(blocks):
         for call in script.makers(item, scope):
+            made = [condition(one) for one in call.inside(If)]
+            if any(tests.get(text, taken) != taken for text, taken in made):
+                continue
             if call.target in (AUTOCAST, f"{ACCELERATOR}.autocast") or (
                 call.method == "autocast" and not call.target
             ):
