@@ -239,7 +239,7 @@ def test_a_split_sequence_is_equal(ranks, trick):
         ("manual", "does not call"),
         ("noise", "draws random numbers"),
         ("one rank", "three tokens"),  # the other rank must not wait for this one
-        ("tied", "with all of the model, the gradient of embedding.weight"),
+        ("tied", "in the whole model, the gradient of embedding.weight"),
         ("parameters not summed", "gradient of norm"),
         ("attention to a part", "differs by"),
         ("arguments not summed", "gradient of input 0.1"),
