@@ -203,7 +203,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     )
     with pytest.raises(UsageError, match="neither a run nor a comparison"):
         Recorded.read(tmp_path)
-    with pytest.raises(UsageError, match="not a paralab folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         Recorded.read(tmp_path / "nothing")
 
 
