@@ -5,7 +5,7 @@
 
 For each model width, the script prints how much longer an observed step takes. It ignores the first
 steps, which the doctor watches in full. Machine noise changes step times far more than observing
-does, but rarely between neighboring steps. So the script compares each step with its neighbor. The
+does, but rarely from one step to the next. So the script compares each step with its neighbor. The
 median difference is the cost of a light step. To this, the script adds the mean cost of the rare
 fully watched steps, as measured by the doctor itself. The interval contains the median with 95%
 confidence. The output also shows the doctor's own timing per step, and the share of a core that the

@@ -78,7 +78,7 @@ class Stopwatch:
     def __init__(self, warm_up: int, steps: int) -> None:
         self.warm_up, self.steps = warm_up, steps
         self.marks: list[float] = []
-        self.loss = 0.0  # of the last step
+        self.loss = 0.0  # the loss of the last step
 
     def end_step(self, step: int, loss: torch.Tensor) -> None:
         if step in (self.warm_up - 1, self.steps - 1):

@@ -30,7 +30,8 @@ from paralab.record.events import (
 
 # An event in Chrome's trace format. Its keys depend on its phase `ph`.
 TraceEvent = dict[str, Any]
-Pipelines = dict[int, tuple[int, int]]  # a rank's replica and shard, whose stages are a pipeline
+# rank -> its replica and shard, whose stages form a pipeline
+Pipelines = dict[int, tuple[int, int]]
 
 STEPS, LOADING, COMMUNICATION = "steps", "data loading", "communication"
 LANES = {"step": STEPS, "data": LOADING, **dict.fromkeys(COLLECTIVES, COMMUNICATION)}

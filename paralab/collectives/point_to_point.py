@@ -117,7 +117,7 @@ class Connection:
         message = Message(tag, dtype, bytearray(size))
         self._fill(memoryview(message.data))
         with self._lock:
-            receive = _take(self.waiting, tag)  # called in the meantime
+            receive = _take(self.waiting, tag)  # a receive may have been called in the meantime
             if not receive:
                 self.early.append(message)
         if receive:

@@ -39,7 +39,7 @@ class LocalWork(Work):  # type: ignore[misc]
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Move this call's data in this block. On a GPU, queue it after the caller's earlier work."""
+        """Move this call's data in this context, on a GPU after the caller's earlier work."""
         # The caller's modes (such as selective recomputation's, which counts operators) must not see
         # how we move bytes. Only inference mode may write to the caller's inference tensors.
         with torch._C._DisableTorchDispatch(), torch.inference_mode():

@@ -58,7 +58,7 @@ def write_baseline(
         )
     ]
     text = json.dumps({"version": VERSION, "findings": rows}, indent=1, ensure_ascii=False)
-    with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
+    with refusing(f"{path} cannot be written", fix="a file in an existing folder"):
         path.write_text(text + "\n", encoding="utf-8")
     return keys.total()
 

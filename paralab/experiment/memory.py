@@ -1,7 +1,7 @@
 """Estimate how much memory a plan needs, whether it fits a device, and the largest batch that fits.
 
 A trial with fake tensors gives the numbers (`paralab.worker.memory_trial`), and
-`paralab.plan.estimate` divides them between the devices.
+`paralab.plan.estimate` divides them among the devices.
 """
 
 from collections.abc import Callable, Sequence

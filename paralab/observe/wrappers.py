@@ -90,7 +90,8 @@ def observed(
 
 
 class _Full:
-    """Records the calls to one function, in light steps only if there is no `light` for it."""
+    """Records the calls to one function. In light steps, `light` replaces it if the function has
+    one."""
 
     def __init__(
         self, rank: Rank, event: str, describe: Describe, conclude: Conclude | None

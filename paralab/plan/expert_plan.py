@@ -63,7 +63,7 @@ def require_experts(
     assert plan is not None
     assert plan.shards == shards
     if plan.problem:
-        other = "another number of --shards, or ddp or fsdp"
+        other = "a different number of --shards, or ddp or fsdp"
         raise UsageError(
             f"ep cannot divide the experts of {summary.name} among {plural(shards, 'shard')}: "
             f"{plan.problem}.",

@@ -71,7 +71,7 @@ def choose_lossy(request: Request, reasons: Reasons) -> Lossy:
         return Lossy(request.compress, rank)
     if request.strategy not in AVERAGED:
         return Lossy()
-    because = "fewer averages need less communication, but the replicas drift further apart"
+    because = "averaging less often saves communication, but the replicas drift further apart"
     every = reasons.choose("synchronize every", request.sync_every, 10, because)
     lossy = Lossy(
         sync_every=every,

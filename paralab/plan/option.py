@@ -1,6 +1,6 @@
 """`Option`: the complete description of an option, stored in the metadata of a dataclass field.
 
-    replicas: int | None = option("Copies of the model; each batch is split between them.", ...)
+    replicas: int | None = option("Copies of the model; each batch is split among them.", ...)
 
 The command line, the Python signatures, Slurm job scripts, and configuration labels are derived
 from these fields, so each option is defined once.

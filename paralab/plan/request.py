@@ -89,7 +89,7 @@ class Request:
     )
     seed: int = option("Seed for the initial weights and the sample order.", MODEL, default=0)
     replicas: int | None = option(
-        "Copies of the model; each batch is split between them.",
+        "Copies of the model; each batch is split among them.",
         PARALLELISM,
         strategies=REPLICATED,
         usual=2,

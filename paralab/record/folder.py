@@ -103,6 +103,6 @@ def write_new(path: Path, text: str) -> None:
     """Write a file that the user named. Never overwrite an existing file."""
     if path.exists():
         raise UsageError(f"{path} already exists.", fix="another name")
-    with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
+    with refusing(f"{path} cannot be written", fix="a file in an existing folder"):
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

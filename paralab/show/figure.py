@@ -142,7 +142,7 @@ def _textures(kinds: set[str]) -> str:
 def write_figure(path: Path, text: str | bytes) -> None:
     """Write a figure. Unlike a report, a figure may overwrite an older file, because paralab can
     always draw it again."""
-    with refusing(f"{path} cannot be written", fix="a file in a folder that exists"):
+    with refusing(f"{path} cannot be written", fix="a file in an existing folder"):
         path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 

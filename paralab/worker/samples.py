@@ -31,7 +31,7 @@ def dataset_samples(workload: Workload) -> int | None:
     if isinstance(data, IterableDataset):  # torch gives it a __getitem__ that raises
         raise UsageError(
             f"The data of workload {workload.name} is an IterableDataset. Its samples have no "
-            "indices, so they cannot be split between ranks.",
+            "indices, so they cannot be split among ranks.",
             fix="a map-style Dataset (with __len__ and __getitem__), or a function get_batch(n)",
         )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):

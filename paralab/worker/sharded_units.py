@@ -58,7 +58,7 @@ class Unit:
 
 
 class ShardedUnits:
-    """The units of `root`, which become FSDP modules in place, and then the rest of `root`."""
+    """The units of `root`, and the rest of `root`. All become FSDP modules in place."""
 
     def __init__(
         self,

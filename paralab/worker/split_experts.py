@@ -130,7 +130,7 @@ def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> tuple[torch.Te
 
 
 class Route(NamedTuple):
-    """The path of a layer's rows.
+    """How a layer's rows travel between ranks.
 
     order     the pairs of a token and a choice, sorted by the rank of the chosen expert
     sent      how many of them go to each rank

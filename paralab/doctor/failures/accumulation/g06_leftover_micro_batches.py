@@ -38,7 +38,7 @@ def leftover_batches(script: Script) -> Findings:
         if window.guard is None or window.number == 1 or not isinstance(node, ast.For):
             continue
         if window.backward.call.target.endswith("Fabric.backward"):
-            continue  # Fabric divides the batches between the ranks
+            continue  # Fabric divides the batches among the ranks
         size = window.number or ASSUMED
         known = window.number is not None and length is not None
         turns = length if known and length is not None else 2 * size + 1
@@ -79,7 +79,8 @@ def _loops(script: Script, node: ast.AST, scope: Scope) -> list[Loop]:
 
 
 def _outside_loop(script: Script, window: Window, role: str, later: bool = False) -> Event | None:
-    """Return a call with this role right outside the loop; with `later`, only one after it."""
+    """Return a call with this role right outside the loop. With `later`, it must follow the
+    loop."""
     events = next((events for events in timelines(script) if window.step in events), [])
     after = events[events.index(window.step) + 1 :] if later else events
     outer = window.step.loops[:-1]

@@ -13,14 +13,14 @@ from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import Way, arrives, excludes, starts_of_job, ways_to
 
-# Frameworks that divide the data between ranks and call set_epoch themselves.
+# Frameworks that divide the data among ranks and call set_epoch themselves.
 FRAMEWORKS = (
     "accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "composer", "fastai",
     "mmcv", "mmengine", "catalyst", "ray", "determined",
 )  # fmt: skip
 _EVALUATION = re.compile(r"(^|_)(val|valid\w*|test\w*|eval\w*|dev|query|gallery|infer\w*)(_|\d|$)", re.I)  # fmt: skip
 _TENSORS = ("torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empty")
-# Names in code that divides data between ranks.
+# Names in code that divides data among ranks.
 _DIVIDES = re.compile(r"rank|world_?size|num_replicas|shard|split_dataset_by_node|num_parts", re.I)
 
 

@@ -34,12 +34,12 @@ from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import is_excluded
 
 ENTRY = describe(__doc__)
-IF_UNDIVIDED = "if nothing else divides the data between the ranks"
+IF_UNDIVIDED = "if nothing else divides the data among the ranks"
 
 
 @check("T01", source="script")
 def no_sampler(script: Script) -> Findings:
-    """Report a training loader in a DDP job if nothing divides its data between the ranks."""
+    """Report a training loader in a DDP job if nothing divides its data among the ranks."""
     if not script.calls_of(DDP) or script.imports(*FRAMEWORKS):
         return
     linked = trained_loaders(script)

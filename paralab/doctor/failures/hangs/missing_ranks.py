@@ -233,7 +233,8 @@ def _rank_returned(where: Stuck, rank: WatchedRank) -> Finding:
 
 
 def _way_out(where: Stuck, rank: WatchedRank) -> Leaving | None:
-    """Return the last `return` between the rank's last known line and where the others wait."""
+    """Return the last `return` between the rank's last known line and the line where the others
+    wait."""
     visited = [place for event in rank.story if event.site for place in event.site.stack]
     for place in where.operation.site.stack if where.operation.site else ():
         own = [other.line for other in visited if other.is_in_function_of(place)]
