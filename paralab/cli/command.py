@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from paralab.errors import UsageError
+
 WIDTH = 100  # the maximum length of a help line
 FLAG_COLUMN = 30  # the help of a longer option starts on the next line
 OTHER = "Other"
@@ -33,7 +35,11 @@ class Command(click.Command):
         """
         own = args[: args.index("--")] if "--" in args else args
         ctx.meta[JSON] = "--json" in own
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser does not always name the command
+            raise
 
     def get_help(self, ctx: click.Context) -> str:
         return super().get_help(ctx).replace(NO_BREAK, " ")
@@ -70,3 +76,20 @@ class Group(click.Group):
 
 def wants_json(context: click.Context) -> bool:
     return bool(context.meta.get(JSON))
+
+
+def as_usage_error(error: click.UsageError, context: click.Context) -> UsageError:
+    """Say what is wrong with a number, and what to write instead. For other mistakes, use click's
+    words."""
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    flag, kind = (parameter.opts[0], parameter.type) if parameter else ("", None)
+    given, _, expected = error.message.replace("'", "").partition(" is not ")
+    if expected.startswith("a valid integer"):
+        return UsageError(f"{flag} {given} is not a whole number.", fix=f"{flag} 2")
+    if expected.startswith("a valid float"):
+        return UsageError(f"{flag} {given} is not a number.", fix=f"{flag} 1.5")
+    if isinstance(kind, click.IntRange | click.FloatRange) and expected:
+        bounds = f"{kind.min:g} or more" if kind.max is None else f"{kind.min:g} to {kind.max:g}"
+        bounds = f"a number greater than {kind.min:g}" if kind.min_open else bounds
+        return UsageError(f"{flag} {given} is out of range.", fix=f"{flag} with {bounds}")
+    return UsageError(error.format_message(), fix=f"{(error.ctx or context).command_path} --help")

@@ -18,7 +18,7 @@ import click
 
 from paralab import __version__
 from paralab.cli.checkpoint import checkpoint
-from paralab.cli.command import WIDTH, Group, wants_json
+from paralab.cli.command import WIDTH, Group, as_usage_error, wants_json
 from paralab.cli.compare import compare
 from paralab.cli.doctor import doctor
 from paralab.cli.env import env
@@ -62,8 +62,7 @@ class Commands(Group):
             raise  # click prints the help
         except click.UsageError as error:
             _leave_it_to_rank_0()
-            command = (error.ctx or ctx).command_path
-            _exit_with(ctx, UsageError(error.format_message(), fix=f"{command} --help"))
+            _exit_with(ctx, as_usage_error(error, ctx))
         except ParalabError as error:
             if isinstance(error, UsageError):
                 _leave_it_to_rank_0()

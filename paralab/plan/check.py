@@ -48,8 +48,10 @@ def _check_each_option(request: Request) -> None:
             raise unknown(option.flag, str(value), map(str, option.choices))
         is_number = option.kind in (int, float) and option.name not in ("seed", "outer_momentum")
         if is_number and not (value > 0 and math.isfinite(value)):
-            problem = f"{option.flag} {value} is not a positive number."
-            raise UsageError(problem, fix=f"{option.flag} 1 or more")
+            shown = f"{value:g}" if isinstance(value, float) else value
+            problem = f"{option.flag} {shown} is not a positive number."
+            fix = "1 or more" if option.kind is int else "with a number greater than 0"
+            raise UsageError(problem, fix=f"{option.flag} {fix}")
     if not 0 <= request.seed < 2**32:
         raise UsageError(f"--seed {request.seed} is not between 0 and {2**32 - 1}.", fix="--seed 0")
 

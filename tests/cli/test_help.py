@@ -124,6 +124,28 @@ def test_a_misspelled_name_gets_the_nearest_right_one(words, nearest):
 
 
 @pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["run", "ddp", "--replicas", "two"], "--replicas two", "--replicas 2"),
+        (["run", "ddp", "--replicas", "1.5"], "--replicas 1.5", "--replicas 2"),
+        (["run", "ddp", "--bucket-mb", "-1"], "--bucket-mb -1 ", "greater than 0"),
+        (["run", "ddp", "--bucket-mb", "big"], "--bucket-mb big", "--bucket-mb 1.5"),
+        (["compare", "--rounds", "0"], "--rounds 0", "1 or more"),
+        (["tune", "--trials", "3"], "--trials 3", "4 or more"),
+        (["serve", "--port", "70000"], "--port 70000", "0 to 65535"),
+        (["doctor", "--stall", "0", "--", "x"], "--stall 0", "greater than 0"),
+        (["doctor", "--explain"], "--explain", " doctor --help"),
+    ],
+)
+def test_a_wrong_number_is_repeated_with_what_to_write_instead(words, problem, fix):
+    done = CliRunner().invoke(main, words)
+    first, _, second = done.stderr.partition("\nTry: ")
+    assert done.exit_code == 2
+    assert problem in first
+    assert fix in second
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["run", "dpp"],  # our own error
