@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from paralab.machine.host import Machine
 from paralab.plan.batch_plan import BatchPlan
 from paralab.plan.layout import Layout
-from paralab.plan.plan import RankPlan
+from paralab.plan.plan import RankPlan, Reason
 from paralab.plan.precision import LOW_PRECISIONS
 from paralab.plan.request import Request
 from paralab.units import plural
@@ -54,6 +54,22 @@ def remarks_on(request: Request, machine: Machine, layout: Layout, threads: int)
         works = f"{shared} does the work of multiple devices"
         remarks.append(f"{SHARED_DEVICE} {works}, so no speed-up is possible")
     return tuple(remarks)
+
+
+def remark_on_mps(reasons: Iterable[Reason]) -> list[str]:
+    """Say why `--mps` has no effect, if that is so."""
+    off = [each for each in reasons if each.choice == "MPS" and each.value == "off"]
+    return [f"--mps has no effect: {each.because.removeprefix('requested; ')}" for each in off]
+
+
+def remark_on_samples(batch_size: int, samples: int | None, name: str) -> list[str]:
+    """Say that steps are smaller than a full batch because an epoch has fewer samples."""
+    if samples is None or samples >= batch_size:
+        return []
+    return [
+        f"an epoch of {name} has {plural(samples, 'sample')}, fewer than the batch of {batch_size}, "
+        "so each step trains on the entire epoch"
+    ]
 
 
 def differences_of(

@@ -35,7 +35,12 @@ from paralab.plan.lossy import Lossy, choose_lossy, describe_loss
 from paralab.plan.plan import Plan, RankPlan, Reasons, Stage
 from paralab.plan.precision import choose_precision
 from paralab.plan.recompute import choose_recomputed
-from paralab.plan.remarks import differences_of, remarks_on
+from paralab.plan.remarks import (
+    differences_of,
+    remark_on_mps,
+    remark_on_samples,
+    remarks_on,
+)
 from paralab.plan.request import (
     BUCKETED,
     Request,
@@ -151,6 +156,8 @@ def resolve(
         reasons=tuple(reasons),
         remarks=(
             *remarks_on(request, machine, layout, threads),
+            *remark_on_mps(reasons),
+            *remark_on_samples(batch.batch_size, samples, summary.name),
             *remark_on(parts.tensor_plan),
             *remark_on_sequence(parts.sequence_plan),
             *remark_on_experts(parts.expert_plan),

@@ -355,7 +355,16 @@ def test_nccl_shares_a_gpu_from_2_30_on_if_asked_and_if_it_works():
 
 
 def test_mps_on_a_cpu_is_off():
-    assert not plan("ddp", on=CPU, mps=True).mps
+    found = plan("ddp", on=CPU, mps=True)
+    assert not found.mps
+    assert any("--mps" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize(("samples", "batch", "number"), [(100, 101, 1), (100, 100, 0)])
+def test_a_batch_larger_than_an_epoch_is_remarked(samples, batch, number):
+    """The plan printed 99,999,999,999 samples per step for data with 4096, and said nothing."""
+    remarks = plan("ddp", of=summary(samples=samples), batch_size=batch).remarks
+    assert len([each for each in remarks if "100 samples" in each]) == number
 
 
 def test_the_slots_of_local_have_the_size_that_the_plan_says():
