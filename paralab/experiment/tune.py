@@ -275,6 +275,8 @@ class _Search:
             else:  # it failed, for example because memory ran out, or does not fit
                 self.times.pop(request, None)
         self._choose_default()
+        if not self.times:
+            raise _nothing_fits(self.candidates)
 
     def _choose_default(self) -> None:
         """Set the default to the first measured layout that fits in memory."""
@@ -282,7 +284,7 @@ class _Search:
             return
         self.default = next((root for root in self.roots if root in self.times), None)
         if self.default is None:
-            raise _nothing_fits(self.candidates)
+            return
         [one] = self.times[self.default]
         self.times = {request: [time_ / one] for request, [time_] in self.times.items()}
 

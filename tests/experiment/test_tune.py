@@ -2,9 +2,11 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from paralab.analyse.manifest import Pruned
 from paralab.errors import UsageError
 from paralab.experiment import candidates, configurations, tune
 from paralab.experiment.candidates import Candidates
@@ -13,6 +15,7 @@ from paralab.launch.inspect import Inspected
 from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate
 from paralab.plan.plan import label
 from paralab.plan.request import STRATEGIES, Request
+from paralab.record.folder import RunFolder
 from paralab.workload.summary import Block
 from tests.launch.fakes import MACHINE, SUMMARY
 
@@ -112,6 +115,23 @@ def make_search(roots, times):
         request: own if isinstance(own, list) else [own] for request, own in times.items()
     }
     return search
+
+
+def test_a_search_in_which_nothing_fits_has_no_winner(monkeypatch, tmp_path):
+    """The only layout without an estimate needed more memory than a device has. The answer was
+    "Keep dp ×2"."""
+    root = Request("dp")
+    search = tune._Search(RunFolder.create(tmp_path / "tune", ""), make(1), [root], None, print)
+    search.budget = tune._Budget(0.0, None, None)
+    monkeypatch.setattr(tune, "compare", lambda *_, **__: SimpleNamespace(failed=[], rows=[1]))
+
+    def measure(rung, asked):
+        search.candidates.pruned["dp ×2"] = Pruned(name="dp ×2", command="", needed_bytes=9)
+        return {}
+
+    monkeypatch.setattr(search, "_relative_times", measure)
+    with pytest.raises(UsageError, match="fits in 1 B: dp ×2 needs the least"):
+        search.measure("1 layout", [])
 
 
 def test_promising_changes_are_combined():
