@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paralab.doctor.report import Diagnosis
 
 COMMAND = "paralab.doctor.command"
+LAUNCHERS = ("torchrun", "python", "python3", "srun", "mpirun", "accelerate", "deepspeed")
 SARIF_ENDINGS = (".sarif", ".json")
 
 
@@ -35,6 +37,10 @@ class Watching(Command):
             at = args.index("--")
             ctx.meta[COMMAND] = args[at + 1 :]
             args = args[:at]
+        elif command := next((a for a in args if a in LAUNCHERS and not Path(a).exists()), None):
+            words = args[args.index(command) :]
+            problem = f"{command} is a command, but there is no `--` before it."
+            raise UsageError(problem, fix=f"paralab doctor -- {shlex.join(words)}")
         if "--sarif" in args:
             after = args.index("--sarif") + 1
             if not (args[after:] and (args[after] == "-" or args[after].endswith(SARIF_ENDINGS))):

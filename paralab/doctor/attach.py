@@ -212,8 +212,21 @@ def ranks_of(pid: int) -> dict[int, int]:
     if ranks := _by_rank(each for each in reversed(family) if _job(each)):
         return ranks
     trains = [each for each in family if processes.has_loaded(each, "libtorch")]
+    if not trains and all(map(_runs_another_program, family)):
+        raise UsageError(
+            f"Process {pid} ({processes.name_of(pid)}) is not Python, and started no Python.",
+            fix="ps aux | grep train.py shows the processes of a job",
+        )
     spawned = [each for each in trains if each != pid]
     return dict(enumerate(spawned or trains or [pid]))
+
+
+def _runs_another_program(pid: int) -> bool:
+    """Return whether a process is certainly not Python. Without permission, that is unknown."""
+    try:
+        return not processes.is_python(pid) and bool(psutil.Process(pid).exe())
+    except psutil.Error:
+        return False
 
 
 def _expected(family: Iterable[int], environments: Iterable[dict[str, str]]) -> set[int]:

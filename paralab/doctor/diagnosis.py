@@ -185,9 +185,7 @@ def _check_scripts(case: Case, given: PathsByKind) -> str:
         many = plural(found.python, "Python file")
         parts.append(f"{len(files)} of {many} (those that train in parallel)")
     if len(results) == 1 and not results[0].modules and results[0].failures:
-        raise UsageError(
-            results[0].failures[0].reason, fix="a smaller script that Python can parse"
-        )
+        raise UsageError(results[0].failures[0].reason, fix="a script that Python can parse")
     case.add(merge(results), off=settings.hidden)
     case.failures += [failure for result in results for failure in result.failures]
 
@@ -248,10 +246,11 @@ def observe(
     cost = ""
     if observed.cost is not None:
         cost = f" (by their own clocks, watching took {observed.cost:.1%} of their time)"
+    checked = f"the ranks while they trained{many}{cost}, for {_number('ranks')}"
     return case.close(
         shlex.join(command),
         ("ranks",),
-        f"the ranks while they trained{many}{cost}, for {_number('ranks')}",
+        "nothing" if watch.NO_RANKS in observed.notes else checked,
         "branches that did not run (`paralab doctor SCRIPT.py` checks them)",
         command_exit_code=observed.exit_code,
     )

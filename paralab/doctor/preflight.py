@@ -186,9 +186,10 @@ def rows(facts: Facts) -> Iterator[tuple[str, str | None]]:
 
 def table(facts: Facts, findings: Sequence[Finding]) -> list[MachineFact]:
     found = []
+    untimed = {str(link) for link in _links(facts) if link.seconds is None}
     for name, value in rows(facts):
         about = [f for f in findings if any(e.startswith(f"{name}: ") for e in f.evidence)]
-        shown, verdict = value, "good"
+        shown, verdict = value, "not checked" if value in untimed else "good"
         if value is None:
             shown = facts.unknown.get(name)
             verdict = "not checked" if name in facts.unknown else "not set"
@@ -196,6 +197,10 @@ def table(facts: Facts, findings: Sequence[Finding]) -> list[MachineFact]:
             verdict = ", ".join(dict.fromkeys(f"{f.severity} {f.id}" for f in about))
         found.append(MachineFact(name, shown, verdict, tuple(f.id for f in about)))
     return found
+
+
+def _links(facts: Facts) -> list[Link]:
+    return [*filter(None, [facts.link]), *(pair.direct for pair in facts.pairs)]
 
 
 def _text(part: object) -> str | None:

@@ -38,6 +38,7 @@ GRACE_SECONDS = 5.0
 PASSED_ON = (*STOPS, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else []))
 STALL_SECONDS = 60.0
 Key = tuple[object, ...]
+NO_RANKS = "no ranks: the command did not start a Python program that trains with torch"
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
         notes.append(f"this script needs a GPU: {raised.type}: {first}")
     notes += [f"a process could not be watched: {note}" for note in seen.notes]
     if not seen.ranks:
-        notes.append("no ranks: the command did not start a Python program that trains with torch")
+        notes.append(NO_RANKS)
     return tuple(dict.fromkeys(notes))
 
 

@@ -130,6 +130,15 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
     assert (ended in done.stdout) is note
 
 
+def test_a_command_without_ranks_is_not_checked(typed, monkeypatch):
+    """`doctor -- python empty.py` reported 83 failures as checked."""
+    nobody = watch.Observed([], 0, Path(), notes=(watch.NO_RANKS,))
+    monkeypatch.setattr(watch, "observe", lambda command, **options: nobody)
+    told = json.loads(typed("--json", "--", "python", "empty.py").stdout)
+    assert told["checked"] == "nothing"
+    assert told["notes"] == [watch.NO_RANKS]
+
+
 def test_a_job_that_hangs(typed):
     done = typed("--attach", "4711")
     assert "error H03" in done.stdout
@@ -224,7 +233,9 @@ def test_sarif_in_a_new_file(typed, tmp_path):
         (["--baseline", "nowhere.json", "train.py"], "There is no baseline nowhere.json"),
         (["--write-baseline", "train.py"], "needs the name of a file"),
         (["--write-baseline"], "--write-baseline needs a script or a folder"),
-        (["--try", "0", "--", "torchrun"], "0 is not in the range"),
+        (["--try", "0", "--", "torchrun"], "--try 0 "),
+        (["torchrun", "--nproc_per_node=2", "a.py"], "doctor -- torchrun --nproc_per_node=2 a.py"),
+        (["--try", "3", "python", "a.py"], "doctor -- python a.py"),
     ],
 )
 def test_wrong_use(typed, words, problem):

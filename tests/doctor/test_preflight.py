@@ -375,6 +375,14 @@ def test_gpu_pairs_go_round_the_ring(monkeypatch):
     assert len(set(probes.gpu_pairs(8))) == 1
 
 
+def test_a_link_without_a_time_is_not_good():
+    late = Link("gloo", ("rank 0", "rank 1"), 1, None, None, "no response within 20 s")
+    for link, verdict in ((machine().link, "good"), (late, "not checked")):
+        assert {row.name: row.verdict for row in table(machine(link=link), [])}[
+            "all-reduce"
+        ] == verdict
+
+
 @pytest.mark.processes
 def test_a_trial_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(probes, "SECONDS", 0.2)  # no process has imported torch by then
