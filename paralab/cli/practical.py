@@ -234,6 +234,7 @@ def check(
     """
     from paralab.course import class_report
     from paralab.course.practical import newest, require_run
+    from paralab.course.sheet_text import read_sheet
     from paralab.show.sheet_check import print_class, print_grade
 
     allowed = 0.25 if tolerance is None else tolerance
@@ -243,6 +244,7 @@ def check(
     if sheet.is_dir():
         submissions = class_report.grade_class(sheet, name, allowed)
     else:
+        read_sheet(sheet)  # before the run, because a wrong file name is the likelier mistake
         folder = run_folder or newest(name)
         require_run(folder, name, variant)
         submissions = [class_report.grade_one(sheet, folder, allowed)]

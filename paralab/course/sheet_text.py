@@ -41,7 +41,8 @@ def read_sheet(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         fix = "pass a Markdown file in UTF-8, such as one from `paralab practical N --blank FILE`"
-        raise UsageError(f"Cannot read {path}: {error}.", fix=fix) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"Cannot read {path}: {reason}.", fix=fix) from error
 
 
 def parse(text: str) -> dict[int, WrittenPart]:
