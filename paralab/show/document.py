@@ -1,17 +1,22 @@
 """Print a document in the terminal: its tables and answers. Charts appear only on the page."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 from rich.markup import escape
+from rich.table import Table as Drawn
 
 from paralab.analyse.blocks import Answer, Bars, Document, Finding, Shares, Table
 from paralab.show.chart_shares import as_table
-from paralab.show.console import console, plain_table, print_table, say, show_table
+from paralab.show.console import console, fits, plain_table, say, show_table
 from paralab.show.page import cell_words, finding_color, numeric_columns
 
 STYLE = {"warning": "red", "next": "cyan", "fastest": "green", "same": "green"}
 BAR_WIDTH = 40
 # A terminal narrower than this has no room for these columns.
 DETAILS, WIDE = ("per device", "efficiency"), 132
+# A terminal in which a table would break words does not show these, in this order.
+NEXT = ("samples/s", "devices", "memory", "communication")
 
 
 def print_document(document: Document) -> None:
@@ -59,14 +64,30 @@ def _print_table(table: Table) -> None:
         say(f"[dim]{escape(table.title)}[/]")
     crowded = console.width < WIDE and set(DETAILS) <= set(table.columns)
     hidden = DETAILS if crowded else ()
+    drawn = _draw(table, hidden)
+    for column in NEXT if crowded else ():
+        if fits(drawn, console.width):
+            break
+        hidden = (*hidden, column)
+        drawn = _draw(table, hidden)
+    show_table(drawn)
+    note = table.note
+    if left_out := [column for column in hidden if column in NEXT]:
+        note = f"no room for: {', '.join(left_out)}; {note}"
+    if note:
+        say(f"[dim]{_prose(note)}[/]")
+
+
+def _draw(table: Table, hidden: Sequence[str]) -> Drawn:
+    """Return a table of the terminal without the hidden columns."""
     shown = [place for place, column in enumerate(table.columns) if column not in hidden]
     columns = [escape(column) for column in table.columns]
     numeric = zip(columns, numeric_columns(table), strict=True)
-    rows = ([_prose(cell_words(row[place])) for place in shown] for row in table.rows)
-    names = [columns[place] for place in shown]
-    print_table(names, rows, right=[column for column, is_number in numeric if is_number])
-    if table.note:
-        say(f"[dim]{_prose(table.note)}[/]")
+    right = [column for column, is_number in numeric if is_number]
+    drawn = plain_table(*(columns[place] for place in shown), right=right)
+    for row in table.rows:
+        drawn.add_row(*(_prose(cell_words(row[place])) for place in shown))
+    return drawn
 
 
 def _print_answer(answer: Answer) -> None:
