@@ -5,11 +5,13 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from paralab import __main__ as entry
 from paralab.cli.command import Command
 from paralab.cli.main import main
 from paralab.cli.options import omit_none, take
@@ -164,3 +166,17 @@ def test_an_error_is_json_if_the_command_was_asked_for_json(words):
 def test_json_after_two_dashes_belongs_to_the_watched_command():
     done = CliRunner().invoke(main, ["doctor", "--try", "0", "--", "train", "--json"])
     assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
+    """It printed a traceback of the module that was being imported."""
+
+    class Importing(SimpleNamespace):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(entry.sys.modules, "paralab.cli.main", Importing())
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
