@@ -12,6 +12,7 @@ from torch import nn
 
 import paralab
 from paralab import api
+from paralab.errors import UsageError
 from paralab.launch.run_options import RunOptions
 from paralab.plan.option import options_of
 from paralab.plan.request import Request
@@ -57,6 +58,25 @@ def test_errors_are_exceptions_with_the_fix():
     with pytest.raises(paralab.UsageError) as refused:
         paralab.compare("mlp", "ddp")
     assert "['ddp']" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": "x"},
+        {"steps": 1.5},  # this trained, and then the manifest could not be read
+        {"replicas": True},
+        {"seed": None},
+        {"bucket_mb": "4"},
+        {"keep_checkpoints": 2.5},
+        {"step_deadline": None},
+    ],
+)
+def test_an_option_of_another_type_is_refused(options):
+    [name] = options
+    with pytest.raises(UsageError) as refused:
+        paralab.run("mlp:tiny", "ddp", **options)
+    assert refused.value.problem.startswith(f"{name}=")
 
 
 def test_the_signatures_list_the_options():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paralab.errors import UsageError
-from paralab.plan.option import option, options_of
+from paralab.plan.option import check_kind, option, options_of
 from paralab.record.checkpoints import DEFAULT_KEEP, checkpoints
 from paralab.units import plural
 
@@ -79,6 +79,7 @@ class RunOptions:
             raise UsageError(f"{flag} needs a checkpoint folder.", fix=f"{flag} … --checkpoint DIR")
         for each in options_of(RunOptions):
             value, least = getattr(self, each.name), 0 if each.name == "max_restarts" else 1
+            check_kind(each, value)
             if each.kind is int and value is not None and value < least:
                 problem = f"{each.flag} {value} is less than {least}."
                 raise UsageError(problem, fix=f"{each.flag} 3")

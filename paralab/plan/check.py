@@ -7,7 +7,7 @@ import shutil
 
 from paralab.errors import UsageError, unknown
 from paralab.plan.lossy import check_lossy
-from paralab.plan.option import options_of
+from paralab.plan.option import check_kind, options_of
 from paralab.plan.request import (
     STRATEGIES,
     Request,
@@ -35,6 +35,7 @@ def _check_each_option(request: Request) -> None:
     """Require that the strategy accepts each given option, and that the value is valid."""
     for option in options_of(Request):
         value = getattr(request, option.name)
+        check_kind(option, value)
         if value is None:
             continue
 

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paralab.errors import UsageError
+
 METADATA = "option"
 
 
@@ -91,6 +93,17 @@ def options_of(owner: type[Any]) -> tuple[Option, ...]:
         for each in fields(owner)
         if METADATA in each.metadata
     )
+
+
+def check_kind(option: Option, value: object) -> None:
+    """Reject a value of another type. Only callers from Python can pass one."""
+    if value is None and option.default is None:
+        return
+    accepted = {float: (int, float), Path: (str, Path)}.get(option.kind, (option.kind,))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and option.kind is not bool):
+        wanted = " or ".join(kind.__name__ for kind in accepted)
+        problem = f"{option.name}={value!r} has the type {type(value).__name__}, not {wanted}."
+        raise UsageError(problem, fix=f"a value of type {wanted}, or leave out {option.name}")
 
 
 def to_words(given: Any) -> list[str]:
