@@ -69,7 +69,7 @@ def _compare(number: Stated, cell: Cell, tolerance: float) -> str:
     step = min(number.step, 2 * ROUNDING * abs(cell.value))
     if cell.low is None or cell.high is None:
         exact = number.value == cell.value or abs(number.value - cell.value) <= step / 2 * 1.001
-        return "" if exact else "a count must match exactly"
+        return "" if exact else "it must match, except for rounding"
     low, high = sorted((cell.low * (1 - tolerance), cell.high * (1 + tolerance)))
     if low - step / 2 <= number.value <= high + step / 2:
         return ""
