@@ -52,7 +52,9 @@ def read_object(path: Path) -> JsonObject:
         problem = f"{path.parent} is not a paralab folder: {path.name}: {error.strerror}."
         if not path.parent.exists():
             problem = f"{path.parent} does not exist."
-        raise UsageError(problem, fix="pass a folder in runs/") from error
+        runs = sorted(path.parent.glob(f"*/{path.name}"), key=lambda run: run.stat().st_mtime)
+        fix = f"{runs[-1].parent}, the newest folder there" if runs else "pass a folder in runs/"
+        raise UsageError(problem, fix) from error
     except (ValueError, RecursionError) as error:
         problem = f"{path} is damaged: {error}."
         raise UsageError(problem, fix="pass another folder, or run it again") from error

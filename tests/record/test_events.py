@@ -1,6 +1,7 @@
 """Writing events never blocks, events survive a killed process, and the reader tolerates damage."""
 
 import json
+import os
 
 import pytest
 
@@ -9,6 +10,7 @@ from paralab.record import reader
 from paralab.record.events import Step
 from paralab.record.folder import SCHEMA_VERSION, RunFolder
 from paralab.record.reader import Tail, parse, read_events
+from paralab.record.types import read_object
 from paralab.record.writer import EventWriter
 
 
@@ -83,3 +85,13 @@ def test_the_manifest_makes_a_run_reproducible(tmp_path):
     assert manifest["schema"] == SCHEMA_VERSION
     assert manifest["packages"]["torch"]
     assert {"created", "command", "folder", "plan", "data_path", "constraints"} <= manifest.keys()
+
+
+def test_a_folder_of_runs_names_its_newest(tmp_path):
+    for number, name in enumerate(("first", "second")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+        os.utime(tmp_path / name / "manifest.json", (number, number))
+    with pytest.raises(UsageError) as refused:
+        read_object(tmp_path / "manifest.json")
+    assert str(tmp_path / "second") in refused.value.fix
