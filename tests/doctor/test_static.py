@@ -226,6 +226,25 @@ def test_scripts_that_go_round_in_circles_end(read):
     assert differences_of(script) == []
 
 
+@pytest.mark.parametrize("again", ["tqdm(loader)", "[one for one in loader]"])
+def test_checks_end_if_a_value_is_made_from_itself(read, again):
+    script = read(f"""
+        import torch
+        from torch import nn
+        from tqdm import tqdm
+        def train(opt, loader, gpus):
+            for epoch in range(9):
+                gpus = list(gpus)
+                loader = {again}
+                model = nn.DataParallel(nn.Linear(3, 3).cuda(), gpus)
+                for i, x in enumerate(loader):
+                    model(x).sum().backward()
+                    if i % 4 == 3:
+                        opt.step()
+    """)
+    assert "G06" in {finding.id for finding in apply("script", script)}
+
+
 @pytest.mark.parametrize("text", ["def f(:\n", "x = 1\x00"])
 def test_what_is_not_python_is_a_usage_error(read, text):
     with pytest.raises(UsageError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from typing import cast
 
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, once_per_node
 from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import WORLD, Script
@@ -18,17 +19,16 @@ def number(script: Script, node: ast.expr | None, scope: Scope) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def rows(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) -> int | None:
+@once_per_node(cast("int | None", None))
+def rows(script: Script, node: ast.expr, scope: Scope) -> int | None:
     """Return the length of a tensor, a dataset, or a list."""
-    if node is None or depth > 6:
-        return None
     if isinstance(node, ast.ListComp):
         return batches(script, node.generators[0].iter, scope)
     makers = script.makers(node, scope)
     if not makers:
         definitions = script.reaching(node, scope)
         values = [value for one in definitions for value in script.sources(one)]
-        return rows(script, *values[0], depth + 1) if len(values) == 1 else None
+        return rows(script, *values[0]) if len(values) == 1 else None
     call = makers[0]
     last = call.target.rpartition(".")[2]
     if len(makers) > 1 or not call.node.args:
@@ -36,10 +36,11 @@ def rows(script: Script, node: ast.expr | None, scope: Scope, depth: int = 0) ->
     if call.target == f"torch.{last}" and last in _SHAPED:
         return number(script, call.node.args[0], call.scope)
     if call.target == "torch.utils.data.TensorDataset":
-        return rows(script, call.node.args[0], call.scope, depth + 1)
+        return rows(script, call.node.args[0], call.scope)
     return None
 
 
+@once_per_node(cast("Call | None", None))
 def loader_of(script: Script, node: ast.expr, scope: Scope) -> Call | None:
     """Return the one DataLoader that a loop iterates over."""
     makers = script.makers(node, scope)

@@ -3,8 +3,9 @@
 import ast
 import math
 from collections.abc import Iterator
+from typing import cast
 
-from paralab.doctor.static.facts import Call
+from paralab.doctor.static.facts import Call, once_per_node
 from paralab.doctor.static.names import DP
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Script
@@ -33,7 +34,8 @@ def gpus_of(script: Script, wrap: Call) -> int | None:
     return _length(script, wrap.argument(1, "device_ids"), wrap.scope)
 
 
-def _length(script: Script, node: ast.expr | None, scope: Scope) -> int | None:
+@once_per_node(cast("int | None", None))
+def _length(script: Script, node: ast.expr, scope: Scope) -> int | None:
     match node:
         case ast.List() | ast.Tuple():
             return len(node.elts)
@@ -43,11 +45,7 @@ def _length(script: Script, node: ast.expr | None, scope: Scope) -> int | None:
             value = script.evaluate(stop, scope, 0)
             return value if isinstance(value, int) else None
         case ast.Name() | ast.Attribute():
-            lengths: set[int | None] = set()
-            for one in script.reaching(node, scope):
-                if one.how == "parameter":
-                    lengths |= {_length(script, *given) for given in script.arguments_for(one)}
-                else:
-                    lengths.add(_length(script, one.value, one.scope))
+            definitions = script.reaching(node, scope)
+            lengths = {_length(script, *v) for one in definitions for v in script.sources(one)}
             return lengths.pop() if len(lengths) == 1 else None
     return None
