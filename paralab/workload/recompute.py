@@ -8,6 +8,7 @@ the backward pass.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -58,11 +60,24 @@ def recompute(
     """Recompute this block from now on. Return a function that undoes this.
 
     Change the class, not the object, because copies of the block must call their own method.
-    Recomputation does not run the block's hooks."""
+    Recomputation does not run the block's hooks.
+
+    A block may change an argument, such as a cache of keys and values, to which it appends its own.
+    So recompute it with the argument as it was."""
     kind: Any = type(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        objects = [each for each in (*args, *kwargs.values()) if _has_attributes(each)]
+        earlier: dict[int, Any] = {}  # id of an object -> the object before the call
+
+        def then(value: Any) -> Any:
+            return _copy_object(earlier[id(value)], {}) if id(value) in earlier else value
+
         def run(kwargs: dict[str, Any], *args: Any) -> Any:
+            if earlier:
+                args, kwargs = tuple(map(then, args)), {k: then(v) for k, v in kwargs.items()}
+            earlier.update({id(each): _copy_object(each, {}) for each in objects})
+            objects.clear()
             return kind.forward(self, *args, **kwargs)
 
         contexts = partial(_contexts, mode, partial(watch, self))
@@ -74,6 +89,30 @@ def recompute(
         block.__class__ = kind
 
     return undo
+
+
+def _has_attributes(value: Any) -> bool:
+    """Return whether this is an object whose attributes a call may change."""
+    return (
+        hasattr(value, "__dict__") and not isinstance(value, torch.Tensor) and not callable(value)
+    )
+
+
+def _copy_object(value: Any, copies: dict[int, Any]) -> Any:
+    """Copy an object with the objects, lists, and dicts in it, but without its tensors."""
+    if id(value) in copies:
+        return copies[id(value)]
+    if not isinstance(value, list | dict) and not _has_attributes(value):
+        return value
+    copies[id(value)] = made = copy.copy(value)
+    attributes = vars(made) if hasattr(made, "__dict__") else {}
+    for container in (made, attributes):
+        if isinstance(container, list):
+            container[:] = [_copy_object(item, copies) for item in container]
+        elif isinstance(container, dict):
+            for key, item in list(container.items()):
+                container[key] = _copy_object(item, copies)
+    return made
 
 
 def _contexts(mode: str, watch: Callable[[], Watched]) -> tuple[Any, Any]:
