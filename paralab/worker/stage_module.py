@@ -133,6 +133,7 @@ class StageModule(nn.Module):
         self.trial: _Run | None = None  # torch may run the trial's backward pass at any time
         self.shapes: Any = None  # shapes of the current inputs
         self.leaves_mode: dict[Any, bool] = {}  # shapes -> whether no meta tensors are used
+        self.sends: dict[Any, int] = {}  # shapes -> the number of tensors for the next stage
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.on_entry: Callable[[Any], None] = lambda inputs: None
         # Some schedules split the backward pass in two. The second half begins where gradients
@@ -213,6 +214,7 @@ class StageModule(nn.Module):
         except _Cut as cut:
             if not run.begun:
                 raise self._not_called(self.number) from None
+            self._require_same_number(len(cut.values))
             return cut.values
         except Exception as error:
             if run.begun:
@@ -230,6 +232,16 @@ class StageModule(nn.Module):
             raise self._not_called(self.number + run.begun)
         with self.autocast():
             return self.finish(run.real(output), self.micro_number, self.live)
+
+    def _require_same_number(self, sent: int) -> None:
+        expected = self.sends.setdefault(self.shapes, sent)
+        if sent != expected:
+            raise UsageError(
+                f"{self.starts[self.number + 1]!r} gets {sent} tensors in one micro-batch, but "
+                f"{expected} in another with the same shapes (such as a mask that only some "
+                "samples need). The next stage cannot know how many to expect.",
+                fix=FIX,
+            )
 
     def _not_called(self, number: int) -> UsageError:
         return UsageError(
@@ -254,6 +266,7 @@ class StageModule(nn.Module):
 
     def forget(self, shapes: Any) -> None:
         self.leaves_mode.pop(shapes, None)
+        self.sends.pop(shapes, None)
         if self.cache:
             self.cache.outputs.pop(shapes, None)
 

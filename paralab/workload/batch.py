@@ -80,8 +80,16 @@ def num_samples(batch: Any) -> int:
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Return the samples from `start` to `stop`. Lists with one entry per sample are sliced too."""
-    return map_tree(lambda item: item[start:stop], batch, _per_sample(num_samples(batch)))
+    """Return the samples from `start` to `stop`. Lists with one entry per sample are sliced too.
+
+    Parts of a batch are in use at the same time. If a model changes one in place, autograd must not
+    believe that the others have changed, as it does for views of one tensor."""
+
+    def cut(item: Any) -> Any:
+        part = item[start:stop]
+        return part.data if isinstance(part, torch.Tensor) and not part.requires_grad else part
+
+    return map_tree(cut, batch, _per_sample(num_samples(batch)))
 
 
 def pick(data: Any, choices: Iterable[torch.Tensor]) -> Iterator[Any]:

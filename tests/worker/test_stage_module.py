@@ -88,6 +88,22 @@ class Asking(Blocks):
         return super().forward(x if self.first(x).max().item() > -1e9 else -x)
 
 
+class Masking(Blocks):
+    """As in transformers: only some samples need a mask."""
+
+    def forward(self, x):
+        mask = (x < 9.0).to(x.dtype) if bool((x > 9.0).any()) else 1.0
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.last(x)
+
+
+class Changing(Blocks):
+    def forward(self, x):
+        return super().forward(x.mul_(2.0))
+
+
 class Views(nn.Module):
     """A view of a larger tensor crosses the cut. torch cannot detach a view in place."""
 
@@ -232,6 +248,30 @@ def test_a_model_that_cannot_be_cut_is_refused(make, words):
         there_and_back(parts, live=True)
     assert words in refused.value.problem
     assert "--schedule" in refused.value.fix
+
+
+@pytest.mark.parametrize("masked", [0, 1])
+def test_a_micro_batch_with_another_number_of_tensors_is_refused(masked):
+    """The next stage failed with a KeyError, or waited for tensors that nobody sent."""
+    model = Masking().double()
+    first = cut(model, stages_of(model))[0]
+    micros = [X, X]
+    micros[masked] = X + 10.0 * (torch.arange(8) == 0)
+    first.inputs = micros
+    assert len(first()) == 1 + (masked == 0)
+    first.live, first.micro_number = True, 1
+    with pytest.raises(UsageError) as refused:
+        first()
+    assert "--schedule" in refused.value.fix
+
+
+def test_a_trial_leaves_the_inputs_as_they_are():
+    """A model that changes its inputs in place changed them twice: in the trial and in training."""
+    model = Changing().double()
+    first, inputs = cut(model, stages_of(model))[0], X.clone()
+    first.inputs = [inputs]
+    first()
+    assert torch.equal(inputs, X)
 
 
 @pytest.mark.parametrize("kinds", [["state"], ["random"], ["state", "random"]])

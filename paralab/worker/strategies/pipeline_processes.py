@@ -67,7 +67,7 @@ from paralab.worker.split_layers import (
 )
 from paralab.worker.stage_module import StageModule, free_other_stages
 from paralab.worker.stage_shapes import shapes_of
-from paralab.workload.batch import map_tensors, num_samples, resize
+from paralab.workload.batch import copied, map_tensors, num_samples, resize
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -158,7 +158,7 @@ class PipelineProcesses(Strategy):
             self.micros = micros
             inputs = [resize(micro.inputs, self.width) for micro in micros]
             # A small last batch may have fewer micro-batches, so add copies with weight zero.
-            inputs += [inputs[-1]] * (num_micros - len(inputs))
+            inputs += [copied(inputs[-1]) for _ in range(num_micros - len(inputs))]
 
             schedule, stages = self._schedule_for(inputs[0])
             for module, stage in zip(self.modules, stages, strict=True):
