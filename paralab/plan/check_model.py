@@ -52,10 +52,10 @@ def _check_kinds(request: Request, summary: Summary, zero: int | None) -> None:
             f"but {summary.sparse[0]!r} in {summary.name} has a sparse gradient.",
             fix="nn.Embedding(…, sparse=False), or use single or ddp",
         )
-    if summary.scalar_output and strategy == "dp":
+    if summary.unbatched and strategy == "dp":
         raise UsageError(
-            f"dp cannot train {summary.name}: its model returns a scalar (such as a loss), and "
-            "DataParallel would return one scalar per replica.",
+            f"dp cannot train {summary.name}: its model returns a tensor without a sample dim (such "
+            "as a loss or a parameter), and DataParallel would return one per replica.",
             fix="return one value per sample and compute the loss in `loss`, or use ddp",
         )
     if len(dtypes := _dtypes(request, summary)) > 1 and zero == 1:

@@ -87,7 +87,7 @@ class Trial:
     sparse: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     sometimes: tuple[str, ...] = ()
-    scalar_output: bool = False
+    unbatched: bool = False
     casts: bool = False
     hooked: tuple[str, ...] = ()
     read_by_loss: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Summary(Trial):
     sparse         parameters whose gradient is a sparse tensor
     state          buffers and attributes that each forward pass changes, except BatchNorm's
     sometimes      submodules that only some forward passes call
-    scalar_output  whether the output contains a scalar, which is not per sample
+    unbatched      whether the output contains a tensor without a sample dim
     casts          whether the model casts to fp32, even in fp64; only checked for verification
     hooked         trainable parameters with a gradient hook
     read_by_loss   parameters that the loss function uses itself, not through the model's output

@@ -100,6 +100,13 @@ def try_step(
         else:
             dropout, random, state = any(map(_drops, model.modules())), False, ()
         output = call_model(model, loss.split(copied(two))[0])
+        unbatched = any(not tensor.ndim for tensor in tensors(output))
+        with suppress(Exception):  # fewer samples, or a model that rejects this number
+            three, _ = loss.split(copied(take(batch, 0, 3)))
+            assert num_samples(three) == 3
+            three = call_model(model, three)
+            pairs = zip(tensors(output), tensors(three), strict=True)
+            unbatched |= any(a.shape == b.shape for a, b in pairs)
     put_back(model, before)
     called = sorted(set().union(*calls))
     hooked = [name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks]
@@ -107,7 +114,7 @@ def try_step(
         unused=tuple(name for name, _ in trained if name in unused),
         sparse=tuple(sparse),
         sometimes=tuple(name for name in called if len({each[name] for each in calls}) > 1),
-        scalar_output=any(not tensor.ndim for tensor in tensors(output)),
+        unbatched=unbatched,
         flops_per_sample=flops / num_samples(loss.split(two)[0]) or None,
         dropout=dropout,
         random=random,

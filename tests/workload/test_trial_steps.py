@@ -70,6 +70,16 @@ class Own(nn.Module):
 
 def own_loss(): return base(model=Own, unpack=lambda b: (b, b[1]), loss=lambda o, _: o[1])
 
+class Weighted(Own):  # two losses, with trained weights in the output
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(2))
+    def forward(self, x): return self.b(torch.relu(self.a(x))), self.weights
+
+def weighted():
+    loss = lambda o, t: o[1].exp()[0] * F.cross_entropy(o[0], t) - o[1].sum()
+    return base(model=Weighted, loss=loss)
+
 def hooked():
     def model():
         layer = nn.Linear(8, 2)
@@ -210,7 +220,9 @@ def planned(summary, strategy, **options):
         ("clipping_in_a_hook", {"whole_model": True}),
         ("by_position", {"by_position": True}),
         ("by_shape", {"by_position": False}),
-        ("own_loss", {"scalar_output": True, "split_problem": None}),
+        ("own_loss", {"unbatched": True, "split_problem": None}),
+        ("weighted", {"unbatched": True, "split_problem": None}),
+        ("dropout", {"unbatched": False}),
         ("sparse", {"sparse": ("0.weight",)}),
         ("rare", {"unused": ("rare.weight", "rare.bias"), "sometimes": ("rare",), "state": ()}),
         ("alternating", {"state": ("calls",), "random": False, "sometimes": ("rare",)}),
@@ -253,6 +265,7 @@ def test_what_no_strategy_can_train_is_refused(inspect, name):
         ("penalized", "fsdp", {}, "ddp"),
         ("hooked", "fsdp", {}, "ddp"),
         ("hooked", "tp", {}, "ddp"),
+        ("weighted", "dp", {}, "ddp"),
         ("decayed", "fsdp", {}, "ddp"),
         ("decayed", "tp", {}, "ddp"),
         ("decayed", "pipeline", {"schedule": "1f1b"}, "ddp"),
