@@ -53,7 +53,8 @@ def leave_cut_groups(plan: TensorPlan, parts: Sequence[Stage]) -> TensorPlan:
     for group in plan.kept:
         used = [number for number, part in enumerate(parts) if _uses(group, part.modules)]
         if len(used) > 1:
-            left[group] = f"the model is cut between its layers ({parts[used[1]].start})"
+            start, (first, *_, last) = parts[used[1]].start, group.layers
+            left[group] = f"the model is cut at {start!r}, between {first} and {last}"
     return _leave(plan, left)
 
 

@@ -214,7 +214,10 @@ def _find_cuts(model: nn.Module, trace: _Trace, inputs: Any) -> tuple[list[int],
     first_use |= {id(tensor): -1 for tensor in tensors(inputs)}
     cuts, crossed = [], {}
     for call, name in enumerate(trace.names):
-        if not trace.marked[call] or trace.names.count(name) > 1:
+        if not trace.marked[call]:
+            continue
+        if (calls := trace.names.count(name)) > 1:
+            crossed[name] = f"which is called {calls} times"
             continue
         reached = reachable(trace.output, stop_at=call)
         around = [key for key in reached if first_use.get(key, call) < call]

@@ -162,7 +162,7 @@ def test_a_group_that_is_cut_stays_whole():
     [kept], [left] = plan.tensor_plan.kept, [g for g in plan.tensor_plan.groups if not g.kept]
     assert (kept.block, left.block) == ("a", "b")
     assert "b.down" in left.reason
-    with pytest.raises(UsageError, match="cut between its layers"):
+    with pytest.raises(UsageError, match=r"cut at 'a\.down', between a\.up and a\.down"):
         hybrid(stages=6, shards=2, micro_batches=6)
 
 

@@ -179,6 +179,19 @@ def test_a_model_without_cuts_is_one_part():
     assert "the model itself" in reason
 
 
+def test_a_module_that_is_called_twice_is_named():
+    """The reason was missing."""
+
+    class Twice(Chain):
+        def forward(self, x):
+            return super().forward(x) + super().forward(x.flip(0))
+
+    layers, reason = cut(Twice())
+    assert len(layers) == 1
+    assert "'first'" in reason
+    assert "2 times" in reason
+
+
 class Unused(Chain):
     def __init__(self):
         super().__init__()
