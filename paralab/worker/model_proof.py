@@ -58,7 +58,7 @@ def prove_together(
                 reference = _train_step(workload, model, samples)
             with controlled(sharded, kinds):
                 mine = _train_step(workload, sharded, samples, how)
-            problem = worst_of(errors_of(mine, reference))
+            problem = _describe(errors_of(mine, reference))
         except AnotherRankFailedError as failed:
             return str(failed)
         except Exception as error:
@@ -73,13 +73,25 @@ def prove_together(
     return f"with dropout on, the shards disagree: {problem}" if problem else None
 
 
+def _describe(errors: dict[str, float]) -> str | None:
+    """Describe the largest error. If only the optimizer's step differs, say so."""
+    before = {name: error for name, error in errors.items() if not name.startswith("updated ")}
+    problem = worst_of(errors)
+    only_step = problem and not worst_of(before)
+    return f"the optimizer needs full parameters: {problem}" if only_step else problem
+
+
 def _train_step(workload: Workload, model: nn.Module, batch: Any, how: Sharded = WHOLE) -> Values:
     optimizer = make_optimizer(workload, model)
     with restored(model) as before:
         values = _gradients(workload, model, batch, how)
         buffers = changed_buffers(model, before)
-    with mixing_tensors():
-        optimizer.step()
+    try:
+        with mixing_tensors():
+            optimizer.step()
+    except Exception as error:
+        needs = f"{type(optimizer).__name__} needs full parameters"
+        raise RuntimeError(f"{needs} ({first_line(error)})") from error
     updated = {f"updated {name}": whole(p).detach() for name, p in model.named_parameters()}
     return values | buffers | updated
 

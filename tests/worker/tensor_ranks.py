@@ -224,6 +224,9 @@ class Clipped(torch.optim.AdamW):
         return super().step(closure)
 
 
+Adafactor = torch.optim.Adafactor
+
+
 class OwnNorms(torch.optim.SGD):
     """An optimizer whose steps depend on the norm of this rank's part of each gradient."""
 
@@ -286,7 +289,7 @@ def main():
     rows = [families.row_of(name, families.prove(name)) for name in families.FAMILIES]
     wrong = wrong_groups() | wrong_hugging_face_groups()
     code = {name: run_code(name) for name in ("gpt2", "qwen3", "transformer")}
-    problems = {each.__name__: problem_with(each) for each in (Clipped, OwnNorms)}
+    problems = {each.__name__: problem_with(each) for each in (Clipped, OwnNorms, Adafactor)}
     problems["unused"] = unused()
     left, rank = aligned(), dist.get_rank()
     losses = [disagreement(loss) for loss in (2.0 + 1e-5 * rank, math.nan, 2.0 + 0.01 * rank)]

@@ -78,7 +78,8 @@ def test_a_group_that_no_gradient_reaches_is_not_proved(ranks):
 
 def test_an_optimizer_step_is_part_of_the_proof(ranks):
     assert ranks["problems"]["Clipped"] is None
-    assert "updated" in ranks["problems"]["OwnNorms"]
+    assert "optimizer needs full parameters: the updated" in ranks["problems"]["OwnNorms"]
+    assert "Adafactor needs full parameters" in ranks["problems"]["Adafactor"]
 
 
 def test_state_is_part_of_the_proof(ranks):
