@@ -48,6 +48,11 @@ def sort_paths(paths: Sequence[Path]) -> PathsByKind:
                 f"{path} does not exist.",
                 fix="a script, a folder, logs, or a run folder; a command goes after --",
             )
+        if path.suffix == ".ipynb":
+            raise UsageError(
+                f"{path} is a notebook, which the doctor cannot read.",
+                fix=f"jupyter nbconvert --to script {path}",
+            )
         if path.is_dir() and (path / "manifest.json").exists():
             given.runs.append(path)
         elif path.is_dir() and python_files(path):

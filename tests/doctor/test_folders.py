@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -406,3 +407,19 @@ def test_the_command_checks_a_folder(project):
     assert run(".", "--ignore", "H").returncode == 0
     assert run(".", "--exclude", "train.py").returncode == 0
     assert run("--format", "github", ".").stdout.startswith("::error file=train.py,line=33,")
+
+
+def test_a_notebook_is_not_a_log_without_problems(project):
+    project({"train.ipynb": "{}"})
+    with pytest.raises(UsageError, match="notebook"):
+        check_paths([Path("train.ipynb")])
+
+
+def test_a_pipe_next_to_a_script_is_not_read(project):
+    # Nothing ever writes to this pipe, so the doctor once waited forever.
+    script = project({"train.py": BROKEN}) / "train.py"
+    os.mkfifo(script.with_name("events.py"))
+    checking = threading.Thread(target=check_paths, args=([script],), daemon=True)
+    checking.start()
+    checking.join(60)
+    assert not checking.is_alive()

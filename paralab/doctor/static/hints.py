@@ -55,9 +55,9 @@ def _words_below(root: Path) -> frozenset[str]:
             one for one in folders if one not in _LEFT_OUT and not one.startswith(".")
         )
         for name in files:
-            if name.endswith(".py") and count < MOST_FILES:
+            path = os.path.join(folder, name)
+            if name.endswith(".py") and count < MOST_FILES and os.path.isfile(path):  # not a pipe
                 count += 1
-                path = os.path.join(folder, name)
                 try:
                     with open(path, encoding="utf-8", errors="replace") as stream:
                         words.update(_words_in(stream.read()))
