@@ -186,7 +186,7 @@ def _check_scripts(case: Case, given: PathsByKind) -> str:
         found = find_files(folder)
         files = [path for path in found.parallel if not settings.excludes(path)]
         excluded += len(found.parallel) - len(files)
-        results += check_project(files, ids)
+        results += check_project(folder, files, ids)
         many = plural(found.python, "Python file")
         parts.append(f"{len(files)} of {many} (those that train in parallel)")
     if len(results) == 1 and not results[0].modules and results[0].failures:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paralab.doctor.catalog import apply, without_garbage_collection
@@ -23,6 +23,7 @@ from paralab.machine.host import usable_cores
 
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
 MOST_PARSED = 1000  # keep this many modules in memory, at about 0.5 MB each
+TEST_FOLDERS = frozenset(["test", "tests", "testing", "unittests"])
 MOST_SECONDS = 5.0  # of computing per script; few real ones take more than one
 
 
@@ -30,7 +31,7 @@ class TooLarge(BaseException):
     """A script exceeds a limit. This is not an Exception, because each check catches those."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checked:
     """The result of checking one script and the local modules it imports."""
 
@@ -40,14 +41,26 @@ class Checked:
     modules: frozenset[str] = frozenset()  # resolved paths; empty if nothing was analyzed
 
 
-def check_project(files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
-    """Check the entry points with the modules they import, then the remaining files."""
+def check_project(top: Path, files: Sequence[Path], ids: Collection[str]) -> list[Checked]:
+    """Check a folder's entry points with the modules they import, then the remaining files. A
+    finding in a folder of tests is a suspect, because tests cause failures on purpose."""
     first = entry_points(files)
     results = check_scripts(first, ids)
     covered = {module for result in results for module in result.modules}
     covered.update(os.path.realpath(path) for path in first)
     rest = [path for path in files if os.path.realpath(path) not in covered]
-    return [*results, *check_scripts(rest, ids)]
+    results += check_scripts(rest, ids)
+    for result in results:
+        result.findings = [
+            replace(one, severity="suspect") if _is_in_tests(one, top) else one
+            for one in result.findings
+        ]
+    return results
+
+
+def _is_in_tests(finding: Finding, top: Path) -> bool:
+    path = os.path.relpath(os.path.realpath(finding.file or top), os.path.realpath(top))
+    return not TEST_FOLDERS.isdisjoint(Path(path).parts[:-1])
 
 
 def check_scripts(paths: Sequence[Path], ids: Collection[str]) -> list[Checked]:

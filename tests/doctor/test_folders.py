@@ -423,3 +423,12 @@ def test_a_pipe_next_to_a_script_is_not_read(project):
     checking.start()
     checking.join(60)
     assert not checking.is_alive()
+
+
+def test_a_folder_of_tests_fails_on_purpose(project):
+    # A test of a watchdog makes one rank leave.
+    top = project({"train.py": BROKEN, "tests/ddp/hang.py": BROKEN})
+    found = {(Path(one.file).name, one.severity) for one in check_paths([Path()]).findings}
+    assert found == {("train.py", "error"), ("hang.py", "suspect")}
+    (alone,) = check_paths([top / "tests" / "ddp"]).findings
+    assert alone.severity == "error"

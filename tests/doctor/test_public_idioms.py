@@ -9,6 +9,22 @@ from paralab.doctor.static.script import Script
 
 # name: (id, severity, text, what makes it a mistake, what makes it healthy or undecided)
 PAIRS = {
+    "a lock lets one rank save at a time": (
+        "C03",
+        "error",
+        """
+        import fcntl, torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.zeros(1, 2)).sum().backward()
+        with open("turn", "w") as file:
+            fcntl.{}(file, fcntl.LOCK_EX)
+            torch.save(model.module.state_dict(), "net.pt")
+        """,
+        "fcntl",
+        "flock",
+    ),
     "an attribute of a model that Accelerate wrapped": (
         "D05",
         "suspect",

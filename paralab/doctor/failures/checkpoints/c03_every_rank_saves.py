@@ -177,10 +177,15 @@ def _has_one_rank_per_machine(script: Script) -> bool:
 
 
 def _takes_turns(script: Script, call: Call) -> bool:
-    """Return whether a barrier or a context manager makes the ranks save one after another."""
-    if any("first" in ast.unparse(one.item) for one in call.inside(With)):
+    """Return whether a lock, a barrier, or a context manager makes the ranks save one after
+    another."""
+    managers = [ast.unparse(one.item) for one in call.inside(With)]
+    around = script.calls_in(call.scope)
+    if any(re.search("first|(?<![bc])lock", one, re.I) for one in managers):
         return True
-    waits = [one for one in script.calls_in(call.scope) if one.method == "barrier"]
+    if any(one.method in ("flock", "lockf", "acquire") for one in around):
+        return True
+    waits = [one for one in around if one.method == "barrier"]
     return any(script.differs(test.test, one.scope) for one in waits for test in one.inside(If))
 
 
