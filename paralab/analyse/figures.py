@@ -21,6 +21,7 @@ from paralab.units import measure, plural
 # Draw a replica's passes like those of a process.
 KINDS = {"replica_forward": "forward", "replica_backward": "backward"}
 MOST_SPANS = 600  # spans per timeline, to keep the page small
+CLOCK_DIGITS = 7  # the clock's noise is larger than a tenth of a microsecond
 MOST_POINTS = 300  # points per curve
 GAP_SECONDS = 0.1  # space between two runs on one time axis
 
@@ -28,15 +29,16 @@ Points = list[tuple[float, float]]
 Values = Mapping[str, float | None]  # curve name -> value
 
 
-def timeline(recording: Recording) -> Timeline | None:
-    """Draw the last two measured steps, or only the last one if they are long or far apart."""
+def timeline(recording: Recording, most_spans: int = MOST_SPANS) -> Timeline | None:
+    """Draw the last two measured steps, or only the last one if they have too many spans or are
+    far apart."""
     numbers = recording.detailed[-2:]
     if not numbers:
         return None
     are_neighbors = numbers[-1] - numbers[0] <= 1
     steps = [recording.step(number) for number in (numbers if are_neighbors else numbers[-1:])]
     drawn = _timeline(recording, steps)
-    return drawn if len(drawn.spans) <= MOST_SPANS else _timeline(recording, steps[-1:])
+    return drawn if len(drawn.spans) <= most_spans else _timeline(recording, steps[-1:])
 
 
 def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
@@ -67,9 +69,13 @@ def _timeline(recording: Recording, steps: list[list[Step]]) -> Timeline:
         spans += [_span(event, base) for event in data if begin <= event.start <= end]
 
     origin, _ = bounds(steps)
-    shown = (replace(s, start=s.start - origin, end=s.end - origin) for s in spans)
+
+    def since(time: float) -> float:
+        return round(time - origin, CLOCK_DIGITS)
+
+    shown = (replace(s, start=since(s.start), end=since(s.end)) for s in spans)
     numbered = ((step[0].step, *bounds([step])) for step in steps)
-    ends = ((number, begin - origin, end - origin) for number, begin, end in numbered)
+    ends = ((number, since(begin), since(end)) for number, begin, end in numbered)
     title = "The last steps" if len(steps) > 1 else "The last step"
     return Timeline(title, tuple(names), tuple(shown), tuple(ends))
 
@@ -120,7 +126,7 @@ def schedule(recording: Recording) -> Schedule | None:
     measured = []
     for event, index in work:
         part, stage = divmod(index, plan.stages)
-        start, end = event.start - origin, event.end - origin
+        start, end = (round(time - origin, CLOCK_DIGITS) for time in event.interval)
         what = (event.micro or 0, event.event == "backward")
         measured.append(Slot(stage, *what, start, end, part, bool(event.weights)))
     if plan.schedule:

@@ -25,6 +25,9 @@ CLOCK = (
     "slower rank. Zoom in and hover for details."
 )
 COMPARED = ("speed-up", "efficiency", "same training")  # omitted for a single run
+# A page of all strategies stays small: it has one step per timeline, and no load over time.
+SPANS_PER_PAGE = 6000
+MOST_OVER_TIME = 12  # configurations whose load and memory are drawn over time
 MEMORY = ("parameters", "gradients", "optimizer", "activations")
 # Memory that only fsdp uses: field -> column name.
 FSDP_MEMORY = {"gathered": "gathered temporarily", "unreduced": "gradients not yet reduced"}
@@ -171,6 +174,17 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
         return tuple(replace(b, title=title_of(name, b.title)) for name, b in drawn if b)
 
     losses, memory, checks = figures.loss_lines(rows), _memory(rows), map(_verify_row, rows)
+    spans = min(figures.MOST_SPANS, SPANS_PER_PAGE // len(rows))
+    over_time = Section(
+        "Load and memory over time",
+        (
+            *all_of(lambda row: figures.load_lines(recordings[row.name])),
+            *all_of(lambda row: figures.memory_lines(recordings[row.name])),
+        )
+        if len(rows) <= MOST_OVER_TIME
+        else (),
+        "All rounds, one after another." if len(rows[0].runs) > 1 else "",
+    )
     same = (
         "After training in fp64, all parameters are compared with those of a single device. The "
         "losses come from the timed runs."
@@ -180,7 +194,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
     ]
     sections = [
         Section("The grid of ranks", tuple(grids)),
-        Section("Timelines", all_of(lambda row: figures.timeline(last[row.name])), CLOCK),
+        Section("Timelines", all_of(lambda row: figures.timeline(last[row.name], spans)), CLOCK),
         Section(
             "Pipeline schedules",
             all_of(lambda row: figures.schedule(last[row.name])),
@@ -192,14 +206,7 @@ def _sections(rows: Sequence[Row], recordings: dict[str, list[Recording]]) -> li
             "To scale: each piece is one pass or micro-batch.",
         ),
         Section("Memory", (memory,) if memory.rows else ()),
-        Section(
-            "Load and memory over time",
-            (
-                *all_of(lambda row: figures.load_lines(recordings[row.name])),
-                *all_of(lambda row: figures.memory_lines(recordings[row.name])),
-            ),
-            "All rounds, one after another." if len(rows[0].runs) > 1 else "",
-        ),
+        over_time,
         Section(
             "Losses",
             (losses,) if losses else (),

@@ -20,6 +20,7 @@ from paralab.plan.lossy import is_lossy
 from paralab.plan.remarks import find_sharing
 from paralab.units import difference, plural, seconds, size, whole_percents
 
+SHOWN = 6  # names in a sentence
 BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
 
@@ -90,7 +91,10 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    """List the names, but not dozens of them: the evidence has all."""
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN + 1 else ""
+    shown = names[:SHOWN] if more else names
+    return ", ".join(f"`{name}`" for name in shown) + more
 
 
 def largest_memory(row: Row) -> int | None:
