@@ -6,7 +6,7 @@ from paralab.analyse.blocks import Cell, Section, ShareRow, Shares
 from paralab.analyse.compare import Row
 from paralab.analyse.metrics import RULE
 from paralab.analyse.phrases import collectives_per_step
-from paralab.analyse.table_cells import Cells, name, number, percent, table
+from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.units import count, seconds, size
 
 MOST_BUCKETS = 12  # collectives per configuration in a table
@@ -102,9 +102,10 @@ def _buckets(row: Row, several: bool) -> Iterator[Cells]:
         kind = bucket.kind.replace("_", "-") + " " if bucket.kind != "all_reduce" else ""
         stage = f"stage {bucket.stage}, " if row.strategy == "hybrid" else ""
         what = f"{bucket.unit} " if bucket.unit else ""
+        words = f"{stage}{kind}{what}{bucket.bucket}"
         yield {
             **({"configuration": name(row.name)} if several else {}),
-            "bucket": Cell(f"{stage}{kind}{what}{bucket.bucket}", bucket.bucket),
+            "bucket": exact(bucket.bucket) if words.isdecimal() else name(words),
             "size": number(bucket.bytes, size),
             "ready after": number(bucket.ready_seconds, seconds),
             "of the step": percent(bucket.ready_share),

@@ -273,9 +273,9 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     simulated = [row.name for row, check in checked if check.as_simulated]
     if simulated:
         text += f" As simulated, but lossy: {_list(simulated)}."
-    evidence = {"equal": len(equal), "of": len(checked), "max_difference": largest}
+    evidence = {"equal": len(equal), "as_simulated": len(simulated), "of": len(checked)}
     tolerance = {"tolerance": checked[0][1].tolerance}
-    yield Finding("same", text, evidence | tolerance)
+    yield Finding("same", text, evidence | {"max_difference": largest} | tolerance)
     for row, check in checked:
         if not check.passed:
             than = "a single device" if check.as_simulated is None else "its simulation"

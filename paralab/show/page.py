@@ -100,11 +100,12 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
 
 def finding_color(finding: blocks.Finding) -> str:
     """Return a finding's kind. `same` is green only if every configuration was checked and is
-    equal."""
-    equal, of = finding.evidence.get("equal"), finding.evidence.get("of")
+    equal, and a warning if one is wrong. A lossy one that trains as simulated is neither."""
+    found = finding.evidence
+    equal, simulated, of = (found.get(name, 0) for name in ("equal", "as_simulated", "of"))
     if finding.kind != "same" or (of and equal == of):
         return finding.kind
-    return "warning" if of else "other"
+    return "warning" if equal + simulated < of else "other"
 
 
 def draw(block: Block, name: str) -> Markup:

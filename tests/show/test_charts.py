@@ -121,6 +121,8 @@ def test_the_percentages_of_a_step_add_up_to_100(shares):
     [
         ("same", {"equal": 8, "of": 8}, "same"),
         ("same", {"equal": 7, "of": 8}, "warning"),
+        ("same", {"equal": 6, "as_simulated": 2, "of": 8}, "other"),  # lossy on purpose
+        ("same", {"equal": 6, "as_simulated": 1, "of": 8}, "warning"),
         ("same", {}, "other"),  # not verified
         ("limit", {}, "limit"),
     ],
