@@ -2,7 +2,8 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from paralab.analyse.blocks import Finding
 from paralab.analyse.compare import Comparison, Row
@@ -15,12 +16,14 @@ from paralab.analyse.phrases import (
     times_as_fast,
 )
 from paralab.analyse.scaling import losses_of, perfect_seconds
+from paralab.analyse.time_tables import KINDS
 from paralab.analyse.verify import alike, apart_from, describe_simulated
 from paralab.plan.lossy import is_lossy
 from paralab.plan.remarks import find_sharing
 from paralab.units import difference, plural, seconds, size, whole_percents
 
 SHOWN = 6  # names in a sentence
+N = TypeVar("N", int, float)
 BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
 
@@ -120,25 +123,30 @@ def _cost(row: Row, baseline: Row) -> Finding:
 def _shares(row: Row) -> dict[str, float]:
     """Return each part's share of the step, largest first; empty if no step has details."""
     parts = row.metrics.shares
-    if parts is None:
-        return {}
-    shares = {
-        "compute": parts.forward + parts.backward,
-        "exposed communication": parts.exposed_communication,
-        "waiting for a slower rank": parts.waiting,
-        "optimizer": parts.optimizer,
-        "other": parts.other,
-        "skew (ranks start or end at different times)": parts.skew,
-    }
+    shares = _combine(parts.to_dict()) if parts else {}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
+def _combine(parts: Mapping[str, N]) -> dict[str, N]:
+    """Name the parts of a step. Forward and backward are one part."""
+    return {
+        "compute": parts["forward"] + parts["backward"],
+        "exposed communication": parts["exposed_communication"],
+        "waiting for a slower rank": parts["waiting"],
+        "optimizer": parts["optimizer"],
+        "other": parts["other"],
+        "skew (ranks start or end at different times)": parts["skew"],
+    }
+
+
 def _parts(row: Row) -> Finding:
-    """List the parts of a step, for a comparison without a baseline."""
+    """List the parts of a step, in the same whole percents as the chart of shares."""
     shares, text = _shares(row), f"`{row.name}` takes {seconds(row.step_seconds.median)} per step"
-    percents = zip(whole_percents(list(shares.values())), shares, strict=True)
-    if parts := [f"{percent}% {name}" for percent, name in percents if percent]:
-        text += f": {', '.join(parts)}"
+    if row.metrics.shares:
+        exact = {field: row.metrics.shares[field] for field in KINDS}
+        whole = dict(zip(exact, whole_percents(list(exact.values())), strict=True))
+        percents = _combine(whole)
+        text += ": " + ", ".join(f"{percents[name]}% {name}" for name in shares if percents[name])
     return Finding("limit", f"{text}.", {"shares": shares})
 
 

@@ -17,18 +17,20 @@ from paralab.analyse.compare import (
 )
 from paralab.analyse.confidence import speed_up
 from paralab.analyse.manifest import Pruned, SearchNotes
+from paralab.analyse.metric_types import StepShares
 from paralab.analyse.report import report, same_training
 from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
 from paralab.analyse.scaling import losses_of
-from paralab.analyse.time_tables import where_time_goes
+from paralab.analyse.time_tables import KINDS, where_time_goes
 from paralab.analyse.tune import Tuned, TuneResult, _measured_section
 from paralab.analyse.tune import findings as tuned_findings
-from paralab.analyse.verdict import _next, tune_command, verdict
+from paralab.analyse.verdict import _next, _parts, tune_command, verdict
 from paralab.analyse.verify import judge as judge_ranks
 from paralab.errors import UsageError
 from paralab.plan.request import Request
 from paralab.record.events import Verify
+from paralab.units import whole_percents
 from tests.analyse.recordings import plan, write
 from tests.analyse.test_metrics import one_is_slow, two_buckets
 from tests.analyse.test_verify import EQUAL, lossy
@@ -244,6 +246,26 @@ def test_the_suggested_search_is_of_the_same_training(compared):
         tune_command(row)
         == "paralab tune ddp --workload 'my model.py:f' --replicas 3 --batch-size 60 --precision bf16"
     )
+
+
+def test_a_verdict_and_a_chart_round_alike(compared):
+    """The sentence said 18% skew and 27% compute; the chart, 19% and 6% + 20%."""
+    shares = StepShares(
+        forward=0.0625,
+        backward=0.205,
+        optimizer=0.077,
+        exposed_communication=0.0866,
+        waiting=0.1116,
+        other=0.2713,
+        skew=0.186,
+    )
+    row = typed(compared).rows[1]
+    row = replace(row, metrics=replace(row.metrics, shares=shares))
+    drawn = whole_percents([shares[field] for field in KINDS])
+    assert drawn[0] + drawn[1] == 26
+    [first, *_] = re.findall(r"(\d+)% compute", _parts(row).text)
+    assert int(first) == 26
+    assert f"{drawn[-1]}% skew" in _parts(row).text
 
 
 def test_shards_are_not_advised_to_change_their_buckets(compared):
