@@ -36,6 +36,7 @@ SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 # In other collectives, the root may call from a different line.
 SAME_LINE = ("all_reduce", "all_gather", "reduce_scatter")
 POINT_TO_POINT = ("send", "recv")
+FROM = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "recv")
 WINDOW = 32  # how many calls to search for a changed order
 
 Difference = Literal["operation", "size", "site"]
@@ -53,6 +54,7 @@ class CollectiveCall:
     site: Hashable = None  # an id for the calling line; None if lines may differ
     where: str | None = None  # the calling line, for messages
     is_open: bool = False  # True if the call has not returned
+    peer: int | None = None  # the root, or the other rank of a send or receive
     record: Any = field(default=None, compare=False)  # the source's own record of this call
 
     @property
@@ -61,6 +63,8 @@ class CollectiveCall:
 
     def __str__(self) -> str:
         kind = self.kind or "a collective"
+        if self.peer is not None:
+            kind += f" {'from' if kind.endswith(FROM) else 'to'} rank {self.peer}"
         if not self.shapes or self.values is None:
             return kind
         return f"{kind} of {self.values:,} value{'' if self.values == 1 else 's'}"
@@ -118,7 +122,7 @@ def differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
     """Compare two calls with the same number. An unknown property never differs."""
     if one.kind is None or other.kind is None:
         return None
-    if one.kind != other.kind:
+    if one.kind != other.kind or (None not in (one.peer, other.peer) and one.peer != other.peer):
         return "operation"
     if kind_of(one.kind) in SAME_SIZE and None not in (one.values, other.values):
         if one.values != other.values:

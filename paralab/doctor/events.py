@@ -211,8 +211,8 @@ class Amp(Event, frozen=True):
 class Loader(Event, frozen=True):
     """The start of a pass over a DataLoader. `epoch` counts the passes over this loader from 1.
     `batches` is len(loader), `samples` is len(dataset), and `sampler_samples` is len(sampler). A
-    distributed sampler has `replicas` and `sampler_epoch`. `made` lists the user's frames that
-    created the loader, innermost first."""
+    distributed sampler has `replicas`, its own number `replica`, and `sampler_epoch`. `made` lists
+    the user's frames that created the loader, innermost first."""
 
     loader: int = 0
     epoch: int = 1
@@ -225,6 +225,7 @@ class Loader(Event, frozen=True):
     sampler_samples: int | None = None
     sampler_epoch: int | None = None
     replicas: int | None = None
+    replica: int | None = None
     shuffle: bool | None = None
     workers: int = 0
     made: list[list[Any]] = []
@@ -294,13 +295,14 @@ class Moved(Event, frozen=True):
 
 
 class Collective(Event, frozen=True):
-    """A collective, send, or receive that the user's code called. `seq` is its [first, last] number
-    in its group (an object collective runs several); it is None for sends and receives. `shape` and
-    `dtype` describe the first tensor. `in_graph` is True if autograd will go through the tensor.
+    """A collective, send, or receive that the user's code called. `peer` is the root, or the rank at
+    the other end. `seq` is its [first, last] number in its group (an object collective runs
+    several); it is None for sends and receives. `shape` and `dtype` describe the first tensor. `in_graph` is True if autograd will go through the tensor.
     `value` is this rank's contribution, if it is one number in CPU memory."""
 
     op: str = ""
     group: str | None = None
+    peer: int | None = None
     seq: list[int] | None = None
     shape: list[int] | None = None
     dtype: str | None = None

@@ -98,11 +98,13 @@ def calls(rank: WatchedRank) -> list[CollectiveCall]:
 
 
 def _call(event: Numbered, group: str, number: int) -> CollectiveCall:
-    shape = dtype = None
+    shape = dtype = peer = None
     if isinstance(event, Collective):
-        dtype = event.dtype
+        dtype, peer = event.dtype, event.peer
         shape = None if event.shape is None or "object" in event.op else (tuple(event.shape),)
-    return CollectiveCall(kind(event), group, number, shape, dtype, _site(event), record=event)
+    return CollectiveCall(
+        kind(event), group, number, shape, dtype, _site(event), peer=peer, record=event
+    )
 
 
 def _site(event: Numbered) -> object:
@@ -139,10 +141,11 @@ def has_failed(call: CollectiveCall) -> bool:
 
 
 def fits(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Return whether the backend would pair two calls: they have the same kind, shapes, and (for
-    buffers) model."""
+    """Return whether the backend would pair two calls: they have the same kind, shapes, root, and
+    (for buffers) model."""
     models = {c.record.model for c in (one, other) if isinstance(c.record, Forward)}
-    return (one.kind, one.shapes) == (other.kind, other.shapes) and len(models) < 2
+    mine, its = ((each.kind, each.shapes, each.peer) for each in (one, other))
+    return mine == its and len(models) < 2
 
 
 def is_same_call(one: Numbered, other: Numbered) -> bool:

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from paralab.observe.light import Light
 from paralab.observe.rank import Fields, Rank
 from paralab.observe.wrappers import argument, is_inside, wrap
-from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, POINT_TO_POINT
+from paralab.record.collective_arguments import COLLECTIVE_ARGUMENTS, PEERS, POINT_TO_POINT
 
 # A collective inside one of these operations belongs to it.
 WITHIN = ("collective", "wrap", "init", "pipeline", "save", "load")
@@ -100,6 +100,7 @@ def _describe(rank: Rank, name: str, /, *args: Any, **kwargs: Any) -> Fields | N
     return {
         "op": name,
         "group": name_of(group),
+        "peer": _peer(name, group, args, kwargs),
         "seq": [before + 1, before + 1] if before is not None else None,
         "shape": list(tensor.shape) if is_tensor else None,
         "dtype": _dtype(tensor.dtype) if is_tensor else None,
@@ -146,6 +147,18 @@ def _find_tensor_and_group(name: str, args: tuple[Any, ...], kwargs: Fields) -> 
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     group = None if group_at is None else argument(args, kwargs, group_at, "group")
     return first if isinstance(first, torch.Tensor) else None, group
+
+
+def _peer(name: str, group: Any, args: tuple[Any, ...], kwargs: Fields) -> int | None:
+    """Return the global rank of the root, or of the other rank. It may be given within the group."""
+    if name not in PEERS:
+        return None
+    given = args[PEERS[name]] if len(args) > PEERS[name] else None
+    peer = given if given is not None else kwargs.get("src", kwargs.get("dst"))
+    inside = kwargs.get("group_src", kwargs.get("group_dst"))
+    if peer is None and inside is not None:
+        peer = dist.get_process_group_ranks(group)[inside]
+    return peer
 
 
 @functools.cache

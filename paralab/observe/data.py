@@ -54,6 +54,7 @@ class Loaders:
             "sampler_samples": _length(sampler),
             "sampler_epoch": getattr(sampler, "epoch", None),
             "replicas": getattr(sampler, "num_replicas", None),
+            "replica": getattr(sampler, "rank", None),
             "shuffle": getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler"),
             "workers": loader.num_workers,
             "made": self.made.get(loader, []),

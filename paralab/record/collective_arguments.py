@@ -29,6 +29,12 @@ COLLECTIVE_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
     "recv_object_list": (0, 2),
     "batch_isend_irecv": (None, None),
 }
+# name: the position of the root, or of the other rank
+PEERS = {
+    **dict.fromkeys(("broadcast", "broadcast_object_list", "reduce"), 1),
+    **dict.fromkeys(("gather", "gather_object", "scatter", "scatter_object_list"), 2),
+    **dict.fromkeys(("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"), 1),
+}
 # These have no sequence number.
 POINT_TO_POINT = {
     *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),

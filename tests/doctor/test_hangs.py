@@ -81,6 +81,18 @@ HEALTHY = {
                 model.module(torch.randn(4, 2))
                 model.module.train()
     """,
+    "a message that comes late, around a ring": """
+        tensor = torch.ones(2)
+        for step in range(2):
+            if rank == 0:
+                time.sleep(1.5)
+                dist.send(tensor, 1)
+                dist.recv(tensor, 1)
+            else:
+                dist.recv(tensor, src=0)
+                dist.send(tensor, dst=0)
+            dist.broadcast(tensor, *([step] if rank else []), **({} if rank else {"group_src": step}))
+    """,
     "a rank that takes long comes in the end": """
         model = DDP(nn.Linear(2, 1))
         for step in range(2):
@@ -268,6 +280,34 @@ def test_two_groups_in_another_order(tmp_path):
     (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
     assert finding.id == "H04"
     assert "in different groups" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "second"),
+    [
+        # The doctor did not report anything.
+        ("dist.recv(torch.ones(4), src=1 - rank)", "recv from rank 1", "recv from rank 0"),
+        (
+            "dist.recv(torch.ones(4), src=1) if rank == 0 else dist.barrier()",
+            "recv from rank 1",
+            "barrier",
+        ),
+        # It suspected the network.
+        (
+            "dist.broadcast(torch.ones(3), src=rank)",
+            "broadcast from rank 0",
+            "broadcast from rank 1",
+        ),
+    ],
+    ids=["two receive", "one receives and one is in a barrier", "two roots"],
+)
+def test_the_rank_at_the_other_end_counts(body, first, second, tmp_path):
+    seen = run(tmp_path, f"dist.all_reduce(torch.ones(1))\n{body}")
+    (finding,) = [finding for finding in seen.findings if finding.severity == "error"]
+    assert finding.id == "H04"
+    assert first in finding.why
+    assert second in finding.why
+    assert not [other for other in seen.findings if other.id in HANGS - {"H04"}]
 
 
 def test_a_stopped_rank_is_named_and_not_its_victim(tmp_path):

@@ -13,6 +13,7 @@ from paralab.doctor.catalog import apply
 from paralab.doctor.events import (
     Amp,
     Backward,
+    Batch,
     Collective,
     End,
     Epoch,
@@ -340,6 +341,26 @@ def evaluation(samples, total, replicas=2):
         Forward(site=site(41), model=0, training=False, grad=False, size=4),
         Epoch(samples=samples, batches=2),
     ]
+
+
+def divided(replica):
+    loader = Loader(
+        site=site(40),
+        samples=64,
+        batch_size=2,
+        replicas=2,
+        replica=replica,
+        sampler="DistributedSampler",
+        made=[["train.py", 5, "main"]],
+    )
+    batches = [Batch(batch=number, size=2, rows=[number, -number]) for number in (1, 2)]
+    return [wrap(), loader, *(each for batch in batches for each in (batch, Backward()))]
+
+
+def test_a_dataset_that_makes_up_its_samples_is_not_a_sampler_that_does_not_divide():
+    # Equal seeds give `torch.randn` in __getitem__ the same rows, whatever the sampler does.
+    assert check_ranks(observe(divided(0), divided(0))) == [("T01", "error", 5, None)]
+    assert check_ranks(observe(divided(0), divided(1))) == []
 
 
 def test_samples_that_are_evaluated_twice():

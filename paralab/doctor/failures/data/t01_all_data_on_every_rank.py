@@ -154,6 +154,8 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
     if count < 2 or not same or len({tuple(rows) for rows in use.rows[:count]}) < 2:
         return None
     loader, doubt = use.loader, _doubt(seen, use)
+    if loader.replicas and len({other.loader.replica for other in others}) == len(others):
+        return None  # the sampler divides the samples, so the dataset makes up the rows (S10)
     evidence = f"{count} inspected batches have the same rows on all {len(others)} ranks"
     if loader.iterable:
         why = f"All {seen.world} ranks read the same samples of {loader.dataset}: its __iter__ ignores the rank."

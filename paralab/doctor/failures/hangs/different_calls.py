@@ -19,6 +19,7 @@ from paralab.doctor.rank_collectives import (
 )
 from paralab.doctor.registry import Finding
 from paralab.doctor.source_context import opposite, site_conditions
+from paralab.record.collective_arguments import POINT_TO_POINT
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,29 @@ def different_sizes(seen: Observation) -> Finding | None:
     different sizes has meaningless numbers and may fail anywhere."""
     first = next(iter(mismatches(seen)), None)
     return _sizes(*_sides(seen, first)) if first and first.kind == "size" else None
+
+
+def wait_for_each_other(seen: Observation) -> Finding | None:
+    """Report a hang in which all ranks wait, and one of them for a rank that waits for something
+    else: two ranks that both receive, or a receive while the sender is in a barrier."""
+    inner = {rank.rank: rank.doing[-1] for rank in seen.ranks if rank.doing}
+    waits = {rank: each for rank, each in inner.items() if isinstance(each, Numbered)}
+    if seen.stalled_seconds is None or len(waits) < seen.world:
+        return None
+    for rank, own in waits.items():
+        if not isinstance(own, Collective) or own.op not in POINT_TO_POINT or own.peer is None:
+            continue
+        its = waits[own.peer]
+        if isinstance(its, Collective) and its.peer == rank and its.op != own.op:
+            continue  # a send and its receive
+        why = (
+            f"Rank {rank} is in {named(own)}, but rank {own.peer} is in {named(its)}. All ranks "
+            "wait for each other, and none of them continues."
+        )
+        evidence = [f"rank {number}: {named(each)}" for number, each in waits.items()]
+        fix = "Post the receives first (dist.irecv), or let one rank of each pair send first."
+        return make_finding("H04", "error", why, own, evidence, fix=fix)
+    return None
 
 
 def _sides(seen: Observation, mismatch: Mismatch) -> tuple[Side, Side]:

@@ -3,7 +3,11 @@ errors are consequences."""
 
 from collections.abc import Callable
 
-from paralab.doctor.failures.hangs.different_calls import different_sizes, made_different_calls
+from paralab.doctor.failures.hangs.different_calls import (
+    different_sizes,
+    made_different_calls,
+    wait_for_each_other,
+)
 from paralab.doctor.failures.hangs.failed_ranks import raised_alone, used_other_parameters
 from paralab.doctor.failures.hangs.missing_ranks import did_not_come, left_their_loops
 from paralab.doctor.observation import Observation
@@ -17,6 +21,7 @@ CAUSES: tuple[Callable[[Observation], Finding | None], ...] = (
     raised_alone,
     left_their_loops,
     made_different_calls,
+    wait_for_each_other,
     did_not_come,
 )
 IDS = ("H01", "H02", "H03", "H04", "H06", "H07", "H08", "H10", "H11", "H12", "H13", "H14")
