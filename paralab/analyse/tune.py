@@ -197,12 +197,12 @@ def _over(default: str, row: Row, rung: list[Row]) -> float | None:
 
 
 def _not_measured(choice: TuneResult) -> list[Section]:
-    found = choice.search
+    search = choice.search
     pruned = [
         {"configuration": name(each.name), "needs": measure(each.needed_bytes, size)}
-        for each in found.pruned
+        for each in search.pruned
     ]
-    refused = [{"configuration": name(e.name), "reason": words(e.reason)} for e in found.left_out]
+    refused = [{"configuration": name(e.name), "reason": words(e.reason)} for e in search.left_out]
     tables = (
         table(f"Do not fit in {size(choice.device_bytes)}", pruned, "Estimated or measured."),
         table("Cannot run here", refused),
@@ -302,23 +302,23 @@ def _low_precision(choice: TuneResult) -> Iterator[Finding]:
 
 
 def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
-    found = choice.search
+    search = choice.search
     if choice.device_bytes is not None:
-        pruned, unknown = len(found.pruned), len(found.not_estimated)
+        pruned, unknown = len(search.pruned), len(search.not_estimated)
         limit = f"{size(choice.device_bytes)} per device"
-        text = f"All of {plural(found.considered, 'configuration')} fit in {limit}"
+        text = f"All of {plural(search.considered, 'configuration')} fit in {limit}"
         if pruned:
-            text = f"{pruned} of {found.considered} configurations "
+            text = f"{pruned} of {search.considered} configurations "
             text += "does not fit" if pruned == 1 else "do not fit"
-            text += f" in {limit}: {_list_names([each.name for each in found.pruned])}"
+            text += f" in {limit}: {_list_names([each.name for each in search.pruned])}"
         text += f". The memory of {unknown} could not be estimated" if unknown else ""
-        evidence: Evidence = {"pruned": pruned, "considered": found.considered}
+        evidence: Evidence = {"pruned": pruned, "considered": search.considered}
         yield Finding("pruned", f"{text}.", evidence | {"not_estimated": unknown})
-    if found.untried:
-        text = f"--trials left {plural(found.untried, 'configuration')} untried."
-        yield Finding("untried", text, {"untried": found.untried})
-    if found.left_out:
-        names = [each.name for each in found.left_out]
+    if search.untried:
+        text = f"--trials left {plural(search.untried, 'configuration')} untried."
+        yield Finding("untried", text, {"untried": search.untried})
+    if search.left_out:
+        names = [each.name for each in search.left_out]
         text = f"{plural(len(names), 'configuration')} cannot run here: {_list_names(names)}."
         yield Finding("left out", text, {"left_out": names})
 

@@ -76,7 +76,7 @@ class Peer:
                 return
             except OSError:
                 words = b""
-            reason = words.removesuffix(LEAVE)  # both may arrive at once
+            reason = words.removesuffix(LEAVE)  # may arrive with a reason
             if reason:
                 self.abort = reason.decode(errors="replace")
             if not words:

@@ -83,21 +83,21 @@ def apply(
     Among findings with the same id, fix, and line, keep the most certain. If a check raises,
     `on_error` is called with its ids and name, and the other checks still run.
     """
-    found: list[Finding] = []
+    all_findings: list[Finding] = []
     with without_garbage_collection():
         for check, reported in registered[source].items():
             if ids is not None and not set(reported) & set(ids):
                 continue
             try:
                 findings = check(subject) or ()
-                found += [findings] if isinstance(findings, Finding) else findings
+                all_findings += [findings] if isinstance(findings, Finding) else findings
             except Exception as error:
                 if on_error is None or isinstance(error, UsageError):
                     raise
                 on_error(f"{'/'.join(reported)} {check.__name__}", error)
     best: dict[object, Finding] = {}
-    for each in sorted(found, key=lambda one: one.uncertainty):
+    for each in sorted(all_findings, key=lambda one: one.uncertainty):
         place = (each.id, each.fix, each.file, each.line, each.rank) if each.line else each
         best.setdefault(place, each)
     kept = set(map(id, best.values()))
-    return [each for each in found if id(each) in kept and (ids is None or each.id in ids)]
+    return [each for each in all_findings if id(each) in kept and (ids is None or each.id in ids)]

@@ -90,10 +90,10 @@ class WatchedRank:
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
-        found: dict[type[Event], list[Any]] = defaultdict(list)
+        events: dict[type[Event], list[Any]] = defaultdict(list)
         for event in self.events:
-            found[type(event)].append(event)
-        return found
+            events[type(event)].append(event)
+        return events
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return self._by_kind[kind]
@@ -159,14 +159,14 @@ class WatchedRank:
     def collectives(self) -> dict[str, dict[int, Numbered]]:
         """Map each collective, by group and number, to the innermost operation that ran it. Include
         open operations if the rank is settled."""
-        found: dict[str, dict[int, Numbered]] = {}
+        by_group: dict[str, dict[int, Numbered]] = {}
         open_ = self.doing if self.settled else ()
         for event in sorted((*self.story, *open_), key=lambda event: event.t):
             if isinstance(event, Numbered) and event.seq:
                 group = event.group if isinstance(event, Collective) else None
                 numbers = range(event.seq[0], event.seq[1] + 1)
-                found.setdefault(group or "0", {}).update(dict.fromkeys(numbers, event))
-        return found
+                by_group.setdefault(group or "0", {}).update(dict.fromkeys(numbers, event))
+        return by_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +252,8 @@ class _File:
         """Return the finished operations of the last light steps, beginning with a whole step."""
         cut = self.rows[0].step if len(self.rows) == ROWS else -1
         made = self._collectives_made()
-        found = [e for row in self.rows if row.seconds >= 0 for e in self._typed(row, made)]
-        return [event for event in found if event.step > cut]
+        events = [e for row in self.rows if row.seconds >= 0 for e in self._typed(row, made)]
+        return [event for event in events if event.step > cut]
 
     def _collectives_made(self) -> dict[int, int]:
         """Map each row to the number of collectives it ran, which is the distance to the group's

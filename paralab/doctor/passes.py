@@ -31,18 +31,18 @@ class Pass:
 
 def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
     """Map (loader, epoch) to what this rank did in this pass."""
-    found: dict[tuple[int, int], Pass] = {}
+    by_pass: dict[tuple[int, int], Pass] = {}
     current: Pass | None = None
     for event in (*rank.story, *rank.doing):
         if isinstance(event, Loader):
-            for (loader, _), earlier in found.items():
+            for (loader, _), earlier in by_pass.items():
                 earlier.over = earlier.over or loader == event.loader
-            current = found[event.loader, event.epoch] = Pass(event)
-        elif isinstance(event, Batch) and (event.loader, event.epoch) in found:
-            current = found[event.loader, event.epoch]
+            current = by_pass[event.loader, event.epoch] = Pass(event)
+        elif isinstance(event, Batch) and (event.loader, event.epoch) in by_pass:
+            current = by_pass[event.loader, event.epoch]
             current.batches = event.batch
-        elif isinstance(event, Epoch) and (event.loader, event.epoch) in found:
-            ended = found[event.loader, event.epoch]
+        elif isinstance(event, Epoch) and (event.loader, event.epoch) in by_pass:
+            ended = by_pass[event.loader, event.epoch]
             ended.exhausted, ended.over = event, True
         elif current is None or current.over:
             continue
@@ -52,9 +52,9 @@ def passes(rank: WatchedRank) -> dict[tuple[int, int], Pass]:
                 continue  # an open operation may still finish
             current.reached = current.batches
             current.collectives.append(event)
-    for each in found.values() if rank.reached_end else ():
+    for each in by_pass.values() if rank.reached_end else ():
         each.over = True
-    return found
+    return by_pass
 
 
 def _is_left(current: Pass, event: Numbered) -> bool:

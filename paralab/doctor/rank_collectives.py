@@ -126,14 +126,14 @@ def mismatches(seen: Observation) -> list[Mismatch]:
 
 
 def _differ(one: CollectiveCall, other: CollectiveCall) -> Difference | None:
-    found = differ(one, other)
-    if found == "size" and not (has_failed(one) or has_failed(other)):
+    difference = differ(one, other)
+    if difference == "size" and not (has_failed(one) or has_failed(other)):
         # Both calls succeeded, so their sizes may differ.
-        found = differ(replace(one, shapes=None), other)
-    if found == "site" and not (one.is_open or other.is_open) and fits(one, other):
+        difference = differ(replace(one, shapes=None), other)
+    if difference == "site" and not (one.is_open or other.is_open) and fits(one, other):
         mine, its = one.record.site, other.record.site
-        return None if mine and its and opposite(mine, its) else found  # on purpose
-    return found
+        return None if mine and its and opposite(mine, its) else difference  # on purpose
+    return difference
 
 
 def has_failed(call: CollectiveCall) -> bool:

@@ -50,14 +50,16 @@ def _tree(file: str) -> ast.Module | None:
 
 def conditions(place: Place) -> list[Condition]:
     """Return the `if` statements that enclose a line within its function, outermost first."""
-    found = []
+    enclosing = []
     for node in around(place):
         if isinstance(node, ast.If):
             sides = {"body": node.body, "orelse": node.orelse}
             for side, statements in sides.items():
                 if any(_covers(statement, place.line) for statement in statements):
-                    found.append(Condition(place.file, node.lineno, ast.unparse(node.test), side))
-    return found
+                    enclosing.append(
+                        Condition(place.file, node.lineno, ast.unparse(node.test), side)
+                    )
+    return enclosing
 
 
 def site_conditions(site: Site) -> list[Condition]:
@@ -81,16 +83,16 @@ def statement_at(place: Place) -> str:
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
     """Return statements that leave a loop around a call, innermost loop first. `loop_line` is the
     line of the loop over the data. With `only_around`, ignore that loop and those inside it."""
-    found: list[Leaving] = []
+    ways: list[Leaving] = []
     beyond = not only_around or loop_line is None
     for place in site.stack:
         for loop in reversed(_loopsaround(place)):
             if beyond:
-                found += [leaving for leaving in _leavings(loop, place) if leaving not in found]
-            if loop.lineno == loop_line and not only_around and found:
-                return found  # a statement that leaves an outer loop does not count
+                ways += [leaving for leaving in _leavings(loop, place) if leaving not in ways]
+            if loop.lineno == loop_line and not only_around and ways:
+                return ways  # a statement that leaves an outer loop does not count
             beyond = beyond or loop.lineno == loop_line
-    return found
+    return ways
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +133,7 @@ def around(place: Place) -> list[ast.AST]:
 
 
 def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
-    found: list[Leaving] = []
+    leavings: list[Leaving] = []
 
     def visit(node: ast.AST, condition: Condition | None, in_loop: bool) -> None:
         for child in ast.iter_child_nodes(node):
@@ -140,14 +142,14 @@ def _leavings(owner: ast.AST, place: Place) -> list[Leaving]:
             kind = _kind(child, owner, in_loop)
             if kind and condition:
                 line = getattr(child, "lineno", place.line)
-                found.append(Leaving(Place(place.file, line, place.function), kind, condition))
+                leavings.append(Leaving(Place(place.file, line, place.function), kind, condition))
             inner = condition
             if isinstance(child, ast.If):
                 inner = Condition(place.file, child.lineno, ast.unparse(child.test), "body")
             visit(child, inner, in_loop or isinstance(child, (ast.For, ast.While)))
 
     visit(owner, None, False)
-    return found
+    return leavings
 
 
 def _kind(node: ast.AST, owner: ast.AST, in_loop: bool) -> str | None:

@@ -80,7 +80,7 @@ class Window:
 @lru_cache(maxsize=64)  # many checks need the windows
 def windows(rank: WatchedRank) -> list[Window]:
     """Return the windows in order. The last window may lack a step."""
-    found: list[Window] = []
+    result: list[Window] = []
     events: list[Event] = []
     passes: list[MicroStep] = []
     unfinished = MicroStep(Backward())
@@ -106,11 +106,11 @@ def windows(rank: WatchedRank) -> list[Window]:
                 own = {None, event.optimizer}
                 kept = [one for one in passes if own.isdisjoint(one.cleared)]
                 step = event if isinstance(event, Step) else None
-                found.append(Window(kept, events, step, step is None))
+                result.append(Window(kept, events, step, step is None))
                 events, passes = [], []
     if passes:
-        found.append(Window(passes, events))
-    return found
+        result.append(Window(passes, events))
+    return result
 
 
 def accumulated(rank: WatchedRank) -> Iterator[Window]:

@@ -123,15 +123,15 @@ def _roots(base: Request, names: list[str], devices: int | None) -> list[Request
             if axis != "strategy"
         )
     ]
-    found = [with_common(base, own) for own in fixed]
-    if not found:
+    roots = [with_common(base, own) for own in fixed]
+    if not roots:
         problem = f"{' and '.join(names)} cannot use exactly {plural(devices, 'device')}."
         raise UsageError(problem, fix="a different number of --devices, or tune all")
     if len(names) == 1:
-        return found
-    found.sort(key=lambda layout: layout.strategy not in ("single", "ddp"))  # the default is first
+        return roots
+    roots.sort(key=lambda layout: layout.strategy not in ("single", "ddp"))  # the default is first
     alone = [] if devices == 1 else [with_common(base, {"strategy": "single"})]
-    return [*_in_turns([divided(layout) for layout in found]), *alone]
+    return [*_in_turns([divided(layout) for layout in roots]), *alone]
 
 
 def _in_turns(columns: list[list[Request]]) -> list[Request]:
@@ -343,13 +343,15 @@ class _Search:
         return list(dict.fromkeys(chosen))
 
     def notes(self) -> dict[str, object]:
-        found = self.candidates
+        candidates = self.candidates
         return {
-            "considered": len(found.considered),
+            "considered": len(candidates.considered),
             "untried": self.budget.untried,
-            "pruned": [each.to_dict() for each in found.pruned.values()],
-            "left_out": [each.to_dict() for each in found.left_out.values()],
-            "not_estimated": [{"name": name, "reason": why} for name, why in found.unknown.items()],
+            "pruned": [each.to_dict() for each in candidates.pruned.values()],
+            "left_out": [each.to_dict() for each in candidates.left_out.values()],
+            "not_estimated": [
+                {"name": name, "reason": why} for name, why in candidates.unknown.items()
+            ],
         }
 
 

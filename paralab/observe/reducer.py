@@ -58,11 +58,11 @@ def find_stride_mismatches(
 ) -> list[list[Any]]:
     """Return [name, shape, gradient strides, bucket strides] for each gradient whose strides differ
     from its bucket's."""
-    found: list[list[Any]] = []
+    mismatches: list[list[Any]] = []
     for name, parameter in module.named_parameters():
         gradient, strides = parameter.grad, wrapped.get(name)
         if gradient is None or strides is None or gradient.is_sparse:
             continue
         if gradient.stride() != strides:
-            found.append([name, list(parameter.shape), list(gradient.stride()), list(strides)])
-    return found[:MOST_LAYOUTS]
+            mismatches.append([name, list(parameter.shape), list(gradient.stride()), list(strides)])
+    return mismatches[:MOST_LAYOUTS]

@@ -41,7 +41,7 @@ def is_own(file: str) -> bool:
 
 def where(outside: Any = None) -> Where:
     """Return the user's innermost frames, except methods of `outside`."""
-    found: list[int] = []
+    frames: list[int] = []
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -50,11 +50,11 @@ def where(outside: Any = None) -> Where:
             _codes[id(code)] = code
             own = _own[id(code)] = is_own(code.co_filename)
         if own and (outside is None or frame.f_locals.get("self") is not outside):
-            found += (id(code), frame.f_lasti)
-            if len(found) == 2 * DEPTH:
+            frames += (id(code), frame.f_lasti)
+            if len(frames) == 2 * DEPTH:
                 break
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(found)
+    return tuple(frames)
 
 
 def places(at: Where) -> list[list[Any]]:
@@ -62,15 +62,15 @@ def places(at: Where) -> list[list[Any]]:
 
 
 def _lines(at: Where) -> list[tuple[CodeType, int]]:
-    found = []
+    places = []
     for code, instruction in ((_codes[at[i]], at[i + 1]) for i in range(0, len(at), 2)):
         lines = (
             line
             for start, end, line in code.co_lines()
             if start <= instruction < end and line is not None
         )
-        found.append((code, next(lines, code.co_firstlineno)))
-    return found
+        places.append((code, next(lines, code.co_firstlineno)))
+    return places
 
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:

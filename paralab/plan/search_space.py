@@ -63,25 +63,25 @@ def splits(devices: int, axes: int) -> list[tuple[int, ...]]:
 
 def layouts(devices: int, strategies: Iterable[str]) -> list[Options]:
     """Return every way to use all devices, with the usual values of the other options."""
-    found: list[Options] = []
+    ways: list[Options] = []
     for name in strategies:
         axes = [each.name for each in options_of(Request) if each.axis and name in each.strategies]
         for numbers in splits(devices, len(axes)):
-            found.append({"strategy": name, **dict(zip(axes, numbers, strict=True))})
-    return found
+            ways.append({"strategy": name, **dict(zip(axes, numbers, strict=True))})
+    return ways
 
 
 def divided(layout: Request) -> list[Request]:
     """Return the layout, and its variants with other ways to divide the work: ZeRO stages and
     pipeline schedules."""
-    found = {label(layout): layout}
+    by_label = {label(layout): layout}
     for each in options_of(Request):
         free = each.name in DIVIDING and getattr(layout, each.name) is None
         for choice in each.choices if free and each.applies_to(layout.strategy) else ():
             other: Options = {each.name: choice}
             request = replace(layout, **other)
-            found.setdefault(label(request), request)
-    return list(found.values())
+            by_label.setdefault(label(request), request)
+    return list(by_label.values())
 
 
 def changes(
@@ -112,7 +112,7 @@ def changes(
         "static_graph": [True] if (base.accumulate or 1) == 1 else [],
         "precision": ["tf32", "bf16", "fp16"] if on_gpu else ["bf16"],
     }
-    found = []
+    variants = []
     for name in TUNED:
         free = any_batch if name == "batch_size" else getattr(base, name) is None
         for value in (
@@ -120,5 +120,5 @@ def changes(
         ):
             request = replace(base, **{name: value})
             if name == "batch_size" or label(request) != label(base):
-                found.append(request)
-    return found
+                variants.append(request)
+    return variants

@@ -64,8 +64,8 @@ def unsuitable(block: ObservedBlock, shards: int) -> str | None:
     if block.draws:
         return "it draws random numbers besides dropout, and each part would draw different ones"
     if len(block.lengths) > 1:
-        found = " and ".join(map(str, sorted(block.lengths)))
-        return f"it attends to sequences of different lengths ({found} tokens)"
+        lengths = " and ".join(map(str, sorted(block.lengths)))
+        return f"it attends to sequences of different lengths ({lengths} tokens)"
     for call in block.attention:
         for heads in (call.heads, call.key_heads):
             if heads == 0:

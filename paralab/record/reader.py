@@ -50,8 +50,8 @@ class Tail(Generic[T]):
             while complete := self._complete_lines(file):
                 self._position += len(complete)
                 lines = [line for line in complete.split(b"\n") if line]
-                known = [self._parse(line) for line in lines if len(line) < READ_BYTES]
-                found = [event for event in known if event is not None]
+                parsed = [self._parse(line) for line in lines if len(line) < READ_BYTES]
+                found = [event for event in parsed if event is not None]
                 self.damaged += len(lines) - len(found)
                 events += found
         return events

@@ -44,7 +44,8 @@ DRAW: dict[type[Block], tuple[Draw, Callable[[Any], Legend]]] = {  # the chart a
     blocks.Split: (draw_split, lambda block: []),
 }
 UNITS = ("seconds", "bytes", "share")  # a name's last word is its unit: `step_seconds`
-HYPHENATED = re.compile(r"(?<!\S)(?=\S{1,28}(?!\S))\S*-\S*")  # a word that fits on a phone
+# Words with a hyphen. One of up to 28 characters fits on a phone.
+HYPHENATED = re.compile(r"(?<!\S)(?=\S{1,28}(?!\S))\S*-\S*")
 MOST_LISTED = 12  # numbers shown per list; the JSON has all of them
 
 

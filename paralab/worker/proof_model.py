@@ -75,15 +75,15 @@ def find_other_branches(workload: Workload, model: nn.Module, batch: Any) -> lis
                 workload.loss(call_model(model, inputs), targets)
         return frozenset(names)
 
-    known = {called(batch)}
+    branches = {called(batch)}
     found: list[int] = []
     for number in range(num_samples(split(samples)[0])):
         if dist.get_rank() or time.perf_counter() > deadline or len(found) == MOST_PROVED:
             break
         with suppress(Exception):  # the model may reject a single sample
             branch = called(take(samples, number, number + 1))
-            found += [number] * (branch not in known)
-            known.add(branch)
+            found += [number] * (branch not in branches)
+            branches.add(branch)
     chosen = [found]
     dist.broadcast_object_list(chosen)
     return [take(samples, number, number + 1) for number in chosen[0]]

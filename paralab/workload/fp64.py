@@ -34,7 +34,8 @@ def loss_in_fp64(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Promoting(TorchFunctionMode):
-    """If a function rejects tensors in fp32 and fp64, convert them to fp64 and call it again."""
+    """If a function rejects a mix of fp32 and fp64 tensors, convert them to fp64 and call it
+    again."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -174,12 +174,12 @@ def record_calls(model: nn.Module, inputs: Any, names: Collection[str]) -> dict[
 def integers_around(model: nn.Module, block: str, layers: Collection[str]) -> dict[str, int]:
     """Return the integer attributes of the modules between a block and these layers, by path."""
     modules = dict(model.named_modules())
-    found: dict[str, int] = {}
+    integers: dict[str, int] = {}
     for layer in layers:
         path = layer
         while path != block:
             module = modules[path := path.rpartition(".")[0]]
             for key, value in vars(module).items():
                 if type(value) is int and not key.startswith("_"):
-                    found[f"{path}.{key}" if path else key] = value
-    return found
+                    integers[f"{path}.{key}" if path else key] = value
+    return integers

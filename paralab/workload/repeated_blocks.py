@@ -64,7 +64,7 @@ def repeated_blocks(model: nn.Module) -> list[str]:
 
         GPT(embedding, blocks = ModuleList(b0, b1, … b11), norm, head)      blocks.0 … blocks.11
     """
-    found: list[str] = []
+    blocks: list[str] = []
 
     def search(parent: nn.Module, prefix: str) -> None:
         children = [(prefix + name, child) for name, child in parent.named_children()]
@@ -72,12 +72,12 @@ def repeated_blocks(model: nn.Module) -> list[str]:
         for (name, child), look in zip(children, looks, strict=True):
             has_parts = any(True for _ in child.children())
             if has_parts and look[1] and looks.count(look) > 1:
-                found.append(name)
+                blocks.append(name)
             else:
                 search(child, f"{name}.")
 
     search(model, "")
-    return found
+    return blocks
 
 
 def _look(module: nn.Module) -> tuple[type, tuple[Any, ...]]:

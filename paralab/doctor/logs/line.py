@@ -69,24 +69,24 @@ def parse(source: str, number: int, text: str, rank: int | None, labeled: bool) 
     hooked = stamped = compiled = False
     time = None
     at = 0
-    if labeled and (found := LABEL.match(text)):
-        rank, at = int(found[1]), found.end()
+    if labeled and (match := LABEL.match(text)):
+        rank, at = int(match[1]), match.end()
     if (start := text.find("[rank", at)) > at and BEFORE_RANK.match(text[at:start]):
         day = ISO.match(text[at:start].strip())
         time, at = seconds(*day.groups()) if day else None, start
     for _ in range(3):  # tee, torch's rank, and a timestamp, in any order
-        if found := RANK.match(text, at):
-            rank, at, hooked = int(found[1]), found.end(), True
-        elif (found := TEE.match(text, at)) and found[1].lower() not in ("gpu", "stage", "layer"):
-            rank, at = (rank if rank is not None else int(found[2])), found.end()
+        if match := RANK.match(text, at):
+            rank, at, hooked = int(match[1]), match.end(), True
+        elif (match := TEE.match(text, at)) and match[1].lower() not in ("gpu", "stage", "layer"):
+            rank, at = (rank if rank is not None else int(match[2])), match.end()
         else:
             break
-    if found := (GLOG.match(text, at) or CPP.match(text, at)):
-        time = seconds(*found.group(2, 3, 4, 5, 6)) if found[2] else time
-        at, stamped = found.end(), True
-        compiled = found.re is CPP or found[7].startswith("torch/distributed/")
-    elif found := ISO.match(text, at):
-        time, stamped = seconds(*found.groups()), True
-    if rank is None and (found := NCCL_RANK.search(text, at)):
-        rank = int(found[1] or found[2])
+    if match := (GLOG.match(text, at) or CPP.match(text, at)):
+        time = seconds(*match.group(2, 3, 4, 5, 6)) if match[2] else time
+        at, stamped = match.end(), True
+        compiled = match.re is CPP or match[7].startswith("torch/distributed/")
+    elif match := ISO.match(text, at):
+        time, stamped = seconds(*match.groups()), True
+    if rank is None and (match := NCCL_RANK.search(text, at)):
+        rank = int(match[1] or match[2])
     return Line(source, number, text[at:], rank, time, stamped, hooked, compiled)

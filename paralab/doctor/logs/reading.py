@@ -76,8 +76,8 @@ def read_texts(texts: Mapping[int, str]) -> Logs:
 def rank_of(name: str) -> int | None:
     """Return the rank in a file's name: torchrun's `attempt_0/1/stderr.log`, `rank1.err`,
     `nccl_trace_rank_1`, `err.1`."""
-    found = OF_FILE.search(name)
-    return int(next(group for group in found.groups() if group is not None)) if found else None
+    match = OF_FILE.search(name)
+    return int(next(group for group in match.groups() if group is not None)) if match else None
 
 
 def _files(name: str) -> Iterator[str]:
@@ -90,13 +90,13 @@ def _files(name: str) -> Iterator[str]:
             f"There is no log {name}.",
             fix="pass the files that the job wrote, or - to read from a pipe",
         )
-    found = [file for file in sorted(path.rglob("*")) if LOG.search(file.name) and file.is_file()]
-    if not found and path.is_dir():
+    files = [file for file in sorted(path.rglob("*")) if LOG.search(file.name) and file.is_file()]
+    if not files and path.is_dir():
         fix = "logs end in .log, .err, .out, .txt, or .json; pass other files by name"
         if any(path.glob("*.py")):
             fix = f"pass scripts by name: {name}/train.py"
         raise UsageError(f"The folder {name} contains no logs.", fix=fix)
-    yield from map(str, found or [path])
+    yield from map(str, files or [path])
 
 
 def _read(name: str, logs: Logs) -> None:
@@ -236,11 +236,11 @@ class _File:
             ("  ", "Failures", "Root Cause", "srun: ", "slurmstepd")
         ):
             return
-        if (found := WORLD.search(line.text)) and (number := int(found[1] or found[2])) > 0:
+        if (match := WORLD.search(line.text)) and (number := int(match[1] or match[2])) > 0:
             self.logs.worlds.add(number)
         rank = line.rank
-        if rank is None and (found := MENTIONED.search(line.text)):
-            rank = int(found[1])
+        if rank is None and (match := MENTIONED.search(line.text)):
+            rank = int(match[1])
         if rank is not None:
             self.logs.last[rank] = line
 

@@ -48,25 +48,25 @@ class Use:
 @lru_cache(maxsize=64)  # several checks use this
 def uses(rank: WatchedRank) -> dict[tuple[int, int], Use]:
     """Return the use of each (loader, pass). A nested pass (validation) keeps its own batches."""
-    found_: dict[tuple[int, int], Use] = {}
+    by_pass: dict[tuple[int, int], Use] = {}
     open_: list[Use] = []
     for event in rank.events:
         if isinstance(event, Loader):
-            found_[event.loader, event.epoch] = use = Use(event)
+            by_pass[event.loader, event.epoch] = use = Use(event)
             open_ = [other for other in open_ if other.loader.loader != event.loader] + [use]
-        elif isinstance(event, Batch) and (event.loader, event.epoch) in found_:
-            use = found_[event.loader, event.epoch]
+        elif isinstance(event, Batch) and (event.loader, event.epoch) in by_pass:
+            use = by_pass[event.loader, event.epoch]
             use.batches.append(event)
             open_ = [other for other in open_ if other is not use] + [use]
-        elif isinstance(event, Epoch) and (event.loader, event.epoch) in found_:
-            use = found_[event.loader, event.epoch]
+        elif isinstance(event, Epoch) and (event.loader, event.epoch) in by_pass:
+            use = by_pass[event.loader, event.epoch]
             use.end = event
             open_ = [other for other in open_ if other is not use]
         elif isinstance(event, Forward) and open_:
             open_[-1].forwards.append(event)
         elif isinstance(event, Backward) and open_:
             open_[-1].backwards += 1
-    return found_
+    return by_pass
 
 
 def common_uses(seen: Observation) -> Iterator[tuple[int, list[Use]]]:

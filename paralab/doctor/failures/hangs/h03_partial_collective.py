@@ -59,36 +59,38 @@ def ranks_part(script: Script) -> Findings:
             yield _extra(script, difference, difference.more, difference.more.guard)
 
 
-def _leaves_early(script: Script, found_: Difference, leave: Leave) -> Finding:
+def _leaves_early(script: Script, difference: Difference, leave: Leave) -> Finding:
     where = at(leave.node, leave.scope)
-    other = found_.other
+    other = difference.other
     assert other is not None
     assert leave.guard is not None
     why = (
-        f"Rank {found_.rank} leaves here (`{code(leave.guard.test)}`). The other ranks continue to "
+        f"Rank {difference.rank} leaves here (`{code(leave.guard.test)}`). The other ranks continue to "
         f"`{code(other.call.node.func)}` ({line_of(other.call, where)}) and wait for it there."
     )
-    doubt = "" if found_.sure else IF_REACHED
+    doubt = "" if difference.sure else IF_REACHED
     return found(script, "H02", "error", where, why, doubt=doubt, also=(other.call,))
 
 
-def _extra(script: Script, found_: Difference, meet: Meet, guard: Guard) -> Finding:
+def _extra(script: Script, difference: Difference, meet: Meet, guard: Guard) -> Finding:
     name = f"`{code(meet.call.node.func)}`"
     name = "The all-reduce in `backward()`" if meet.op == "backward" else name
     test = line_of(at(guard.node, guard.scope), meet.call)
     why = (
-        f"{name} needs all ranks, but only rank {found_.rank} gets here: `{code(guard.test)}` "
-        f"({test}) keeps the others out. Rank {found_.rank} waits forever."
+        f"{name} needs all ranks, but only rank {difference.rank} gets here: `{code(guard.test)}` "
+        f"({test}) keeps the others out. Rank {difference.rank} waits forever."
     )
-    return found(script, "H03", "error", meet.call, why, doubt="" if found_.sure else IF_REACHED)
+    return found(
+        script, "H03", "error", meet.call, why, doubt="" if difference.sure else IF_REACHED
+    )
 
 
-def _other_order(script: Script, found_: Difference, one: Meet, other: Meet) -> Finding:
+def _other_order(script: Script, difference: Difference, one: Meet, other: Meet) -> Finding:
     why = (
         f"Here some ranks call `{code(one.call.node.func)}`, while the others call "
         f"`{code(other.call.node.func)}` ({line_of(other.call, one.call)}), and both wait for each other."
     )
-    doubt = "" if found_.sure else IF_REACHED
+    doubt = "" if difference.sure else IF_REACHED
     return found(script, "H04", "error", one.call, why, doubt=doubt, also=(other.call,))
 
 
@@ -101,7 +103,7 @@ def _swapped(script: Script, one: Meet, other: Meet) -> Finding:
     return found(script, "H05", "error", one.call, why, also=(other.call,))
 
 
-def _forward(script: Script, found_: Difference, meet: Meet) -> Findings:
+def _forward(script: Script, difference: Difference, meet: Meet) -> Findings:
     """Report H07, because DDP's forward broadcasts the buffers of a model that has any."""
     guard = meet.guard
     wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
@@ -115,7 +117,7 @@ def _forward(script: Script, found_: Difference, meet: Meet) -> Findings:
         return  # every layer is known, and none has buffers
     name = code(meet.call.node.func)
     why = (
-        f"Only rank {found_.rank} calls the DDP wrapper `{name}` here (`{code(guard.test)}`), but its forward "
+        f"Only rank {difference.rank} calls the DDP wrapper `{name}` here (`{code(guard.test)}`), but its forward "
         f"broadcasts the buffers{f' of {buffers}' if buffers else ''} to all ranks."
     )
     ignored = script.attributes.get("_ddp_params_and_buffers_to_ignore")

@@ -56,10 +56,10 @@ def _products(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> l
                 script.is_kind(side, scope, "world") for side in (left, right)
             )
             rest = [
-                found_
+                product
                 for side in (left, right)
                 if not script.is_kind(side, scope, "world")
-                for found_ in _products(script, side, scope, depth + 1)
+                for product in _products(script, side, scope, depth + 1)
             ]
             return [*rest, (node, scope)] if by_world else rest
         case ast.Name() | ast.Attribute():
