@@ -31,10 +31,10 @@ def interval(speed: SpeedUp) -> str:
     return f"{factor(speed.low)}–{factor(speed.high)}"
 
 
-def times_as_fast(speed: SpeedUp) -> str:
-    """`1.93 times as fast (1.88–1.99)`."""
+def times_as_fast(speed: SpeedUp, other: str | None = None) -> str:
+    """`1.93 times as fast (1.88–1.99)`, or `1.93 times as fast as single (1.88–1.99)`."""
     limits = f" ({interval(speed)})" if interval(speed) else ""
-    return f"{factor(speed.value)} times as fast{limits}"
+    return f"{factor(speed.value)} times as fast{f' as `{other}`' if other else ''}{limits}"
 
 
 def share(value: float | None) -> str:

@@ -84,7 +84,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
     elif best is baseline:
         text = f"Nothing is measurably faster than `{best.name}`: {step} per step."
     else:
-        faster = f"{times_as_fast(best.ratio)} as `{baseline.name}`"
+        faster = times_as_fast(best.ratio, baseline.name)
         text = f"`{best.name}` is fastest: {step} per step, {faster}."
     text += f" Equally fast: {_list(equally)}." if equally else ""
     text += f" Too noisy to tell: {_list(unsure)}." if unsure else ""
@@ -259,7 +259,7 @@ def _lossy(row: Row, baseline: Row) -> Finding:
         trains = "It does not train as simulated"
     if check and check.passed:
         trains = f"After {plural(check.steps, 'step')}: {describe_simulated(check)}"
-    speed = f"{times_as_fast(row.ratio)} as `{baseline.name}`"
+    speed = times_as_fast(row.ratio, baseline.name)
     text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}. {trains}."
     apart = check and check.excused and check.excused.max_difference
     return Finding("lossy", text, {"speed_up": row.ratio.to_dict(), "difference": apart})
