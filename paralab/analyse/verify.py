@@ -52,7 +52,7 @@ class Excuse(_Differences, frozen=True, kw_only=True):
 
 
 class Verification(_Differences, frozen=True, kw_only=True):
-    """Whether a configuration trains like one device. `control` lists what both sides held fixed.
+    """Whether a configuration trains like a single device. `control` lists what both sides held fixed.
 
     For a lossy configuration, `equal` is False, and `as_simulated` says whether it equals its
     simulation on one device; for all others, `as_simulated` is None. `excused` has the differences
@@ -68,7 +68,7 @@ class Verification(_Differences, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether training is correct: like one device, or as simulated."""
+        """Whether training is correct: like a single device, or as simulated."""
         return self.equal or self.as_simulated is True
 
 
@@ -379,13 +379,13 @@ def outcome(proof: Verification) -> str:
 
 
 def alike(equal: int, total: int) -> str:
-    """`2 of 3 configurations train like one device`."""
+    """`2 of 3 configurations train like a single device`."""
     verb = "trains" if equal == 1 else "train"
-    return f"{equal} of {plural(total, 'configuration')} {verb} like one device"
+    return f"{equal} of {plural(total, 'configuration')} {verb} like a single device"
 
 
 def headline(result: VerifyResult) -> str:
-    """Return `48 of 54 configurations train like one device …; 6 did not run`."""
+    """Return `48 of 54 configurations train like a single device …; 6 did not run`."""
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
     simulated = sum(each.as_simulated is True for each in ran)

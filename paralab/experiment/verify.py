@@ -72,7 +72,7 @@ def verify(
     step_deadline: float = STEP_DEADLINE,
     **options: Any,
 ) -> VerifyResult:
-    """Check that a strategy, or `all`, trains like one device. The given options apply to every
+    """Check that a strategy, or `all`, trains like a single device. The given options apply to every
     configuration; all other options vary."""
     refuse_inside()
     if strategy not in (*STRATEGIES, "all"):

@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 
 def passed(case):
-    """Whether it trains like one device or, if it is lossy, as simulated. Never both."""
+    """Whether it trains like a single device or, if it is lossy, as simulated. Never both."""
     lossy = case["strategy"] == "local-sgd" or "compress" in case["options"]
     assert (case["as_simulated"] is None) is not lossy
     return case["as_simulated"] and not case["equal"] if lossy else case["equal"]

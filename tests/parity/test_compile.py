@@ -1,4 +1,4 @@
-"""--compile: compiled blocks train like one device without compilation, and what that costs."""
+"""--compile: compiled blocks train like a single device without compilation, and what that costs."""
 
 import math
 import os

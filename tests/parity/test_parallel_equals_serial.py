@@ -1,4 +1,4 @@
-"""The master test: every strategy trains like one device, and `verify` catches and names one that
+"""The master test: every strategy trains like a single device, and `verify` catches and names one that
 does not."""
 
 import collections

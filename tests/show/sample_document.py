@@ -307,7 +307,7 @@ def answers() -> tuple[Block, ...]:
             verdict=False,
         ),
         Answer(
-            "Does `ddp` train like one device?",
+            "Does `ddp` train like a single device?",
             "Its parameters differ by at most 3e-16 after 100 steps.",
             {"max_difference": 3.1e-16},
             verdict=True,
