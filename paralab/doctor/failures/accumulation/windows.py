@@ -97,7 +97,7 @@ def parts(
     have."""
     seen: set[ast.AST] = set()
     waiting = deque([(node, scope)])
-    follow = {"assign", "augmented", *(["item"] if items else [])}
+    follow = {"assign", "augmented", "parameter", *(["item"] if items else [])}
     while waiting and len(seen) < MOST_PARTS:
         value, where = waiting.popleft()
         for part in script.parts(value):
@@ -107,10 +107,8 @@ def parts(
             yield part, where
             if isinstance(part, (ast.Name, ast.Attribute)):
                 for definition in script.reaching(part, where):
-                    if definition.how == "parameter":
-                        waiting.extend(script.arguments_for(definition))
-                    elif definition.how in follow and definition.value is not None:
-                        waiting.append((definition.value, definition.scope))
+                    if definition.how in follow:
+                        waiting.extend(script.sources(definition))
             elif isinstance(part, ast.Call) and part in script.call_at:
                 function = script.call_at[part].function
                 if function is not None:

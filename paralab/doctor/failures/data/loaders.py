@@ -19,7 +19,6 @@ FRAMEWORKS = (
     "mmcv", "mmengine", "catalyst", "ray", "determined",
 )  # fmt: skip
 _EVALUATION = re.compile(r"(^|_)(val|valid\w*|test\w*|eval\w*|dev|query|gallery|infer\w*)(_|\d|$)", re.I)  # fmt: skip
-_TENSORS = ("torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empty")
 # Names in code that divides data among ranks.
 _DIVIDES = re.compile(r"rank|world_?size|num_replicas|shard|split_dataset_by_node|num_parts", re.I)
 
@@ -189,16 +188,3 @@ def _names(node: ast.AST | None) -> list[str]:
     parts = list(ast.walk(node)) if node is not None else []
     found = [getattr(one, "id", getattr(one, "attr", getattr(one, "value", None))) for one in parts]
     return [name for name in found if isinstance(name, str)]
-
-
-def samples_in(script: Script, data: ast.expr | None, scope: Scope) -> int | None:
-    """Return the length of a TensorDataset, if the script shows the size of its tensors."""
-    for dataset in script.makers(data, scope):
-        if dataset.target != "torch.utils.data.TensorDataset":
-            continue
-        for made in script.makers(dataset.argument(0, "tensors"), dataset.scope):
-            size = made.argument(0, "size")
-            if made.target in _TENSORS and size is not None:
-                value = script.evaluate(size, made.scope, 0)
-                return value if isinstance(value, int) else None
-    return None

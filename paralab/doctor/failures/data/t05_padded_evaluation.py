@@ -14,7 +14,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paralab.doctor.failures.data.loaders import is_loader, read_by, samples_in
+from paralab.doctor.failures.data.loaders import is_loader, read_by
+from paralab.doctor.failures.data.sizes import rows
 from paralab.doctor.failures.data.uses import common_uses
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding, watched
@@ -42,7 +43,7 @@ def padded_evaluation(script: Script) -> Findings:
         return  # the script may correct the result with `len(loader.dataset)`
     evaluated = set(_find_evaluation_loaders(script))
     for loader, sampler in padded:
-        samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
+        samples = rows(script, loader.argument(0, "dataset"), loader.scope)
         if loader in evaluated and (samples is None or samples % 8):
             why = "DistributedSampler repeats samples until all ranks have the same number, and the repeats count twice."
             doubt = "if the number of samples is not a multiple of the number of ranks"

@@ -13,8 +13,7 @@ Reported: pytorch/pytorch#15161 #52260 #16432 MIC-DKFZ/nnUNet#677
 import math
 
 from paralab.doctor.events import Forward, Wrap
-from paralab.doctor.failures.data.loaders import samples_in
-from paralab.doctor.failures.data.sizes import drops_last
+from paralab.doctor.failures.data.sizes import drops_last, rows
 from paralab.doctor.failures.dataparallel.replicas import gpus_of, pieces
 from paralab.doctor.observation import WatchedRank
 from paralab.doctor.rank_checks import check_each_rank, make_finding
@@ -64,7 +63,7 @@ def idle_gpus(script: Script) -> Findings:
 
 def _last_batch(script: Script, loader: Call, size: int) -> int | None:
     """Return the size of the last batch if it is known and smaller."""
-    samples = samples_in(script, loader.argument(0, "dataset"), loader.scope)
+    samples = rows(script, loader.argument(0, "dataset"), loader.scope)
     return None if samples is None or drops_last(script, loader) else samples % size or None
 
 

@@ -65,9 +65,7 @@ def _products(script: Script, node: ast.expr, scope: Scope, depth: int = 0) -> l
         case ast.Name() | ast.Attribute():
             ways: list[list[Product]] = [[]]
             for one in script.reaching(node, scope):
-                if one.how == "parameter":
-                    ways += [_products(script, *v, depth + 1) for v in script.arguments_for(one)]
-                elif one.how in ("assign", "augmented") and one.value is not None:
-                    ways.append(_products(script, one.value, one.scope, depth + 1))
+                if one.how in ("parameter", "assign", "augmented"):
+                    ways += [_products(script, *v, depth + 1) for v in script.sources(one)]
             return max(ways, key=len)
     return []
