@@ -163,14 +163,11 @@ def judge(
     worst = ranks[errors.index(max(errors))].worst_parameter
 
     cause = None
-    if not equal:
-        fails = "the loss of a single device is not finite either, so there is nothing to compare"
-        certain = (
-            fails
-            if _reference_fails(ranks)
-            else split_problem or _counted_several_times(ranks) or serious
-        )
-        cause = certain or _guess(
+    if not equal and _reference_fails(ranks):
+        cause = "the loss of a single device is not finite either, so there is nothing to compare"
+    elif not equal:
+        cause = split_problem or _counted_several_times(ranks) or serious
+        cause = cause or _guess(
             ranks, differences, buffers, loss_errors, tolerance, worst, reference
         )
     known, known_buffers = (

@@ -54,7 +54,6 @@ class Practical:
     """One practical and its defaults. Its template names the configurations that it needs."""
 
     name: str
-    title: str
     workload: str
     rounds: int
     steps: int
@@ -117,11 +116,11 @@ def configurations(base: Request, machine: Machine, summary: Summary) -> dict[st
 PRACTICALS: Mapping[str, Practical] = {
     practical.name: practical
     for practical in (
-        Practical("5", "data parallelism with nn.DataParallel", "mlp", 7, 20),
-        Practical("6", "DistributedDataParallel and collectives", "mlp", 7, 20),
-        Practical("7", "DDP optimization and debugging", "gpt", 5, 8),
-        Practical("10", "hybrid parallelism", "mlp", 5, 10),
-        Practical("handbook", "data parallelism, chapter 7", "mlp", 7, 20),
+        Practical("5", "mlp", 7, 20),
+        Practical("6", "mlp", 7, 20),
+        Practical("7", "gpt", 5, 8),
+        Practical("10", "mlp", 5, 10),
+        Practical("handbook", "mlp", 7, 20),
     )
 }
 

@@ -95,7 +95,7 @@ class Case:
         """Return what silences a finding: a comment, or a pattern in per-file-ignores."""
         comment = self.comments.silencing(finding)
         if comment:
-            return Ignored(finding, "comment", comment.reason, comment)
+            return Ignored(finding, "comment", comment.reason)
         pattern = self.settings.pattern_for(finding.id, finding.file) if finding.file else None
         return Ignored(finding, "per-file-ignores", pattern) if pattern else None
 

@@ -10,7 +10,7 @@ The module's docstring is the entry's text.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
@@ -58,9 +58,6 @@ class Finding:
     @property
     def uncertainty(self) -> int:
         return SEVERITIES.index(self.severity)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,10 @@ class Diagnosis:
         }
 
     def finding_json(self, finding: Finding) -> dict[str, Any]:
-        plain = {name: value for name, value in finding.to_json().items() if name != "edits"}
-        return {
-            **plain,
-            "evidence": list(finding.evidence),
-            "title": finding.title or None,
-            "patch": diff(finding.edits, self.sources),
-        }
+        given = asdict(replace(finding, edits=()))
+        del given["edits"]
+        patch = diff(finding.edits, self.sources)
+        return {**given, "title": finding.title or None, "patch": patch}
 
 
 def _where(subject: str) -> str:

@@ -46,7 +46,6 @@ class Ignored:
     finding: Finding
     by: Literal["comment", "per-file-ignores", "baseline"]
     reason: str
-    comment: Ignore | None = None
 
 
 def find_comments(file: str, text: str) -> list[Ignore]:

@@ -14,10 +14,9 @@ from paralab.plan.sequence_plan import block_table
 from paralab.plan.stages import stage_loads
 from paralab.plan.tensor_plan import parallelize_code, table_of
 from paralab.show.console import console, print_facts, print_table, say
+from paralab.show.memory import KINDS
 from paralab.units import count, plural, rate, seconds, size
 from paralab.workload.tensor_group import TensorPlan
-
-MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 
 
 def print_sentence(plan: Plan, workload: str) -> None:
@@ -71,7 +70,7 @@ def print_stages(plan: Plan) -> None:
         rows.append((stage, layers, *time, *words, kept))
     if not rows:
         return
-    kinds = () if has_memory else MEMORY[:4]
+    kinds = () if has_memory else KINDS[:4]
     timed = ("time", "share") if is_timed else ()
     columns = ("stage", "layers", *timed, *kinds, "micro-batches kept")
     console.print()
@@ -184,7 +183,7 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _memory(memory: PeakMemory) -> str:
-    parts = " + ".join(f"{name} {size(memory[name])}" for name in MEMORY if memory[name])
+    parts = " + ".join(f"{name} {size(memory[name])}" for name in KINDS if memory[name])
     how = "peak, including" if memory.how == "allocator" else "="
     expected = ""
     if memory.estimate_error is not None:
