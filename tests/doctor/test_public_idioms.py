@@ -9,6 +9,20 @@ from paralab.doctor.static.script import Script
 
 # name: (id, severity, text, what makes it a mistake, what makes it healthy or undecided)
 PAIRS = {
+    "only the condition says that a file is a checkpoint": (
+        "C04",
+        "suspect",
+        """
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        if {}:
+            state = torch.load(path)
+            build(state["sizes"])
+        """,
+        "RESUME",
+        "SHOW",
+    ),
     "a lock lets one rank save at a time": (
         "C03",
         "error",

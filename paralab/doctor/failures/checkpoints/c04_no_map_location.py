@@ -62,7 +62,8 @@ def no_map_location(script: Script) -> Findings:
     if not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
         for call in every:  # the script may not show how the state reaches the model
             tests = [(one.test, one.taken) for one in call.inside(If)]
-            text = f"{code(call.node, 200)} {call.scope.name}"
+            text = " ".join(code(one, 200) for one in (call.node, *(test for test, _ in tests)))
+            text = f"{text} {call.scope.name}"
             known = _CHECKPOINT.search(text) or _LOADS.search(call.scope.name)
             if known and not any(is_for_one_rank(*one) for one in tests):
                 yield _finding(
