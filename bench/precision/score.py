@@ -12,7 +12,7 @@ Each checkout needs a `.git` folder, which may be empty: it marks the root for i
 To search for bugs, the script selects every id, including H17, which is off by default.
 
 A person has read each file with an error or a warning and written a verdict into verdicts.csv. A
-finding without a verdict counts as unjudged, never as true. `--write` puts the tables into
+finding without a verdict counts as unjudged, never as true. `--write` replaces the set's rows in
 docs/doctor-precision.md.
 """
 
@@ -100,9 +100,9 @@ def is_whole(job: tuple[str, Path, Path]) -> bool:
     return job[2] == Path(".")
 
 
-def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
-    """Yield tables of the share of true findings among errors and warnings."""
-    chosen = [row for row in rows("healthy.csv") if row["half"] in halves]
+def score_healthy(checkouts: Path, half: str) -> str:
+    """Return a row with the numbers of findings, and of true errors and warnings."""
+    chosen = [row for row in rows("healthy.csv") if row["half"] == half]
     folders = [checkouts / "healthy" / row["repo"].replace("/", "+") for row in chosen]
     jobs = [
         (row["repo"], folder, Path(row["path"]))
@@ -118,32 +118,23 @@ def score_healthy(checkouts: Path, halves: set[str]) -> Iterator[str]:
         for row in rows("verdicts.csv")
     }
     found = {one for result in results if result for one in result}
-    repos = len({job[0] for job in jobs})
-    lost = sum(result is None for result in results)
-    yield f"{files} files from {repos} repositories, {lost} not analyzed"
-    yield ""
-    yield "| severity | findings | true | false | unjudged | true share |"
-    yield "|---|---|---|---|---|---|"
-    for severity in ("error", "warning"):
-        mine = [one for one in found if one.severity == severity]
-        counts = Counter(verdicts.get(one.key, "unjudged") for one in mine)
-        judged = counts["true"] + counts["false"]
-        share = f"{counts['true'] / judged:.0%}" if judged else "–"
-        yield (
-            f"| {severity} | {len(mine)} | {counts['true']} | {counts['false']} "
-            f"| {counts['unjudged']} | {share} |"
-        )
-    suspects = sum(one.severity == "suspect" for one in found)
-    yield f"| suspect | {suspects} | – | – | – | – |"
     for one in sorted(found, key=lambda one: one.key):
-        if one.severity != "suspect" and verdicts.get(one.key, "unjudged") != "true":
-            print(verdicts.get(one.key, "unjudged"), one, file=sys.stderr)
+        verdict = verdicts.get(one.key, "unjudged")
+        if one.severity != "suspect" and verdict != "true":
+            print(verdict, one, file=sys.stderr)
+    lost = sum(result is None for result in results)
+    print(f"{lost} not analyzed", file=sys.stderr)
+    cells: list[object] = [f"`{half}`", len({job[0] for job in jobs}), files]
+    for severity in ("error", "warning"):
+        mine = [verdicts.get(one.key) for one in found if one.severity == severity]
+        cells.append(f"{mine.count('true')} of {len(mine)}")
+    return _row([*cells, sum(one.severity == "suspect" for one in found)])
 
 
-def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
-    """Yield tables that count the known bugs found before their fix, and those still reported after
-    it."""
-    chosen = [row for row in rows("bugs.csv") if row["half"] in halves]
+def score_bugs(checkouts: Path, half: str) -> Iterator[str]:
+    """Yield rows that count the known bugs found before their fix, and those still reported after
+    it: one row for each id, then the sum."""
+    chosen = [row for row in rows("bugs.csv") if row["half"] == half]
     results = {}
     for side in ("before", "after"):
         jobs = [
@@ -160,14 +151,14 @@ def score_bugs(checkouts: Path, halves: set[str]) -> Iterator[str]:
         count[severity or "missed"] += 1
         count["after"] += bool(_severity_of(row, after or []) in ("error", "warning"))
         print(row["id_of_case"], severity or "missed", file=sys.stderr)
-    yield "| id | cases | error | warning | suspect | missed | still reported after the fix |"
-    yield "|---|---|---|---|---|---|---|"
     total: Counter[str] = sum(counts.values(), Counter())
-    for id, count in [*sorted(counts.items()), ("all", total)]:
-        cells = (
-            count[name] for name in ("cases", "error", "warning", "suspect", "missed", "after")
-        )
-        yield f"| {id} | " + " | ".join(map(str, cells)) + " |"
+    names = ("cases", "error", "warning", "suspect", "missed", "after")
+    for id, count in [*sorted(counts.items()), (f"`{half}`", total)]:
+        yield _row([id, *(count[name] for name in names)])
+
+
+def _row(cells: list[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _severity_of(row: dict[str, str], found: list[Found]) -> str | None:
@@ -189,16 +180,22 @@ def main() -> None:
     parser.add_argument("--half", default="score", choices=HALVES)
     parser.add_argument("--write", action="store_true", help="update docs/doctor-precision.md")
     options = parser.parse_args()
-    halves = {options.half}
-    lines = [f"### {options.half}: healthy files", "", *score_healthy(options.checkouts, halves)]
-    if options.half != "named":
-        lines += ["", f"### {options.half}: bugs", "", *score_bugs(options.checkouts, halves)]
-    text = "\n".join(lines)
-    print(text)
+    healthy = score_healthy(options.checkouts, options.half)
+    print(healthy)
+    *ids, bugs = score_bugs(options.checkouts, options.half)
+    print(*ids, bugs, sep="\n")
     if options.write:
-        begin, end = f"<!-- {options.half} -->", f"<!-- /{options.half} -->"
-        before, _, rest = PAGE.read_text().partition(begin)
-        PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+        replace_row("### Healthy files", healthy)
+        replace_row("### Bugs", bugs)
+
+
+def replace_row(heading: str, row: str) -> None:
+    """Replace the row of the same set under a heading of the page, if it is there."""
+    before, _, after = PAGE.read_text().partition(heading)
+    table, end, rest = after.partition("\n## ")
+    start = row.partition(" | ")[0]
+    lines = [row if line.startswith(f"{start} |") else line for line in table.split("\n")]
+    PAGE.write_text(before + heading + "\n".join(lines) + end + rest)
 
 
 if __name__ == "__main__":
