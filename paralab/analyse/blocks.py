@@ -239,6 +239,7 @@ class Document(Record, frozen=True):
     facts: tuple[tuple[str, str], ...] = ()
     run_folder: str | None = None
     explore: tuple[Section, ...] = ()  # figures with sliders, which only the page can show
+    configuration: str = ""  # if there is only one
 
     @property
     def page_sections(self) -> tuple[Section, ...]:

@@ -53,6 +53,7 @@ def report(comparison: Comparison, folder: Path, more: Sequence[Section] = ()) -
         ),
         facts=facts(comparison),
         explore=(explore.section(comparison),) if len(rows) > 1 else (),
+        configuration=rows[0].name if len(rows) == 1 else "",
     )
 
 

@@ -146,7 +146,8 @@ def _parts(row: Row) -> Finding:
         exact = {field: row.metrics.shares[field] for field in KINDS}
         whole = dict(zip(exact, whole_percents(list(exact.values())), strict=True))
         percents = _combine(whole)
-        text += ": " + ", ".join(f"{percents[name]}% {name}" for name in shares if percents[name])
+        text += ". On average: "
+        text += ", ".join(f"{percents[name]}% {name}" for name in shares if percents[name])
     return Finding("limit", f"{text}.", {"shares": shares})
 
 

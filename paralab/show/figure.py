@@ -9,8 +9,11 @@ from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
+from msgspec.structs import replace
+
 from paralab.analyse import blocks
 from paralab.analyse.blocks import Chart, Document
+from paralab.analyse.phrases import uncapital
 from paralab.errors import ParalabError, UsageError, refusing, unknown
 from paralab.show import svg
 from paralab.show.chart_timeline import draw_timeline, timeline_legend
@@ -28,10 +31,12 @@ ElementTree.register_namespace("", SVG.strip("{}"))
 
 
 def find_figure(document: Document, name: str) -> Chart:
-    """Return the chart with this name. The error lists the names in this document."""
+    """Return the chart with this name, whose title names the configuration. The error lists the
+    names in this document."""
     named = name_figures(document)
     if name in named:
-        return named[name]
+        block, own = named[name], document.configuration
+        return replace(block, title=f"{own}: {uncapital(block.title)}") if own else block
     if not named:
         raise UsageError(f"There is no figure {name!r}: {document.title} has no charts.")
     several = [each for each in named if each.startswith(f"{name}-")]

@@ -121,6 +121,8 @@ def test_the_list_shows_200_runs_and_the_reasons_for_bad_folders(open_page):
         assert words in row.locator(".reason").inner_text()
         assert row.locator("a").count() == 0
 
+    overflow = "(box) => box.scrollWidth - box.clientWidth"
+    assert page.locator(".scroll").evaluate(overflow) == 0  # the loss was cut off
     page.locator("#filter").fill("raised")
     assert page.locator("#rows > tr:visible").count() == 1
     page.locator("#filter").fill("")

@@ -70,6 +70,15 @@ def test_a_hostile_title_stays_text():
     assert not re.search("[\x1b\u202e]", text)
 
 
+def test_the_title_of_a_figure_names_the_configuration():
+    """Its page does, but a figure leaves its page."""
+    document = document_of(RUNS / "ddp")
+    title = find_figure(document, "timeline").title
+    assert title.startswith("ddp ×2")
+    assert title.startswith(f"{document.configuration}: ")
+    assert find_figure(document_of(RUNS / "low_precision"), "loss").title == "Loss"
+
+
 def test_an_unknown_or_ambiguous_name_lists_the_figures():
     document = document_of(RUNS / "ddp")
     with pytest.raises(UsageError) as error:
