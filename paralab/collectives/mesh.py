@@ -22,8 +22,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,18 @@ class Peer:
         self.gone = self.abort = ""
         self._lock = threading.Lock()
 
-    def exchange_files(self, files: list[int]) -> list[int]:
-        """Send open files to the peer, and return the files that it sends."""
-        socket.send_fds(self.control, [b"f"], files)
-        _, received, _, _ = socket.recv_fds(self.control, 1, len(files))
-        if len(received) != len(files):
-            raise dist.DistBackendError(
-                f"Rank {self.name} died while the process group was being set up."
-            )
-        return list(received)
+    def exchange_file(self, file: int) -> int:
+        """Send an open file to the peer, and return the file that it sends."""
+        with suppress(ConnectionError):  # what it has sent tells why
+            socket.send_fds(self.control, [b"f"], [file])
+        with _name_the_dead(self.name):
+            words, received, _, _ = socket.recv_fds(self.control, 1, 1)
+            if received:
+                return int(received[0])
+            if not words:
+                raise ConnectionResetError
+        self.listen()
+        raise dist.DistBackendError(words.decode() + self.abort)
 
     def listen(self) -> None:
         """Read the reason, if any, that the peer sent before it left."""
@@ -92,12 +95,13 @@ class Mesh:
     def __init__(self, rank: int, size: int, peers: dict[int, Peer], names: Sequence[int]) -> None:
         self.rank, self.size, self.peers, self.names = rank, size, peers, names
         self._aborted = False
-        _meshes.add(self)
-        for peer in peers.values():
-            reading, writing = _make_bell()
-            peer.bell, (peer.their_bell,) = reading, peer.exchange_files([writing])
+        bells = {rank: _make_bell() for rank in peers}
+        theirs = self.exchange_files({rank: writing for rank, (_, writing) in bells.items()})
+        for rank, (reading, writing) in bells.items():
+            peers[rank].bell, peers[rank].their_bell = reading, theirs[rank]
             if writing != reading:
                 os.close(writing)
+        _meshes.add(self)
 
     @classmethod
     def connect(
@@ -109,42 +113,56 @@ class Mesh:
         secret = secrets.token_bytes(16)
         listener, address = _listen()
         found: dict[bytes, dict[int, socket.socket]] = {CONTROL: {}, DATA: {}}
+        with ExitStack() as opened:  # closed again after an error
+            try:
+                listener.settimeout(seconds)
+                store.set(f"local/{rank}", json.dumps([_machine(), address, secret.hex()]))
+                for other in range(rank):
+                    machine, where, key = json.loads(store.get(f"local/{other}"))
+                    if machine != _machine():
+                        raise dist.DistBackendError(
+                            f"Backend 'local' needs all ranks on one machine, but ranks {names[other]} "
+                            f"and {names[rank]} are on different machines. Use gloo or nccl."
+                        )
+                    for channel, connections in found.items():
+                        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                        connections[other] = opened.enter_context(connection)
+                        with _name_the_dead(names[other]):
+                            connection.connect(where)
+                            connection.sendall(HELLO.pack(bytes.fromhex(key), rank, channel))
+
+                while any(len(connections) < size - 1 for connections in found.values()):
+                    connection = opened.enter_context(listener.accept()[0])
+                    hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+                    if len(hello) < HELLO.size or not secrets.compare_digest(hello[:16], secret):
+                        connection.close()  # not one of our ranks
+                        continue
+                    _, other, channel = HELLO.unpack(hello)
+                    found[channel][other] = connection
+            except TimeoutError:
+                missing = [names[r] for r in range(size) if r not in (rank, *found[DATA])]
+                raise dist.DistBackendError(
+                    f"Rank {names[rank]} waited {seconds:g} s, but these ranks did not connect: "
+                    f"{missing}."
+                ) from None
+            finally:
+                listener.close()
+                if not address.startswith("\0"):
+                    Path(address).unlink(missing_ok=True)
+
+            control, data = found[CONTROL], found[DATA]
+            peers = {each: Peer(names[each], control[each], data[each]) for each in sorted(data)}
+            mesh = cls(rank, size, peers, names)
+            opened.pop_all()
+            return mesh
+
+    def exchange_files(self, files: Mapping[int, int]) -> dict[int, int]:
+        """Send an open file to each other rank, and return the files that they send."""
         try:
-            listener.settimeout(seconds)
-            store.set(f"local/{rank}", json.dumps([_machine(), address, secret.hex()]))
-            for other in range(rank):
-                machine, where, key = json.loads(store.get(f"local/{other}"))
-                if machine != _machine():
-                    raise dist.DistBackendError(
-                        f"Backend 'local' needs all ranks on one machine, but ranks {names[other]} "
-                        f"and {names[rank]} are on different machines. Use gloo or nccl."
-                    )
-                for channel, connections in found.items():
-                    connections[other] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                    connections[other].connect(where)
-                    connections[other].sendall(HELLO.pack(bytes.fromhex(key), rank, channel))
-
-            while any(len(connections) < size - 1 for connections in found.values()):
-                connection, _ = listener.accept()
-                hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
-                if len(hello) < HELLO.size or not secrets.compare_digest(hello[:16], secret):
-                    connection.close()  # not one of our ranks
-                    continue
-                _, other, channel = HELLO.unpack(hello)
-                found[channel][other] = connection
-        except TimeoutError:
-            missing = [names[each] for each in range(size) if each not in (rank, *found[DATA])]
-            raise dist.DistBackendError(
-                f"Rank {names[rank]} waited {seconds:g} s, but these ranks did not connect: {missing}."
-            ) from None
-        finally:
-            listener.close()
-            if not address.startswith("\0"):
-                Path(address).unlink(missing_ok=True)
-
-        control, data = found[CONTROL], found[DATA]
-        peers = {each: Peer(names[each], control[each], data[each]) for each in sorted(data)}
-        return cls(rank, size, peers, names)
+            return {rank: peer.exchange_file(files[rank]) for rank, peer in self.peers.items()}
+        except dist.DistBackendError as error:
+            self.abort(error)
+            raise
 
     @property
     def name(self) -> int:
@@ -234,6 +252,17 @@ class Mesh:
             peer.data.close()
             os.close(peer.bell)
             os.close(peer.their_bell)
+
+
+@contextmanager
+def _name_the_dead(rank: int) -> Iterator[None]:
+    """Name the rank if the connection to it breaks in this block."""
+    try:
+        yield
+    except ConnectionError:
+        raise dist.DistBackendError(
+            f"Rank {rank} died while the process group was being set up."
+        ) from None
 
 
 def _make_bell() -> tuple[int, int]:

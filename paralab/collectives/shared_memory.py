@@ -21,8 +21,7 @@ SIZE = struct.Struct("I")
 def share_memory(mesh: Mesh, size: int) -> list[mmap.mmap]:
     """Return each rank's block of memory, which that rank writes and all ranks read."""
     file = _make_file(size)
-    files = {rank: peer.exchange_files([file])[0] for rank, peer in mesh.peers.items()}
-    files[mesh.rank] = file
+    files = {mesh.rank: file, **mesh.exchange_files(dict.fromkeys(mesh.peers, file))}
     memory = [mmap.mmap(files[rank], 0) for rank in range(mesh.size)]
     for each in files.values():
         os.close(each)

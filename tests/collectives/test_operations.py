@@ -269,6 +269,37 @@ def test_whoever_left_is_named_and_its_victims_are_not():
     assert all(str(error).startswith("Rank 2 left the group") for error in results[:2])
 
 
+def test_a_rank_that_dies_while_the_group_is_set_up_is_named(monkeypatch):
+    # The others reported a broken connection, or blamed a rank that had given up for this reason.
+    original = Mesh.exchange_files
+
+    def exchange(mesh, files):
+        if mesh.rank != 1:
+            return original(mesh, files)
+        for peer in mesh.peers.values():  # as if it had died
+            peer.control.close()
+        raise ConnectionAbortedError
+
+    monkeypatch.setattr(Mesh, "exchange_files", exchange)
+    store, errors = dist.HashStore(), {}
+
+    def rank(number):
+        try:
+            Mesh.connect(store, number, 3, SECONDS)
+        except dist.DistBackendError as error:
+            errors[number] = str(error)
+        except ConnectionAbortedError:
+            pass
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * SECONDS)
+    assert sorted(errors) == [0, 2]
+    assert all(error.startswith("Rank 1 died") for error in errors.values()), errors
+
+
 def test_a_late_rank_is_named_at_the_timeout():
     def work(run):
         if run.rank == 1:
