@@ -289,7 +289,8 @@ def from_flight_recorder(entries: Iterable[Mapping[str, Any]]) -> list[Collectiv
 
 LIBRARIES = (
     *("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "threading.py"),
-    *("concurrent/futures", "torch/distributed", "torch/nn", "/paralab/observe/"),
+    *("concurrent/futures", "torch/distributed", "torch/nn"),
+    *("/paralab/observe/", "/paralab/collectives/"),
 )
 
 

@@ -8,13 +8,15 @@ import re
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
-    r"|Rank \d+ (?:died|left the group) while rank \d+ was in"  # paralab.collectives
+    r"|Rank \d+ (?:died|left the group) while rank \d+ was in|Rank \d+: \w+ of \[.*\] failed"  # local
+    r"|Rank \d+ died while the process group was being set up"
 )
 # Messages if another rank did not arrive in time.
 WAITED = re.compile(
     r"Timed out waiting|Watchdog caught collective|wait timeout|Socket Timeout|monitoredBarrier"
     r"|ollective operation timeout|clients joined|client socket has timed out"
     r"|Rank \d+ waited for rank [\d, ]+ in |Application timeout|communicator was aborted|barrier.{0,40}timed out"
+    r"|A collective did not finish within"
 )
 # Downloads and databases also lose connections. These words identify a connection between ranks.
 _BETWEEN_RANKS = re.compile(
@@ -24,7 +26,7 @@ _BETWEEN_RANKS = re.compile(
 # Two ranks called different collectives. Both print this message, and neither is a victim.
 MISMATCH = re.compile(
     r"collective mismatch in your code|mismatch between collectives|op\.preamble\.length"
-    r"|Ranks make different calls: call"  # paralab.collectives
+    r"|Ranks make different calls: call|Sizes differ in \w+ \(call|sent [\d,]+ bytes of \w+ with tag"
 )
 
 

@@ -165,6 +165,46 @@ def test_the_same_number_with_another_size(tmp_path):
     assert ids_in(tmp_path, text) == [("H06", "error", None)]
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("all_reduce(SUM) of float32 [3], but rank 0 calls all_reduce(SUM) of float32 [5].", "H06"),
+        (
+            "broadcast with root 1 of int8 [3], but rank 0 calls broadcast with root 1 of int8 [5].",
+            "H06",
+        ),
+        (
+            "broadcast with root 1 of int8 [3], but rank 0 calls broadcast with root 0 of int8 [3].",
+            "H04",
+        ),
+        ("all_reduce(SUM) of float32 [3], but rank 0 calls barrier.", "H04"),
+        ("barrier, but rank 0 calls all_reduce(MAX) of float32 [3].", "H04"),
+    ],
+)
+def test_different_calls_on_the_local_backend(message, expected, tmp_path):
+    """The doctor called them exceptions of all ranks (H11)."""
+    error = "[rank1]: torch.distributed.DistBackendError: "
+    frame = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 7, in <module>\n'
+    text = f"{frame}{error}Ranks make different calls: call 4 of rank 1 is {message}\n"
+    (finding,) = diagnosed(tmp_path, text)
+    assert (finding.id, finding.severity) == (expected, "error")
+    assert "collective 4" in finding.why
+    text = f"{frame}{error}Sizes differ in alltoall (call 4): rank 0 sends 20 bytes to rank 1, which expects 16.\n"
+    assert ids_in(tmp_path, text) == [("H06", "error", None)]
+
+
+def test_two_ranks_that_receive_have_no_network_problem(tmp_path):
+    text = "".join(
+        f"[rank{rank}]: Traceback (most recent call last):\n"
+        f'[rank{rank}]:   File "train.py", line 7, in <module>\n'
+        f"[rank{rank}]:     dist.recv(tensor, src=1 - rank)\n"
+        f"[rank{rank}]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
+        "12000ms for recv operation to complete\n"
+        for rank in (0, 1)
+    )
+    assert ids_in(tmp_path, text) == [("H04", "suspect", None)]
+
+
 def test_a_timeout_is_never_explained_by_a_short_timeout(tmp_path):
     """Do not suggest a longer timeout (H13) for a rank that never arrives."""
     found = diagnosed(tmp_path, timeout(1, 1, values=1, group=0) + timeout(2, 1, values=1, group=0))

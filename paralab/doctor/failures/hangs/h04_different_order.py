@@ -28,4 +28,12 @@ ENTRY = describe(
         "match collectives by their order, not by name.",
         blames=False,
     ),
+    printed(  # paralab.collectives
+        r"Ranks make different calls: call (?P<number>\d+) of rank (?P<rank>\d+) is "
+        r"(?P<mine>(?P<call>[\w()]++(?: with root \d+)?+)[^,]*?(?: \[[\d, ]*\])?), but rank (?P<other>\d+) calls "
+        r"(?P<its>(?!(?P=call) of )\w+[^.]*)",
+        "At collective {number}, rank {rank} calls {mine}, and rank {other} calls {its}{at}. Ranks "
+        "match collectives by their order, not by name.",
+        blames=False,
+    ),
 )

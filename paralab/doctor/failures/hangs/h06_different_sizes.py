@@ -25,4 +25,26 @@ ENTRY = describe(
         "calls it with shape {its}{at}.",
         blames=False,
     ),
+    *(
+        printed(pattern, why, blames=False)  # paralab.collectives
+        for pattern, why in (
+            (
+                r"Ranks make different calls: call (?P<number>\d+) of rank (?P<rank>\d+) is "
+                r"(?P<call>[\w()]+(?: with root \d+)?) of (?P<mine>\w+ \[[\d, ]*\]).*?, but rank "
+                r"(?P<other>\d+) calls (?P=call) of (?P<its>\w+ \[[\d, ]*\])",
+                "At collective {number}, rank {rank} calls {call} of {mine}, and rank {other} of {its}{at}.",
+            ),
+            (
+                r"Sizes differ in (?P<call>\w+) \(call (?P<number>\d+)\): rank (?P<rank>\d+) sends "
+                r"(?P<mine>[\d,]+) bytes to rank (?P<other>\d+), which expects (?P<its>[\d,]+)",
+                "At collective {number}, a {call}, rank {rank} sends {mine} bytes to rank {other}, "
+                "which expects {its}{at}.",
+            ),
+            (
+                r"Rank (?P<rank>\d+) sent (?P<mine>[\d,]+ bytes of \w+) with tag \d+, but rank "
+                r"(?P<other>\d+) receives (?P<its>[\d,]+ bytes of \w+)",
+                "Rank {rank} sends {mine}, but rank {other} receives {its}{at}.",
+            ),
+        )
+    ),
 )

@@ -34,7 +34,7 @@ def waited_for_a_rank(logs: Logs) -> Findings:
         others = [event for event in victims if event.rank != waiting[0].rank and event.at]
         barrier = BARRIER.search(waiting[0].trace.text if waiting[0].trace else "")
         if others and not (found.absent or barrier):
-            yield _two_places(waiting[0], others[0])
+            yield _two_places(logs, waiting[0], others[0])
         elif found.absent or waiting[0].at:
             yield _nobody_came(logs, waiting[0])
     elif not found.unknown and not any(event.exit for event in found.victims):
@@ -114,10 +114,13 @@ def _nobody_came(logs: Logs, first: Event) -> Finding:
     return _suspect("H03", first, why, None, more)
 
 
-def _two_places(first: Event, other: Event) -> Finding:
+def _two_places(logs: Logs, first: Event, other: Event) -> Finding:
     why = f"{named([first.rank])} waited until its timeout {_describe_position(first)}"
     who, more = named([other.rank]), other.evidence()
     if first.at == other.at and other.waited:
+        if first.at and "recv(" in first.at.code and len(logs.ranks) == 2:
+            why += f". {who} waited there, too: both ranks receive, and neither sends."
+            return _suspect("H04", first, why, None, more)
         why += (
             f". {who} waited there, too. No rank is missing, so the network between them is "
             "broken, "
