@@ -49,10 +49,10 @@ def section(comparison: Comparison) -> Section:
 
 def _first(rows: list[Row], strategy: str, why_not: str) -> Row:
     """Return the first fp32 row with this strategy and the fewest accumulation steps."""
-    found = [row for row in rows if row.strategy == strategy and row.precision == "fp32"]
-    if not found:
+    candidates = [row for row in rows if row.strategy == strategy and row.precision == "fp32"]
+    if not candidates:
         raise NotMeasured(why_not)
-    return min(found, key=lambda row: row.accumulate)
+    return min(candidates, key=lambda row: row.accumulate)
 
 
 def _schedule(rows: list[Row], folder: Path) -> Explorable:
@@ -129,17 +129,17 @@ def _memory(rows: list[Row], folder: Path) -> Explorable:
     ran = {row.strategy for row in whole}
     strategy = next((name for name in WHOLE_MODEL if name in ran), WHOLE_MODEL[-1])
     row = _first(whole, strategy, f"none of {', '.join(WHOLE_MODEL)} ran")
-    held = list(row.peak_bytes)
+    devices = list(row.peak_bytes)
     if strategy != "pipeline":
-        held = sorted(held, key=lambda memory: memory.bytes)[-1:]
-    if not held or any(memory.parameters is None for memory in held):
+        devices = sorted(devices, key=lambda memory: memory.bytes)[-1:]
+    if not devices or any(memory.parameters is None for memory in devices):
         raise NotMeasured("memory was not measured")
     names = ("parameters", "gradients", "optimizer")
-    parts = {name: sum(memory[name] or 0 for memory in held) for name in names}
-    counted = [memory.activations for memory in held if memory.activations is not None]
+    parts = {name: sum(memory[name] or 0 for memory in devices) for name in names}
+    counted = [memory.activations for memory in devices if memory.activations is not None]
     activations, how = sum(counted), "counted"
-    if len(counted) < len(held):  # CUDA's allocator does not list them
-        activations = sum(memory.bytes for memory in held) - sum(parts.values())
+    if len(counted) < len(devices):  # CUDA's allocator does not list them
+        activations = sum(memory.bytes for memory in devices) - sum(parts.values())
         how = "the allocator's peak minus everything else"
     samples = max(rank.samples_per_step for rank in row.ranks) / row.accumulate
     return Explorable(

@@ -35,8 +35,8 @@ def _cells(plan: Plan) -> Table:
         replica, _, shard = rank.cell
         words = [f"replica {replica}"] * ("replicas" in names)
         words += [f"shard {shard}"] * ("shards" in names)
-        held = [f"rank {rank.rank}, {device.name}" for device in rank.devices]
-        ranks.setdefault(", ".join(words), []).extend(held)
+        owners = [f"rank {rank.rank}, {device.name}" for device in rank.devices]
+        ranks.setdefault(", ".join(words), []).extend(owners)
     columns = [f"stage {stage}" for stage in range(plan.stages)]
     columns = columns if plan.stages > 1 else ["the model"]
     return _table("Which rank has what", ("", *columns), [(row, *ranks[row]) for row in ranks])

@@ -241,8 +241,8 @@ def _curve_row(point: CurvePoint) -> Cells:
 
 
 def findings(choice: TuneResult) -> tuple[Finding, ...]:
-    found = [_fastest(choice), *_runners_up(choice), *_low_precision(choice), *_unmeasured(choice)]
-    return tuple(found)
+    others = (*_runners_up(choice), *_low_precision(choice), *_unmeasured(choice))
+    return (_fastest(choice), *others)
 
 
 def _fastest(choice: TuneResult) -> Finding:

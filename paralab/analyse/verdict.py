@@ -33,9 +33,9 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
-        found = (*_next(baseline, rows), *_compiling(rows))
+        advice = (*_next(baseline, rows), *_compiling(rows))
         # Report warnings and failures before times.
-        return (*_warnings(comparison), _parts(baseline), *found)
+        return (*_warnings(comparison), _parts(baseline), *advice)
 
     sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     # A configuration that is faster but trains differently does not win.

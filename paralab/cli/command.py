@@ -79,8 +79,8 @@ def wants_json(context: click.Context) -> bool:
 
 
 def as_usage_error(error: click.UsageError, context: click.Context) -> UsageError:
-    """Say what is wrong with a number, and what to write instead. For other mistakes, use click's
-    words."""
+    """Say what is wrong with a number, and what to write instead. For other mistakes, keep click's
+    message."""
     parameter = error.param if isinstance(error, click.BadParameter) else None
     flag, kind = (parameter.opts[0], parameter.type) if parameter else ("", None)
     given, _, expected = error.message.replace("'", "").partition(" is not ")

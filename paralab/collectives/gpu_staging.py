@@ -54,8 +54,8 @@ class GpuStaging(Staging):
         self.problem = self._share(SLOT_BYTES)
 
     def fit(self, size: int) -> None:
-        wanted = min(self._most_bytes, 1 << (size - 1).bit_length()) // 4096 * 4096
-        if wanted > self.slot_bytes and self._share(wanted):
+        slot_bytes = min(self._most_bytes, 1 << (size - 1).bit_length()) // 4096 * 4096
+        if slot_bytes > self.slot_bytes and self._share(slot_bytes):
             self._most_bytes = self.slot_bytes  # not enough memory: do not try again
 
     def _share(self, slot_bytes: int) -> str:

@@ -79,7 +79,7 @@ class Peer:
                 return
             except OSError:
                 words = b""
-            reason = words.removesuffix(LEAVE)  # may arrive with a reason
+            reason = words.removesuffix(LEAVE)  # LEAVE may come right after a reason
             if reason:
                 self.abort = reason.decode(errors="replace")
             if not words:

@@ -24,7 +24,7 @@ from paralab.machine.host import usable_cores
 FILES_PER_PROCESS = 24  # starting a process takes about as long as checking this many files
 MOST_PARSED = 1000  # keep this many modules in memory, at about 0.5 MB each
 TEST_FOLDERS = frozenset(["test", "tests", "testing", "unittests"])
-MOST_SECONDS = 5.0  # of computing per script; few real ones take more than one
+MOST_SECONDS = 5.0  # CPU time per script; few real ones take more than 1 second
 
 
 class TooLarge(BaseException):
@@ -98,7 +98,7 @@ def check_script(path: Path, ids: Collection[str], project: Project) -> Checked:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise TooLarge after MOST_SECONDS of computing. Without POSIX timers, or outside the main
+    """Raise TooLarge after MOST_SECONDS of CPU time. Without POSIX timers, or outside the main
     thread, there is no limit."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or not hasattr(signal, "setitimer"):

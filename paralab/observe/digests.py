@@ -35,9 +35,9 @@ def of_tensors(tensors: Sequence[torch.Tensor | None]) -> list[list[float] | Non
         pair = torch.stack([torch.linalg.vector_norm(tensor), tensor.sum()])
         alike.setdefault((tensor.device, tensor.dtype), []).append(pair)
     moved = {kind: iter(torch.stack(pairs).tolist()) for kind, pairs in alike.items()}
-    found = (next(moved[tensor.device, tensor.dtype]) for tensor in there)
+    rows = (next(moved[tensor.device, tensor.dtype]) for tensor in there)
     return [
-        None if tensor is None else [_finite(value) for value in next(found)] for tensor in tensors
+        None if tensor is None else [_finite(value) for value in next(rows)] for tensor in tensors
     ]
 
 

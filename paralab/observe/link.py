@@ -79,12 +79,12 @@ def _all_reduce(
 
 def _measure_seconds(work: Callable[[], None]) -> float:
     work()  # the first call connects and touches the memory
-    found = []
+    durations = []
     for _ in range(TIMES):
         begin = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found)
+        durations.append(time.perf_counter() - begin)
+    return statistics.median(durations)
 
 
 if __name__ == "__main__":

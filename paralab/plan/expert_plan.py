@@ -85,7 +85,7 @@ def require_experts(
 
 
 def remark_on_experts(plan: ExpertPlan | None) -> tuple[str, ...]:
-    """Say how much ep divides. Users see this remark with the plan and all timings."""
+    """State which layers divide their experts. Plans and timings show this remark."""
     if plan is None:
         return ()
     layers = f"{len(plan.kept)} of {plural(len(plan.layers), 'layer')} with experts"

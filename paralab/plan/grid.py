@@ -134,8 +134,8 @@ def _indices(
     """Return the numbers and roles of each rank's devices."""
     if process_per_cell:
         cells = product(range(replicas), range(stages), range(shards))
-        held = (_role(stage, stages, shard, shards) for _, stage, shard in cells)
-        return [[numbered] for numbered in enumerate(held)]
+        roles_of_cells = (_role(stage, stages, shard, shards) for _, stage, shard in cells)
+        return [[numbered] for numbered in enumerate(roles_of_cells)]
     if strategy == "dp":
         return [[(replica, f"replica {replica}") for replica in range(replicas)]]
     roles = {"single": "whole model", "ddp": "replica", "local-sgd": "replica", "fsdp": "shard"}

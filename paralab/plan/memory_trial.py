@@ -44,7 +44,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Pass:
-    """The bytes that the forward and backward pass of one micro-batch needs.
+    """The bytes that the forward and backward passes of one micro-batch need.
 
     saved        bytes that autograd saves for backward in each part of the model
     loss         bytes that autograd saves in the loss function, in addition to the last part

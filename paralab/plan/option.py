@@ -101,9 +101,9 @@ def check_kind(option: Option, value: object) -> None:
         return
     accepted = {float: (int, float), Path: (str, Path)}.get(option.kind, (option.kind,))
     if not isinstance(value, accepted) or (isinstance(value, bool) and option.kind is not bool):
-        wanted = " or ".join(kind.__name__ for kind in accepted)
-        problem = f"{option.name}={value!r} has the type {type(value).__name__}, not {wanted}."
-        raise UsageError(problem, fix=f"a value of type {wanted}, or leave out {option.name}")
+        expected = " or ".join(kind.__name__ for kind in accepted)
+        problem = f"{option.name}={value!r} has the type {type(value).__name__}, not {expected}."
+        raise UsageError(problem, fix=f"a value of type {expected}, or leave out {option.name}")
 
 
 def to_words(given: Any) -> list[str]:

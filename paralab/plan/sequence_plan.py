@@ -49,7 +49,7 @@ def require_blocks(
 
 
 def remark_on_sequence(plan: SequencePlan | None) -> tuple[str, ...]:
-    """Say how much cp splits. Users see this remark with the plan and all timings."""
+    """State how many tokens each rank gets, and where. Plans and timings show this remark."""
     if plan is None:
         return ()
     largest = part_sizes(plan.length, plan.shards)[0]

@@ -17,7 +17,7 @@ from paralab.workload.tensor_group import TensorGroup, TensorPlan
 
 
 def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
-    """Say how much the shards split. Users see this remark with the plan and all timings."""
+    """State which share of the parameters is split. Plans and timings show this remark."""
     if plan is None:
         return ()
     groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"

@@ -51,9 +51,9 @@ class Tail(Generic[T]):
                 self._position += len(complete)
                 lines = [line for line in complete.split(b"\n") if line]
                 parsed = [self._parse(line) for line in lines if len(line) < READ_BYTES]
-                found = [event for event in parsed if event is not None]
-                self.damaged += len(lines) - len(found)
-                events += found
+                readable = [event for event in parsed if event is not None]
+                self.damaged += len(lines) - len(readable)
+                events += readable
         return events
 
     def _complete_lines(self, file: BinaryIO) -> bytes:

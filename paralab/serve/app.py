@@ -67,8 +67,8 @@ class Site:
     def list_state(self, name: str) -> tuple[Parts, bool]:
         rows = self.rows(name)
         classes = [] if name else find_classes(self.root, rows)
-        found = pages.render("classes", classes=classes)
-        return {**pages.list_parts(rows, name), "classes": found}, False
+        fragment = pages.render("classes", classes=classes)
+        return {**pages.list_parts(rows, name), "classes": fragment}, False
 
     def run_state(self, name: str) -> tuple[Parts, bool]:
         snapshot = self.run(name).update()

@@ -83,8 +83,8 @@ class LiveRun:
         self._examined = examined
         self._doctor_note = ""
         try:
-            found = apply("run", Recorded.read(self.folder.path), on_error=lambda *_: None)
-            self._findings = tuple(each for each in ordered(found) if not _is_early(each, status))
+            fresh = apply("run", Recorded.read(self.folder.path), on_error=lambda *_: None)
+            self._findings = tuple(each for each in ordered(fresh) if not _is_early(each, status))
         except EXPECTED as error:
             self._doctor_note = f"The doctor could not read this run. {explain(error)}"
         spent = time.monotonic() - begin

@@ -136,9 +136,9 @@ def thin(places: list[Place]) -> list[Place]:
 
 
 def _describe(line: Line, unit: str) -> str:
-    found = svg.finite(y for _, y in line.points)
-    if not found:
+    ys = svg.finite(y for _, y in line.points)
+    if not ys:
         return f"{line.label}: not measured"
-    numbers = {"first": found[0], "last": found[-1], "lowest": min(found), "highest": max(found)}
+    numbers = {"first": ys[0], "last": ys[-1], "lowest": min(ys), "highest": max(ys)}
     words = (f"{name} {measure(value, unit)}" for name, value in numbers.items())
-    return f"{line.label}: {plural(len(found), 'point')}, {', '.join(words)}"
+    return f"{line.label}: {plural(len(ys), 'point')}, {', '.join(words)}"

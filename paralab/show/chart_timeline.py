@@ -87,10 +87,10 @@ def rows_of(timeline: Timeline, tolerance: float) -> tuple[list[int], list[int]]
     spans, rows, depths = timeline.spans, [0] * len(timeline.spans), []
     for lane in range(len(timeline.lanes)):
         own = [n for n, span in enumerate(spans) if span.lane == lane]
-        found = lanes([(spans[n].start + tolerance, spans[n].end) for n in own], nested=False)
-        for n, row in zip(own, found, strict=True):
+        own_rows = lanes([(spans[n].start + tolerance, spans[n].end) for n in own], nested=False)
+        for n, row in zip(own, own_rows, strict=True):
             rows[n] = row
-        depths.append(max(found, default=0) + 1)
+        depths.append(max(own_rows, default=0) + 1)
     return rows, depths
 
 

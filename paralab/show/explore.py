@@ -159,9 +159,9 @@ def _memory(values: Values, constants: Values) -> State:
     devices, batch, precision = (values[name] for name in ("devices", "batch", "precision"))
     lanes, outputs = [], []
     for strategy in STRATEGIES:
-        held = device_memory(strategy, devices, batch, whole, precision)
+        memory = device_memory(strategy, devices, batch, whole, precision)
         boxes, start = [], 0.0
-        for kind, bytes_ in held._asdict().items():
+        for kind, bytes_ in memory._asdict().items():
             boxes.append(Box(start, start + bytes_, kind, measure(bytes_, "bytes")))
             start += bytes_
         lanes.append(Lane(strategy, tuple(boxes)))

@@ -49,10 +49,10 @@ def name_figures(document: Document) -> dict[str, Chart]:
     """Return all charts by name: `speed-up`, `timeline`. If multiple configurations have the same
     chart, its name ends with the configuration: `timeline-ddp-x2`."""
     blocks = [block for section in document.sections for block in section.blocks]
-    found = [(*_name_parts(block), block) for block in blocks if isinstance(block, Chart)]
-    kinds = [kind for kind, _, _ in found]
+    charts = [(*_name_parts(block), block) for block in blocks if isinstance(block, Chart)]
+    kinds = [kind for kind, _, _ in charts]
     named: dict[str, Chart] = {}
-    for kind, configuration, block in found:
+    for kind, configuration, block in charts:
         name = kind if kinds.count(kind) == 1 else f"{kind}-{_slug(configuration)}".rstrip("-")
         alike = sum(bool(re.fullmatch(rf"{re.escape(name)}(-\d+)?", each)) for each in named)
         named[f"{name}-{alike + 1}" if name in named else name] = block

@@ -81,9 +81,9 @@ def _table(follower: Follower, width: int) -> Table:
     rows."""
     rows = [(rank, device) for rank in follower.ranks for device in rank.devices]
     loads = [rank.load_of(device) for rank, device in rows]
-    held = [rank.memory_of(device) for rank, device in rows]
+    usage = [rank.memory_of(device) for rank, device in rows]
     titles = []
-    for name, measured in (("load", loads), ("memory", held)):
+    for name, measured in (("load", loads), ("memory", usage)):
         ways = {each.measure for each in measured if each}
         titles.append(ways.pop() if len(ways) == 1 else name)
     several = len(follower.ranks) > 1
@@ -91,7 +91,7 @@ def _table(follower: Follower, width: int) -> Table:
     names = list(own[0])
     table = plain_table("rank", "device", *titles, *names, right=("rank", *names))
     table.padding = (0, 2 if width >= MEDIUM else 1, 0, 0)
-    for (rank, device), load, memory in zip(rows, loads, held, strict=True):
+    for (rank, device), load, memory in zip(rows, loads, usage, strict=True):
         numbers = own.pop(rank.plan.rank, None)  # shown only once, next to the rank's first device
         who, cells = (str(rank.plan.rank), numbers.values()) if numbers else ("", [""] * len(names))
         table.add_row(who, device, _load(load, width), _memory(memory, width), *cells)

@@ -42,8 +42,8 @@ def print_ranks(plan: Plan, pids: dict[int, int] | None = None) -> None:
         who |= {"pid": str(pids[rank.rank])} if pids else {}
         for device, samples in zip(rank.devices, rank.split, strict=False):
             mark = " (virtual)" if device.virtual else " (shared)" if device.shared else ""
-            held = {"device": device.name + mark, "holds": device.role}
-            rows.append({**who, **held, "samples per step": str(samples)})
+            device_cells = {"device": device.name + mark, "holds": device.role}
+            rows.append({**who, **device_cells, "samples per step": str(samples)})
             who = dict.fromkeys(who, "")  # shown only once, next to the rank's first device
     right = ("rank", "local rank", "pid", "samples per step")
     print_table(tuple(rows[0]), (row.values() for row in rows), right)
@@ -93,7 +93,7 @@ def print_splits(plan: Plan) -> None:
         console.print()
         print_table(("block", "blocks", "split", "proof"), rows, right=("blocks",))
     if plan.expert_plan:
-        found = [
+        layers = [
             (
                 escape(row.layer),
                 str(row.layers),
@@ -104,7 +104,7 @@ def print_splits(plan: Plan) -> None:
         ]
         console.print()
         columns = ("layer", "layers", "experts", "divided", "proof")
-        print_table(columns, found, right=columns[1:3])
+        print_table(columns, layers, right=columns[1:3])
 
 
 def _verdict(kept: bool, result: str) -> tuple[str, str]:

@@ -102,13 +102,13 @@ class Lines:
             errors.print(f"step {done}/{total}  {_numbers(self.follower)}{ranks}", soft_wrap=True)
 
     def _ranks(self) -> str:
-        found = ""
+        text = ""
         for rank in self.follower.ranks:
             moved = self.follower.communication_share(rank.plan.rank)
             known = {"load": rank.mean_load, "communication": moved}
             shares = [f"{name} {share:.0%}" for name, share in known.items() if share is not None]
-            found += f"  rank {rank.plan.rank}: {', '.join(shares) or 'not measured'}"
-        return found
+            text += f"  rank {rank.plan.rank}: {', '.join(shares) or 'not measured'}"
+        return text
 
     def stop(self) -> None:
         """Do nothing, because printed lines do not need cleanup."""

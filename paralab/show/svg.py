@@ -164,8 +164,8 @@ def axis(
     values: Iterable[float], unit: str, px: tuple[float, float], from_zero: bool, about: int = 5
 ) -> Axis:
     """Create an axis from tick to tick around all values, with about `about` ticks."""
-    found = list(values)
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    numbers = list(values)
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-9 * max(abs(high), abs(low)):
@@ -181,8 +181,8 @@ def axis(
 
 def log_axis(values: Iterable[float], start_px: float, end_px: float) -> Axis:
     """Create a logarithmic axis with ticks at powers of ten, and at 2 and 5 if there is room."""
-    found = [value for value in values if value > 0]
-    low, high = (min(found), max(found)) if found else (1.0, 10.0)
+    positive = [value for value in values if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (1.0, 10.0)
     if low == high:
         low, high = low / 2, high * 2
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

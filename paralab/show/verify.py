@@ -94,29 +94,29 @@ def _row(each: Verified) -> Cells:
 
 def _reasons(result: VerifyResult) -> list[str]:
     """List each reason once: why configurations differ, and what was held fixed."""
-    found = [f"differs: {each.cause}" for each in result.configurations if each.cause]
+    lines = [f"differs: {each.cause}" for each in result.configurations if each.cause]
     if any(each.as_simulated for each in result.configurations):
-        found.append(
+        lines.append(
             "as simulated: equal to the same algorithm on one device, but not to plain training; "
             "'as requested' shows how far the weights differ"
         )
     if result.dropout != "none":
-        found.append(f"dropout was {result.dropout}: splitting the work changes its random numbers")
+        lines.append(f"dropout was {result.dropout}: splitting the work changes its random numbers")
     largest: dict[str, float] = {}
     for each in result.configurations:
         reasons = each.excused.reasons if each.excused else []
         if each.as_simulated is not None and reasons:
-            found.append(f"lossy: {reasons[0]}")
+            lines.append(f"lossy: {reasons[0]}")
             reasons = reasons[1:]
-        found += [f"held fixed: {why}" for why in reasons]
+        lines += [f"held fixed: {why}" for why in reasons]
         for buffer, size in (each.excused or each).buffers.items():
             largest[buffer] = max(largest.get(buffer, 0.0), float("inf") if size is None else size)
     for buffer, size in largest.items():
-        found.append(f"buffer {buffer} differs from a single device's by up to {size:.2g}")
+        lines.append(f"buffer {buffer} differs from a single device's by up to {size:.2g}")
     steps = plural(result.steps, "step")
     for workload, names in result.state.items():
-        found.append(
+        lines.append(
             f"stateful forward: {workload} changes {', '.join(names)} in each call, so it may "
             f"behave differently after the {steps} checked here (--steps N checks more)"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(lines))

@@ -60,8 +60,8 @@ def observe_experts(model: nn.Module, inputs: Any, shards: int) -> Iterator[Expe
 
     def enter(name: str, arguments: Any) -> None:
         if name in calls:
-            found = read_call(arguments)
-            calls[name].append(found and list(tensors(arguments))[found.chosen])
+            call = read_call(arguments)
+            calls[name].append(call and list(tensors(arguments))[call.chosen])
 
     with watched(model, enter), torch.no_grad():
         call_model(model, copied(inputs))

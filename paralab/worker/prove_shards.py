@@ -112,10 +112,10 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         parameter.requires_grad_(False)
     problem = ""
     for attempt in _attempts(plan):
-        found = prove_together(workload, model, batch, _sharder(attempt.kept, mesh), kinds)
+        failure = prove_together(workload, model, batch, _sharder(attempt.kept, mesh), kinds)
         if not attempt.splits_loss:  # gathering the logits may help
-            problem = problem or found or ""
-        if not found:
+            problem = problem or failure or ""
+        if not failure:
             return _with_reason(attempt, problem)
     return replace(plan, problem=problem)
 

@@ -37,10 +37,10 @@ class SplitEmbedding(nn.Embedding):
         known = ((input >= 0) & (input < self.num_embeddings)).all()
         torch._assert_async(known, f"an embedding has {self.num_embeddings} words")
         elsewhere = (input < first) | (input >= first + own)
-        found = F.embedding((input - first).masked_fill(elsewhere, 0), weight.to_local(), padding)
-        found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        rows = F.embedding((input - first).masked_fill(elsewhere, 0), weight.to_local(), padding)
+        rows = rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
         # The model may change the result in place, which autograd rejects for DTensor's view.
-        return sum_over_shards(found, self.mesh).clone()
+        return sum_over_shards(rows, self.mesh).clone()
 
 
 class EmbeddingParallel(ParallelStyle):

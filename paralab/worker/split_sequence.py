@@ -94,8 +94,8 @@ class SplitSequence:
                 fix="a model that always passes the same arguments, or another strategy",
             )
         if len(lengths) != 1:
-            found = " and ".join(map(str, sorted(lengths))) or "no"
-            problem = f"cp: {block.name} got sequences of {found} tokens, but needs one length."
+            sizes = " and ".join(map(str, sorted(lengths))) or "no"
+            problem = f"cp: {block.name} got sequences of {sizes} tokens, but needs one length."
             raise ParalabError(problem, fix="another strategy for this model")
         [self.length] = lengths
         if reason := too_short(self.length, self.ranks.size):

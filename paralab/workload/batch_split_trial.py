@@ -61,9 +61,9 @@ def find_casts(workload: Workload, model: nn.Module, batch: Any) -> bool:
     workload = replace(workload, loss=loss_in_fp64(workload.loss))
     with _in_fp64(model, batch) as batch:
         before = state_of(model)
-        found = casts_in_vain(lambda: _run(workload, model, take(batch, 0, 2)))
+        has_casts = casts_in_vain(lambda: _run(workload, model, take(batch, 0, 2)))
         put_back(model, before)
-    return found
+    return has_casts
 
 
 @contextmanager

@@ -27,12 +27,12 @@ def library_text(lengths: Iterator[int]) -> Iterator[bytes]:
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
             continue
-        run, wanted = b"", next(lengths)
+        run, length = b"", next(lengths)
         for line in path.read_bytes().splitlines(keepends=True):
             run += line
-            if len(run) >= wanted:
-                yield run[:wanted]
-                run, wanted = b"", next(lengths)
+            if len(run) >= length:
+                yield run[:length]
+                run, length = b"", next(lengths)
 
 
 def library_tokens(samples: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -209,8 +209,8 @@ class PipelineProcesses(Strategy):
         for module in self.modules:
             module.expect(key)
         if self.sharded and any_rank(key not in self.schedules, self.order_group):
-            # A new schedule runs a trial to learn the shapes. Ranks with a known schedule do not,
-            # so gather the parameters before the trial.
+            # A new schedule runs a trial to learn the shapes. Ranks that know the schedule run no
+            # trial, so gathering parameters in it would hang.
             for stage in self.sharded.values():
                 stage.pin()
         if key not in self.schedules:

@@ -151,7 +151,7 @@ def attribute_of_prepared(script: Script) -> Findings:
 
 
 def _is_guarded(script: Script, node: ast.Attribute, module: Module) -> bool:
-    """Return whether the script seems to know whether the model is wrapped here."""
+    """Return whether the script handles both cases here: a wrapped model and a plain one."""
     tests = [one for one in script.context(node, module) if isinstance(one, If) and not one.exits]
-    told = any(_ABOUT_WRAPPERS.search(code(one.test, 200)) for one in tests)
-    return told or catches(node, module, "AttributeError")
+    mentions = any(_ABOUT_WRAPPERS.search(code(one.test, 200)) for one in tests)
+    return mentions or catches(node, module, "AttributeError")
