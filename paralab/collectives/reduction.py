@@ -1,4 +1,4 @@
-"""Combine the values of all ranks, always in rank order, so that the result is bitwise the same in
+"""Combine the values of all ranks, always in rank order, so that the result is bitwise identical in
 every run and on every rank."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Rank:
     def step_is_over(self, steps: int) -> None:
         """Record that an optimizer finished a step. `steps` is the highest count so far."""
         if steps == self.steps:
-            return  # another optimizer is ahead
+            return  # another optimizer has finished more steps
         self.steps = steps
         self.usual, self.passes = self.passes, 0
         if steps < self.budget.until:

@@ -89,7 +89,7 @@ def _compare(
     parts = [take(batch, *edge) for edge in pairwise(edges)]
     try:
         results = [_run(workload, model, part) for part in parts]
-    except Exception:  # a model may reject a single sample; a rank would report that
+    except Exception:  # a model that rejects a single sample also raises on a rank
         return None
     sizes = [stop - start for start, stop in pairwise(edges)]
     weigh = workload.weight or num_samples
