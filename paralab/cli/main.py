@@ -116,9 +116,9 @@ def _flushing() -> Iterator[None]:
 def main() -> None:
     """A laboratory for parallel training in PyTorch.
 
-    Point it at a model. It trains the model on one device and with DataParallel, DDP, FSDP,
-    accumulation, mixed precision, model parallelism, pipelines, and hybrids. It shows what each
-    rank and device did, and checks that all strategies train the same way.
+    Point it at a model. It trains the model on one device and with ten parallel strategies, which
+    `paralab list` describes. It shows what each rank and device did, and checks that all strategies
+    train the same way.
 
     \b
     paralab compare --workload gpt              measure eight configurations and write a page

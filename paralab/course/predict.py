@@ -4,6 +4,7 @@ predicted them.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def from_sheet(path: Path, sheet: Document) -> Predictions:
 def ask(section: Section, prompt: Callable[..., Any] = click.prompt) -> Predictions:
     """Ask for a prediction for each question in one part. An empty line skips the question."""
     predictions = {}
-    click.echo(f"\n{section.title}\n{section.text}")
+    width = shutil.get_terminal_size().columns
+    click.echo(f"\n{section.title}\n{click.wrap_text(section.text.replace('`', ''), width)}")
     for name, question in _questions(section).items():
         text = str(prompt(f"{question}\n  Your prediction", default="", show_default=False))
         if text.strip():

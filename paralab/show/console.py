@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import render
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -37,9 +38,12 @@ console = _console(stderr=False)
 errors = _console(stderr=True)
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: str, indent: int = 0) -> None:
     """Print a paragraph on stdout. A terminal breaks lines between words; a file gets one line."""
-    console.print(text, style=style or None, soft_wrap=not console.is_terminal)
+    if console.is_terminal:
+        console.print(Padding(render(text), (0, 0, 0, indent), expand=False))
+    else:
+        console.print(" " * indent + text, soft_wrap=True)
 
 
 def print_table(

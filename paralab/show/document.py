@@ -93,9 +93,9 @@ def _draw(table: Table, hidden: Sequence[str]) -> Drawn:
 def _print_answer(answer: Answer) -> None:
     say(f"[bold]{escape(answer.question)}[/]")
     if answer.prediction:
-        say(f"  [dim]Predicted: {escape(answer.prediction)}[/]")
+        say(f"[dim]Predicted: {escape(answer.prediction)}[/]", indent=2)
     verdict = "" if answer.verdict is None else "Yes. " if answer.verdict else "No. "
-    say(f"  {verdict}{_prose(answer.text)}")
+    say(f"{verdict}{_prose(answer.text)}", indent=2)
 
 
 def _print_bars(bars: Bars) -> None:

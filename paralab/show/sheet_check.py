@@ -35,7 +35,7 @@ def _print_item(item: Item) -> None:
         say(escape(text + (f": {item.reason}" if item.reason else "")))
     elif item.status == "not judged":
         reason = f" ({item.reason})" if item.reason else ""
-        say(escape(f"  {_short(item.written)}{reason}"))
+        say(escape(f"{_short(item.written)}{reason}"), indent=2)
 
 
 def print_class(submissions: Sequence[Submission]) -> None:

@@ -53,7 +53,7 @@ def print_verify(result: VerifyResult) -> None:
         say(f"[yellow]not run:[/] {names}, {plural(count, 'configuration')}: {escape(reason)}")
     say(escape(headline(result)))
     for line in _reasons(result):
-        say(f"  {escape(line)}")
+        say(escape(line), indent=2)
     console.print(f"{result.seconds:.1f} s, run folder {escape(result.run_folder)}", style="dim")
 
 
