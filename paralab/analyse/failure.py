@@ -1,11 +1,11 @@
 """Find the root cause of a failed run: the first rank that failed on its own, and its error."""
 
 import math
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paralab.machine.signals import describe_exit
 from paralab.record.events import End, Error
 from paralab.record.reader import read_events
 from paralab.record.status_board import LEFT_EARLY, UNKNOWN_CODE
@@ -69,9 +69,7 @@ def _describe_exit(code: int) -> str:
         return "exited with code 0 before its work was done"
     if code == UNKNOWN_CODE:
         return "its parent, which started all ranks, was killed"
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code} without an error"
+    return describe_exit(code) + (" without an error" if code >= 0 else "")
 
 
 def last_lines(log: Path, number: int = 8) -> str:

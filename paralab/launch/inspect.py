@@ -10,6 +10,7 @@ import msgspec
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.questions import ask
 from paralab.machine.host import Machine
+from paralab.machine.signals import describe_exit
 from paralab.plan.memory_trial import MemoryTrial
 from paralab.plan.plan import Plan
 from paralab.workload.summary import Inspection, Summary
@@ -48,9 +49,10 @@ def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial 
     deadline = TRIAL_SECONDS + MORE_SECONDS * (len(asked) - 1)
     answer = ask("paralab.worker.memory_trial", question, deadline, "inspection")
     if answer.value is None:
-        reason = f"the trial's process exited with code {answer.code}"
-        if answer.code is None:
-            reason = f"the trial took more than {deadline} s"
+        took = f"the trial took more than {deadline} s"
+        reason = (
+            took if answer.code is None else f"the trial's process {describe_exit(answer.code)}"
+        )
         return [reason] * len(asked)
     return [
         str(each["reason"]) if "reason" in each else msgspec.convert(each["trial"], MemoryTrial)
@@ -70,8 +72,11 @@ def _ask(inspection: Inspection | None) -> dict[str, Any]:
     if answer.value is None:
         if "No module named 'torch'" in answer.output:
             raise ParalabError("PyTorch is not installed for this Python.", "pip install torch")
-        problem = f"The process that inspects the workload exited with code {answer.code}."
-        raise ParalabError(problem, detail="\n".join(answer.output.splitlines()[-15:]))
+        problem = f"The process that inspects the workload {describe_exit(answer.code)}."
+        fix = "call the workload's function without paralab, to see which line ends the process"
+        raise ParalabError(
+            problem, fix if inspection else None, detail="\n".join(answer.output.splitlines()[-15:])
+        )
     if "error" in answer.value:
         raise UsageError(**answer.value["error"])
     value: dict[str, Any] = answer.value

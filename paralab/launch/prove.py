@@ -7,6 +7,7 @@ import msgspec
 from paralab.errors import ParalabError, UsageError
 from paralab.launch.questions import ask
 from paralab.machine.host import loopback
+from paralab.machine.signals import describe_exit
 from paralab.workload.expert_plan import ExpertPlan
 from paralab.workload.sequence_plan import SequencePlan
 from paralab.workload.tensor_group import TensorPlan
@@ -32,6 +33,6 @@ def prove_plan(what: str, workload: str, shards: int) -> SplitPlan:
         problem = f"Proving a {what} plan for {workload} took more than {DEADLINE_SECONDS} s."
         raise UsageError(problem, fix="a smaller model, or ddp or fsdp")
     if answer.code or answer.value is None:
-        problem = f"The ranks that prove the {what} plan exited with code {answer.code}."
+        problem = f"The ranks that prove the {what} plan failed: one {describe_exit(answer.code)}."
         raise ParalabError(problem, detail="\n".join(answer.output.splitlines()[-15:]))
     return msgspec.convert(answer.value, PLANS[what], str_keys=True)

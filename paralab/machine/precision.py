@@ -7,10 +7,11 @@ crash. The limit must be set before importing torch.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+
+from paralab.machine.signals import describe_exit
 
 # Excludes AMX. Both precisions use the same value, because one process may train in both.
 NARROWER = "AVX512_CORE_FP16"
@@ -59,5 +60,5 @@ def _trial(precision: str, environment: dict[str, str], deadline_seconds: float)
     except subprocess.TimeoutExpired:
         return f"did not finish within {deadline_seconds:.0f} s"
     if done.returncode < 0:
-        return f"was killed by {signal.Signals(-done.returncode).name}"
+        return describe_exit(done.returncode)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["failed"])[-1]

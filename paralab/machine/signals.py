@@ -43,6 +43,11 @@ def name_of(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
+def describe_exit(code: int) -> str:
+    """Describe a process's exit code: `exited with code 3`, or `was killed by SIGSEGV`."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
 def exit_code_of(number: int) -> int:
     """Return the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + number

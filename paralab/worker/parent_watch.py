@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ def end_with_the_parent(orders: Mapping[bytes, Callable[[], None]] | None = None
         os._exit(ORPHANED)
 
     threading.Thread(target=listen, name="paralab-lifeline", daemon=True).start()
+    # User code that asks a question (input, breakpoint) fails instead of waiting for an order.
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
 
 
 def obey_the_launcher(dump: Path, stop: Callable[[], None]) -> None:
