@@ -158,8 +158,8 @@ def _limit(row: Row, baseline: Row) -> Finding:
     evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes}
     evidence["shares"] = _shares(row)
     if step - perfect <= 0.05 * step and not (idle and idle.measured > idle.ideal + 0.1):
-        split = f"a perfect split would take {seconds(perfect)}"
-        text = f"`{name}` loses almost nothing: {seconds(step)} per step; {split}."
+        text = f"`{name}` takes {seconds(step)} per step, and a perfect split {seconds(perfect)}."
+        text += " It loses almost nothing." if step > 0.95 * perfect else ""
         return Finding("limit", text, evidence)
 
     largest = max(causes, key=lambda cause: causes[cause])
