@@ -69,9 +69,10 @@ def _report(folder: Path, as_json: bool, check: bool) -> bool:
             bytes_ = size(each.num_bytes) if each.manifest else ""
             echo(f"{each.path.name}  {bytes_:>10}  {_describe_origin(each)}  {state}")
         echo(plural(len(listed), "checkpoint") + (f", {damaged} damaged." if damaged else "."))
-        if damaged:
-            last = f"step {whole[-1].step}" if whole else "the beginning"
-            echo(f"--resume would continue from {last}.")
+        if damaged:  # what choose_checkpoint does
+            empty = all(each.half_written for each in listed)
+            start = "start from the beginning" if empty else "stop: no checkpoint is usable"
+            echo(f"--resume would {f'continue from step {whole[-1].step}' if whole else start}.")
 
     rows = []
     for each in listed:

@@ -1,7 +1,9 @@
 """Choose the checkpoint that a run starts from, without processes."""
 
 import pytest
+from click.testing import CliRunner
 
+from paralab.cli.main import main
 from paralab.errors import UsageError
 from paralab.launch.resume import choose_checkpoint, lock_checkpoints, set_aside
 from paralab.launch.run_options import RunOptions
@@ -65,6 +67,24 @@ def test_if_all_are_damaged_nothing_is_overwritten(kept):
     with pytest.raises(UsageError, match="step-00000002"):
         choose(kept)
     assert [path.name for path in kept.iterdir()] == ["step-00000002"]
+
+
+def test_checkpoint_verify_says_what_resume_does(kept):
+    """With only damaged checkpoints, it said that --resume starts over, but --resume stops."""
+
+    def shown():
+        return CliRunner().invoke(main, ["checkpoint", "verify", str(kept)]).stdout
+
+    make_checkpoint(kept, 2, manifest=False)
+    assert "would start" in shown()
+    damage(make_checkpoint(kept, 4))
+    assert "would stop" in shown()
+    make_checkpoint(kept, 6)
+    assert "would continue from step 6" in shown()
+    assert (
+        "--resume"
+        not in CliRunner().invoke(main, ["checkpoint", "list", str(kept / "step-00000006")]).stdout
+    )
 
 
 def test_damaged_checkpoints_of_the_same_step_are_all_kept(kept):
