@@ -1,9 +1,9 @@
-"""H10: The NCCL watchdog killed the job.
+"""H10: Ranks wait in a collective until it times out.
 
 Symptom: 'Watchdog caught collective operation timeout: WorkNCCL(SeqNum=…, OpType=…)' on every rank that waited.
 Cause: One rank did not reach a collective. Only the ranks that waited print this, and it does not name the missing rank.
 Fix: Compare 'last enqueued' on all ranks, and check the rank with the smallest number. Turn on the Flight Recorder.
-Limits: Occurs only with NCCL; found in logs. On gloo, the doctor observes the hang itself.
+Limits: In logs, only with NCCL. On gloo, the doctor observes the hang itself.
 Reported: pytorch/pytorch#118369 XPixelGroup/BasicSR#737 hiyouga/LlamaFactory#7396
 NVIDIA/Megatron-LM#1207 meta-llama/llama-cookbook#65
 
