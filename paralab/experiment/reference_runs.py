@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
-from paralab.analyse.verify import (
-    Verification,
+from paralab.analyse.judge import (
     compared_with_simulation,
     failed_verification,
     judge,
     with_excuse,
 )
+from paralab.analyse.verify import Verification
 from paralab.errors import RunFailed
 from paralab.experiment.planning import create_run, resolve_here
 from paralab.launch.inspect import Inspected

@@ -2,7 +2,7 @@
 
 A trace contains the first step's gradients, the parameters before and after the run, the buffers
 after the run, and this rank's part of each loss. This module compares parameters one by one, and
-`paralab.analyse.verify` compares the differences with the tolerance.
+`paralab.analyse.judge` compares the differences with the tolerance.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from paralab.analyse.compare import (
     loss_difference,
 )
 from paralab.analyse.confidence import speed_up
+from paralab.analyse.judge import judge as judge_ranks
 from paralab.analyse.manifest import Pruned, SearchNotes
 from paralab.analyse.metric_types import StepShares
 from paralab.analyse.report import report, same_training
@@ -26,7 +27,6 @@ from paralab.analyse.time_tables import KINDS, where_time_goes
 from paralab.analyse.tune import Tuned, TuneResult, _measured_section
 from paralab.analyse.tune import findings as tuned_findings
 from paralab.analyse.verdict import _next, _parts, tune_command, verdict
-from paralab.analyse.verify import judge as judge_ranks
 from paralab.errors import UsageError
 from paralab.plan.request import Request
 from paralab.record.events import Verify

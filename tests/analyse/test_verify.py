@@ -3,14 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from paralab.analyse.verify import (
-    apart_from,
+from paralab.analyse.judge import (
     compared_with_simulation,
     failed_verification,
     judge,
-    outcome,
     with_excuse,
 )
+from paralab.analyse.verify import apart_from, outcome
 from paralab.plan.plan import Plan
 from paralab.record.events import Verify
 from tests.analyse.recordings import plan

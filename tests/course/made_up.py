@@ -5,7 +5,7 @@ import msgspec
 
 from paralab.analyse.blocks import Answer
 from paralab.analyse.compare import Comparison
-from paralab.analyse.verify import judge
+from paralab.analyse.judge import judge
 from paralab.course.configurations import LABELS, find
 from paralab.course.measurements import Measured, Measurements
 from paralab.course.template import fill

@@ -2,7 +2,8 @@
 
 import pytest
 
-from paralab.analyse.verify import Verified, VerifyOptions, failed_verification
+from paralab.analyse.judge import failed_verification
+from paralab.analyse.verify import Verified, VerifyOptions
 from paralab.experiment.verify import _cannot_run, _vary
 from paralab.plan.request import STRATEGIES, Request
 from paralab.workload.summary import Block

@@ -2,7 +2,8 @@
 
 import json
 
-from paralab.analyse.verify import Verified, VerifyOptions, VerifyResult, judge
+from paralab.analyse.judge import judge
+from paralab.analyse.verify import Verified, VerifyOptions, VerifyResult
 from paralab.record.events import Verify
 from paralab.show import verify
 from tests.analyse.test_verify import EQUAL
