@@ -43,6 +43,7 @@ from paralab.workload.batch import call_model, copied, map_tensors, take, unpack
 from paralab.workload.batch_split_trial import find_casts, find_split_problem
 from paralab.workload.cut_points import find_layers
 from paralab.workload.expert_layers import stacked_experts
+from paralab.workload.hooks import Intercepting
 from paralab.workload.load import load_workload, user_code
 from paralab.workload.randomness import seed_everything
 from paralab.workload.reference import user_folder
@@ -272,11 +273,12 @@ def _build_model(workload: Workload) -> nn.Module:
 
 
 def skip_compiler_import() -> None:
-    """Prevent torch from importing its compiler, which takes a second. Optimizers and the FLOP
-    counter import it only to mark functions as not compilable, but inspections compile nothing.
+    """Prevent torch from importing its compiler, which takes a second. Optimizers and dispatch modes
+    import it only to mark functions as not compilable, but inspections compile nothing.
     If this has no effect in a different torch version, an inspection takes a second longer."""
     counter: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
-    for method in (torch.optim.Optimizer.add_param_group, counter.__torch_dispatch__):
+    modes = counter.__torch_dispatch__, Intercepting.__torch_dispatch__
+    for method in (torch.optim.Optimizer.add_param_group, *modes):
         if function := getattr(method, "__wrapped__", None):
             setattr(function, "__dynamo_disable", function)
 
