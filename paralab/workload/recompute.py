@@ -69,13 +69,18 @@ def recompute(
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         objects = [each for each in (*args, *kwargs.values()) if _has_attributes(each)]
         earlier: dict[int, Any] = {}  # id of an object -> the object before the call
+        places: list[list[int]] = []  # where each argument occurs first: 0 1 1 for q, k, k
 
         def then(value: Any) -> Any:
             return _copy_object(earlier[id(value)], {}) if id(value) in earlier else value
 
         def run(kwargs: dict[str, Any], *args: Any) -> Any:
-            if earlier:
-                args, kwargs = tuple(map(then, args)), {k: then(v) for k, v in kwargs.items()}
+            if not places:
+                ids = list(map(id, args))
+                places.append(list(map(ids.index, ids)))
+            else:
+                args = tuple(then(args[place]) for place in places[0])
+                kwargs = {name: then(value) for name, value in kwargs.items()}
             earlier.update({id(each): _copy_object(each, {}) for each in objects})
             objects.clear()
             return kind.forward(self, *args, **kwargs)
