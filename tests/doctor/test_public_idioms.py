@@ -9,6 +9,26 @@ from paralab.doctor.static.script import Script
 
 # name: (id, severity, text, what makes it a mistake, what makes it healthy or undecided)
 PAIRS = {
+    "rank 0 unwraps the model if it is wrapped": (
+        "H07",
+        "suspect",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from nets import Net
+
+        dist.init_process_group("gloo")
+        model = Net()
+        if wrapped:
+            model = DDP(model)
+        raw = {} if isinstance(model, DDP) else model
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                print(raw(torch.zeros(1)))
+        """,
+        "model",
+        "model.module",
+    ),
     "only the condition says that a file is a checkpoint": (
         "C04",
         "suspect",

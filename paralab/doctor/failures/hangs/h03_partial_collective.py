@@ -15,6 +15,7 @@ Reported: alan-turing-institute/autocast#386
 import ast
 import re
 
+from paralab.doctor.failures.hangs.h07_forward_on_one_rank import may_be_unwrapped
 from paralab.doctor.failures.hangs.sequences import Difference, differences_of
 from paralab.doctor.registry import Finding, Findings, check, describe
 from paralab.doctor.static.bindings import dotted_key
@@ -109,6 +110,9 @@ def _forward(script: Script, difference: Difference, meet: Meet) -> Findings:
     wrap = wrapped_by(script, meet.call.node.func, meet.call.scope)
     if guard is None or wrap is None:
         return
+    is_wrapper = script.kinds(meet.call.node.func, meet.call.scope) == {"ddp"}
+    if not is_wrapper and may_be_unwrapped(script, meet.call):
+        return
     options = ("broadcast_buffers", "forward_sync_buffers")
     if any(is_constant(wrap.argument(99, name), False) for name in options):
         return
@@ -123,7 +127,7 @@ def _forward(script: Script, difference: Difference, meet: Meet) -> Findings:
     ignored = script.attributes.get("_ddp_params_and_buffers_to_ignore")
     doubt = "" if guard.sure and not ignored else IF_REACHED
     doubt = doubt if buffers else "if the model has buffers (BatchNorm does)"
-    if script.kinds(meet.call.node.func, meet.call.scope) != {"ddp"}:  # a caller unwraps it
+    if not is_wrapper:  # a caller unwraps it
         doubt = f"if `{name}` is the wrapper, not `{name}.module`"
     edits = replace(script, meet.call.module, meet.call.node.func, f"{name}.module")
     yield found(script, "H07", "error", meet.call, why, doubt=doubt, edits=edits)

@@ -43,8 +43,7 @@ def forward_by_name(script: Script) -> Findings:
         wrap = wrapped_by(script, call.node.func, call.scope)
         if wrap and buffers_of(script, wrap.argument(0, "module"), wrap.scope) == "":
             continue  # every layer is known, and none has buffers
-        parts = script.ingredients(call.node.func, call.scope)
-        if any(re.search("^module$|unwrap", getattr(one, "attr", "")) for one, _ in parts):
+        if may_be_unwrapped(script, call):
             continue
         tests = next(_guards(script, call), None)
         if tests is not None:
@@ -52,6 +51,12 @@ def forward_by_name(script: Script) -> Findings:
             why = f"Only one rank calls `{code(call.node.func)}` here (`{code(tests)}`). The forward of DDP broadcasts the buffers to all ranks."
             doubt = "if this is the wrapper, not the model inside, and the model has buffers"
             yield found(script, "H07", "suspect", call, why, doubt=doubt)
+
+
+def may_be_unwrapped(script: Script, call: Call) -> bool:
+    """Return whether the called model comes from `model.module` or `unwrap_model(model)`."""
+    parts = script.ingredients(call.node.func, call.scope)
+    return any(re.search("^module$|unwrap", getattr(one, "attr", "")) for one, _ in parts)
 
 
 def _is_given(script: Script, call: Call) -> bool:
