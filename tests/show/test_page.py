@@ -169,6 +169,14 @@ def test_words_in_a_column_of_numbers_are_not_unknown():
     assert found == ["number", "number", "number unknown", "number unknown"]
 
 
+def test_a_section_and_its_table_are_two_regions():
+    """axe: the page of `scale` had two regions called Scaling."""
+    table = Table("Scaling", ("x",), ((Cell("", 1),),))
+    tree = Tree(render(Document("t", "", (), (Section("Scaling", (table,)),))))
+    labels = [found["aria-label"] for found in tree.all("div") if found.get("role") == "region"]
+    assert labels == ["Scaling: table"]
+
+
 def test_lines_do_not_break_after_a_hyphen():
     """`equal, loss ±8e-04` and `--micro-batches` took two lines."""
     assert prose("use `tune --any-batch`, 8e-04") == (
