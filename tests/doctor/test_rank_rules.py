@@ -29,6 +29,7 @@ from paralab.doctor.events import (
     ZeroGrad,
 )
 from paralab.doctor.failures.dataparallel.replicas import pieces
+from paralab.doctor.failures.hangs.different_calls import wait_for_each_other
 from paralab.doctor.failures.pipeline.schedules import split_sizes
 from paralab.doctor.observation import Observation, Reader, WatchedRank
 from paralab.doctor.place import Place, Site
@@ -361,6 +362,29 @@ def test_a_dataset_that_makes_up_its_samples_is_not_a_sampler_that_does_not_divi
     # Equal seeds give `torch.randn` in __getitem__ the same rows, whatever the sampler does.
     assert check_ranks(observe(divided(0), divided(0))) == [("T01", "error", 5, None)]
     assert check_ranks(observe(divided(0), divided(1))) == []
+
+
+RECEIVES = Collective(op="recv", peer=1, site=site(7))
+
+
+@pytest.mark.parametrize(
+    ("other", "ids"),
+    [
+        (Collective(op="recv", peer=0, site=site(7)), ["H04"]),
+        (Collective(op="barrier", seq=[1, 1], site=site(8)), ["H04"]),
+        (Collective(op="send", peer=0, site=site(8)), []),  # they match
+        (Forward(seq=[1, 1], model=0, site=site(8)), []),  # it may be computing
+        (Backward(seq=[1, 1], site=site(8)), []),
+        (None, []),
+    ],
+)
+def test_a_rank_that_receives_is_stuck_only_if_the_sender_waits_too(other, ids):
+    job = observe([], [])
+    doing = ((RECEIVES,), (other,) if other else ())
+    ranks = [replace(rank, doing=each) for rank, each in zip(job.ranks, doing, strict=True)]
+    job = replace(job, ranks=ranks, over=False, stalled_seconds=10.0)
+    found = wait_for_each_other(job)
+    assert [each.id for each in (found,) if each] == ids
 
 
 def test_samples_that_are_evaluated_twice():

@@ -61,8 +61,7 @@ def different_sizes(seen: Observation) -> Finding | None:
 def wait_for_each_other(seen: Observation) -> Finding | None:
     """Report a hang in which all ranks wait, and one of them for a rank that waits for something
     else: two ranks that both receive, or a receive while the sender is in a barrier."""
-    inner = {rank.rank: rank.doing[-1] for rank in seen.ranks if rank.doing}
-    waits = {rank: each for rank, each in inner.items() if isinstance(each, Numbered)}
+    waits = {rank.rank: each for rank in seen.ranks if (each := _waits_in(rank)) is not None}
     if seen.stalled_seconds is None or len(waits) < seen.world:
         return None
     for rank, own in waits.items():
@@ -79,6 +78,14 @@ def wait_for_each_other(seen: Observation) -> Finding | None:
         fix = "Post the receives first (dist.irecv), or let one rank of each pair send first."
         return make_finding("H04", "error", why, own, evidence, fix=fix)
     return None
+
+
+def _waits_in(rank: WatchedRank) -> Numbered | None:
+    inner = rank.doing[-1] if rank.doing else None
+    if isinstance(inner, Collective):
+        return inner
+    where = find_stuck(rank) if rank.answer else None  # otherwise, it may just be computing
+    return where.operation if where else None
 
 
 def _sides(seen: Observation, mismatch: Mismatch) -> tuple[Side, Side]:
