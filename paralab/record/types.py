@@ -50,9 +50,11 @@ def read_object(path: Path) -> JsonObject:
             raise ValueError(f"{path.name} does not contain a JSON object")
     except OSError as error:
         problem = f"{path.parent} is not a paralab folder: {path.name}: {error.strerror}."
-        if not path.parent.exists():
-            problem = f"{path.parent} does not exist."
-        runs = sorted(path.parent.glob(f"*/{path.name}"), key=lambda run: run.stat().st_mtime)
+        runs = []
+        if isinstance(error, FileNotFoundError):  # not if the folder cannot be read
+            if not path.parent.exists():
+                problem = f"{path.parent} does not exist."
+            runs = sorted(path.parent.glob(f"*/{path.name}"), key=lambda run: run.stat().st_mtime)
         fix = f"{runs[-1].parent}, the newest folder there" if runs else "pass a folder in runs/"
         raise UsageError(problem, fix) from error
     except (ValueError, RecursionError) as error:
