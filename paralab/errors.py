@@ -64,10 +64,14 @@ class NothingLeft(ParalabError):
     exit_code = 0
 
 
+SYNONYMS = {"gpu": "cuda"}
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
     """Return the error for an unknown name. It suggests the nearest known name."""
     names = list(known)
-    near = difflib.get_close_matches(given, names, n=1)
+    near = [SYNONYMS[given]] if SYNONYMS.get(given) in names else []
+    near = near or difflib.get_close_matches(given, names, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return UsageError(f"There is no {kind} {given!r}.{meant}", fix="one of: " + ", ".join(names))
 

@@ -239,6 +239,7 @@ def test_tune_searches_layouts_that_fit(tmp_path):
     [
         (["compare", "single", "single"], ["appears twice"]),
         (["compare", "single", "dpp"], ["Did you mean 'dp'"]),
+        (["compare", "single", "--device", "gpu"], ["Did you mean 'cuda'"]),
         (["compare", "ddp --replcas 2"], ["--replcas"]),
         (["scale", "single", "--replicas", "1,2"], ["single"]),
         (["scale", "ddp", "--replicas", "two"], ["two"]),
