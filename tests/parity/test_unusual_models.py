@@ -115,6 +115,20 @@ class Shifting(nn.Module):
 def shifting():
     return of(Shifting, loss=lambda output, target: F.cross_entropy(output[0], target))
 
+class Ignored(nn.Module):  # as CLIP's scale of logits, if the loss uses only the embeddings
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.scale = nn.Linear(8, 16), nn.Linear(16, 3), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        output = self.b(torch.relu(self.a(x)))
+        return output, output * self.scale
+
+def ignored():
+    optimizer = lambda parameters: torch.optim.AdamW(parameters, 1e-3)  # it decays the scale
+    loss = lambda output, target: F.cross_entropy(output[0], target)
+    return of(Ignored, optimizer=optimizer, loss=loss)
+
 class Head(nn.Linear):
     def __init__(self):
         super().__init__(16, 3)
@@ -246,6 +260,13 @@ def test_a_block_that_begins_in_another_stage_of_the_same_rank_is_refused(file):
     assert done.code == 1
     assert UNCUT in done.err
     assert "meta" not in done.err
+
+
+def test_dp_leaves_out_gradients_of_outputs_that_the_loss_does_not_use(file):
+    """They were zero, as if the loss used these outputs, so weight decay changed the parameters."""
+    options = {"strategy": "dp", "accumulate": 1, "replicas": 2, "compile": None}
+    proof, _ = verified(file, ["unusual.py:ignored"], **options)
+    assert all(passed(case) for case in proof["configurations"])
 
 
 def test_dropout_does_not_hide_a_mistake(file):

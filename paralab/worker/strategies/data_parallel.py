@@ -142,9 +142,10 @@ class VirtualDataParallel(nn.Module):
         return map_tensors(lambda _: next(gathered), outputs[0])
 
     def backward_replica(
-        self, number: int, outputs: list[torch.Tensor], grads: tuple[torch.Tensor, ...]
+        self, number: int, outputs: list[torch.Tensor], grads: tuple[torch.Tensor | None, ...]
     ) -> None:
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        both = zip(outputs, grads, strict=True)
+        pairs = [(o, g) for o, g in both if o.requires_grad and g is not None]
         device, span = self.names[number], self.context.probe.span
         with span("replica_backward", device, replica=number), self.context.drawing(lambda: number):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -179,6 +180,7 @@ class _Gather(torch.autograd.Function):
         ctx: Any, parallel: VirtualDataParallel, flat: list[list[torch.Tensor]], connected: Any
     ) -> Any:
         ctx.parallel, ctx.flat = parallel, flat
+        ctx.set_materialize_grads(False)  # parameters of outputs without a gradient get none either
         columns = zip(*flat, strict=True)
         return tuple(torch.cat([tensor.detach() for tensor in column]) for column in columns)
 
@@ -187,7 +189,12 @@ class _Gather(torch.autograd.Function):
         parallel, flat = ctx.parallel, ctx.flat
         columns = zip(*flat, strict=True)
         sizes = [[len(tensor) for tensor in column] for column in columns]
-        pieces = zip(*map(torch.split, grads, sizes), strict=True)
+        missing = [None] * len(flat)
+        split = (
+            missing if grad is None else grad.split(parts)
+            for grad, parts in zip(grads, sizes, strict=True)
+        )
+        pieces = zip(*split, strict=True)
         list(parallel.threads.map(parallel.backward_replica, range(len(flat)), flat, pieces))
         parallel.reduce(len(flat))
         return None, None, None
