@@ -137,7 +137,7 @@ def _shares(parts: dict[str, float]) -> StepShares:
 
 
 def mean_shares(steps: Sequence[StepShares]) -> StepShares | None:
-    """Return the mean shares. Unlike medians, they add up to 1."""
+    """Average the shares over the steps. Unlike medians, means add up to 1."""
     if not steps:
         return None
     names = StepShares.__struct_fields__

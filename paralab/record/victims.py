@@ -4,14 +4,14 @@ this list, so none of them blames a victim."""
 
 import re
 
-# Messages after another rank exited.
+# Messages of a rank after another rank exited.
 GONE = re.compile(
     r"onnection (?:closed|reset) by peer|Connection refused|Broken pipe|ncclRemoteError"
     r"|remote process (?:has )?exited|Socket closed|ECONNRESET|remote server shutdown|got 0 bytes"
     r"|Rank \d+ (?:died|left the group) while rank \d+ was in|Rank \d+: \w+ of \[.*\] failed"  # local
     r"|Rank \d+ died while the process group was being set up"
 )
-# Messages if another rank did not arrive in time.
+# Messages of a rank that waited for another rank until its timeout.
 WAITED = re.compile(
     r"Timed out waiting|Watchdog caught collective|wait timeout|Socket Timeout|monitoredBarrier"
     r"|ollective operation timeout|clients joined|client socket has timed out"

@@ -62,8 +62,8 @@ def recompute(
     Change the class, not the object, because copies of the block must call their own method.
     Recomputation does not run the block's hooks.
 
-    A block may change an argument, such as a cache of keys and values, to which it appends its own.
-    So recompute it with the argument as it was."""
+    A block may change an argument: for example, it may append to a cache of keys and values. So the
+    block is recomputed with a copy from before the change."""
     kind: Any = type(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

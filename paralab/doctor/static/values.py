@@ -93,7 +93,8 @@ class Values(Origins):
     def decide(
         self, test: If, scope: Scope, rank: int | None, env: Env | None = None
     ) -> bool | None:
-        """Return whether this rank (None: every rank) takes a branch, or None if unknown."""
+        """Return whether this rank takes a branch, or None if that is unknown. Without a rank,
+        return None also if the ranks differ."""
         ranks = (0, 1) if rank is None else (rank,)
         found = {self.truth(test.test, scope, one, env) for one in ranks}
         return next(iter(found)) == test.taken if len(found) == 1 and None not in found else None
