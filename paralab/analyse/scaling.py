@@ -131,10 +131,10 @@ def _finding(row: Row, one: Row, cores: int) -> Finding:
         return Finding("fastest", f"{text} That is close to perfect scaling.", evidence)
 
     causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
-    known = {"other": "unexplained time"}
-    named = [f"{known.get(c, c)} ({seconds(time)} per step)" for c, time in causes if time > 0]
+    known = {"other": "unexplained"}
+    named = [f"{seconds(time)} ({known.get(cause, cause)})" for cause, time in causes if time > 0]
     if named:
-        text += f" The lost time is {' and '.join(named)}."
+        text += f" Each step loses {' and '.join(named)}."
     if why := _explain_crowding(row, cores):
         text += f" {capital(why)}: devices that compete for cores cannot run faster."
     return Finding("limit", text, evidence)

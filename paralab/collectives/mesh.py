@@ -59,7 +59,7 @@ class Peer:
 
     def exchange_file(self, file: int) -> int:
         """Send an open file to the peer, and return the file that it sends."""
-        with suppress(ConnectionError):  # what it has sent tells why
+        with suppress(ConnectionError):  # what it sent before may give the reason
             socket.send_fds(self.control, [b"f"], [file])
         with _name_the_dead(self.name):
             words, received, _, _ = socket.recv_fds(self.control, 1, 1)
@@ -113,7 +113,7 @@ class Mesh:
         secret = secrets.token_bytes(16)
         listener, address = _listen()
         found: dict[bytes, dict[int, socket.socket]] = {CONTROL: {}, DATA: {}}
-        with ExitStack() as opened:  # closed again after an error
+        with ExitStack() as opened:  # closed if an error follows
             try:
                 listener.settimeout(seconds)
                 store.set(f"local/{rank}", json.dumps([_machine(), address, secret.hex()]))
@@ -256,7 +256,7 @@ class Mesh:
 
 @contextmanager
 def _name_the_dead(rank: int) -> Iterator[None]:
-    """Name the rank if the connection to it breaks in this block."""
+    """Name the rank if the connection to it breaks in this context."""
     try:
         yield
     except ConnectionError:

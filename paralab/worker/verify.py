@@ -150,7 +150,7 @@ def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[
 
 @torch.no_grad()
 def drop_noise(model: nn.Module, largest: float) -> None:
-    """Set gradients to zero that are rounding errors, compared with the largest gradient, in fp64. If
+    """Set fp64 gradients to zero if they are only rounding errors of the largest gradient. If
     a sum cancels (such as for the bias of an attention's keys), splitting the work changes these
     errors, and some optimizers use only their sign."""
     for parameter in model.parameters():
