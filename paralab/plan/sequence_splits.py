@@ -62,7 +62,7 @@ def unsuitable(block: ObservedBlock, shards: int) -> str | None:
     if not block.attention:
         return "it does not call torch.nn.functional.scaled_dot_product_attention"
     if block.draws:
-        return "it draws random numbers besides dropout, and each part would draw different ones"
+        return "it uses random numbers outside dropout, and each part would draw different ones"
     if len(block.lengths) > 1:
         lengths = " and ".join(map(str, sorted(block.lengths)))
         return f"it attends to sequences of different lengths ({lengths} tokens)"

@@ -99,7 +99,7 @@ def _print_answer(answer: Answer) -> None:
 
 
 def _print_bars(bars: Bars) -> None:
-    """Print bars made of characters, starting at a zero line. A second line marks the reference."""
+    """Print text bars that start at a zero line. A second line marks the reference."""
     values = [bar.value for bar in bars.bars if bar.value is not None]
     if not values:
         return

@@ -101,7 +101,7 @@ def write_report(folder: Path, document: Document | None = None) -> Path:
 
 def finding_color(finding: blocks.Finding) -> str:
     """Return a finding's kind. `same` is green only if every configuration was checked and is
-    equal, and a warning if one is wrong. A lossy one that trains as simulated is neither."""
+    equal, and a warning if one is wrong. It is neither if all others match their simulation."""
     found = finding.evidence
     equal, simulated, of = (found.get(name, 0) for name in ("equal", "as_simulated", "of"))
     if finding.kind != "same" or (of and equal == of):

@@ -2,7 +2,7 @@
 folder.
 
 Each run gets a subfolder with the name of its run folder, so that runs appear side by side. Each
-point carries the time of its measurement. paralab writes TensorBoard's record format directly,
+point has the wall time of its measurement. paralab writes TensorBoard's record format directly,
 because TensorBoard's EventFileWriter imports TensorFlow if it is installed.
 """
 

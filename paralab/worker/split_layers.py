@@ -1,4 +1,4 @@
-"""Split this rank's layers over the shards, and time the collectives over the shards.
+"""Split layers over the shards, and time the collectives between shards.
 
 DTensor splits the proved groups of layers. The rest of the model is replicated: all shards process
 the same samples, compute the same loss, and get the same gradients for replicated parameters.

@@ -66,9 +66,7 @@ def page(entry: Entry) -> str:
         f"```diff\n{entry.example}```",
     ]
     if entry.silent:
-        parts.append(
-            "This failure is silent: we know of no other tool that reports it for plain PyTorch."
-        )
+        parts.append("We know of no other tool that reports this failure for plain PyTorch.")
     if entry.limits:
         parts.append(f"**Limits.** {entry.limits}")
     if entry.sources:
@@ -87,10 +85,11 @@ def url(source: str) -> str:
 
 def pages() -> dict[str, str]:
     about = f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) lists which source finds which."
+    about += " †: we know of no other tool that reports it for plain PyTorch."
     index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():
         lines = [
-            f"- [{entry.id}]({entry.id}.md) {entry.title}{' *(silent)*' if entry.silent else ''}"
+            f"- [{entry.id}]({entry.id}.md) {entry.title}{' †' if entry.silent else ''}"
             for entry in entries
         ]
         index += [f"## {group}", "", *lines, ""]

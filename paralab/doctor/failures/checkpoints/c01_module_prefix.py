@@ -1,4 +1,4 @@
-"""C01: Saved names begin with 'module.'.
+"""C01: The keys of a saved state_dict begin with 'module.'.
 
 Symptom: 'Missing key(s) in state_dict: "0.weight" … Unexpected key(s): "module.0.weight"'.
 Cause: The checkpoint contains the state of the DDP wrapper, which prefixes every name with 'module.'.

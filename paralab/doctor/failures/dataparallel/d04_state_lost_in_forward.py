@@ -1,4 +1,4 @@
-"""D04: State that forward sets is lost.
+"""D04: State that forward() sets is lost.
 
 Symptom: No error. Counters and statistics that forward stores on self never change.
 Cause: forward runs on replicas that are discarded. Only in-place changes to buffers on the first GPU survive.

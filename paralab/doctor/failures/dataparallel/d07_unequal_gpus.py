@@ -42,5 +42,5 @@ def unequal_gpus(facts: Facts) -> Findings:
         f"GPU {number} ({small.name}, {size(small.memory_bytes)}) is weaker than {large.name} "
         f"({size(large.memory_bytes)}), so the others wait for it."
     )
-    fix = f"Leave it out (CUDA_VISIBLE_DEVICES without {number}), or give it smaller batches, weighted by size."
+    fix = f"Exclude it (CUDA_VISIBLE_DEVICES without {number}), or give it smaller batches and weight each loss by its batch size."
     yield Finding("D07", "warning", why, fix, evidence=facts.evidence("GPUs (torch)"))

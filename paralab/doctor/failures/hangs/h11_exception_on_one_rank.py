@@ -207,7 +207,8 @@ def _last_victim(logs: Logs) -> Event | None:
 
 
 def _last_words(logs: Logs) -> Findings:
-    """Report a log that ends inside a traceback or in a known message without its exception."""
+    """Report a log that is cut off inside a traceback, or after a known message but before its
+    exception."""
     ends = _last_lines(logs)
     known = find_message("\n".join(line.text for line in ends), ("raised",), logs.lines)
     if known and known.message.why and not any(line.stamped for line in ends):

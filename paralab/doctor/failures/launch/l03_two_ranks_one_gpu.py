@@ -41,7 +41,7 @@ ENTRY = describe(
 
 
 _REFUSED = "NCCL rejects two ranks on one GPU."
-_ALL_VISIBLE = "unless the launcher shows each rank only one GPU"
+_ALL_VISIBLE = "unless the launcher makes only one GPU visible to each rank"
 
 
 @check("L03", source="script")

@@ -1,4 +1,4 @@
-"""S02: A parameter is ready twice in one backward pass.
+"""S02: A parameter is marked ready twice in one backward pass.
 
 Symptom: 'Expected to mark a variable ready only once', with the index or name of a parameter.
 Cause: Reentrant checkpointing, shared weights, or use outside forward triggers a parameter's hook twice.

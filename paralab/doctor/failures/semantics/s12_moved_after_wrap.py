@@ -3,7 +3,7 @@
 Symptom: No error. From then on, DDP does not synchronize gradients.
 Cause: The move replaces the parameters that DDP has hooks on.
 Fix: Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.
-Limits: Needs a GPU: on CPU ranks the move changes nothing, so only the script shows it.
+Limits: On CPU ranks, the move changes nothing. So without a GPU, the doctor finds it only in the script.
 Reported: pytorch/pytorch#104336
 
   model = DistributedDataParallel(net)
