@@ -120,14 +120,15 @@ class Ignored(nn.Module):  # as CLIP's scale of logits, if the loss uses only th
         super().__init__()
         self.a, self.b, self.scale = nn.Linear(8, 16), nn.Linear(16, 3), nn.Parameter(torch.ones(1))
 
-    def forward(self, x):
-        output = self.b(torch.relu(self.a(x)))
+    def forward(self, batch):
+        output = self.b(torch.relu(self.a(batch["x"])))
         return output, output * self.scale
 
 def ignored():
     optimizer = lambda parameters: torch.optim.AdamW(parameters, 1e-3)  # it decays the scale
     loss = lambda output, target: F.cross_entropy(output[0], target)
-    return of(Ignored, optimizer=optimizer, loss=loss)
+    unpack = lambda batch: (({"x": batch[0]},), batch[1])  # dp took the dict for keyword arguments
+    return of(Ignored, optimizer=optimizer, loss=loss, unpack=unpack)
 
 class Head(nn.Linear):
     def __init__(self):

@@ -93,7 +93,7 @@ class VirtualDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         span = self.context.probe.span
-        inputs = kwargs or (args if len(args) > 1 else args[0])
+        inputs = kwargs or args  # a tuple of one dict stays a tuple
         with span("scatter", bytes=num_bytes(inputs)):
             sizes = chunk_sizes(num_samples(inputs), len(self.names))
             parts = [take(inputs, *piece) for piece in spans(sizes)]
