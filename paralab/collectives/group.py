@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partialmethod
@@ -35,6 +36,7 @@ ProcessGroup: Any = dist.ProcessGroup
 Lists = list[list[Tensor]]
 Some = Tensor | list[Tensor]
 CLOSE_SECONDS = 5.0
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register() -> None:
@@ -68,6 +70,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         self._warned: set[str] = set()
         self._number = 0  # number of the last collective
         self._gpu: GpuStaging | None = None  # set by the first collective on a GPU
+        _groups.add(self)
         atexit.register(self._leave_at_exit)
 
     def getBackendName(self) -> str:
@@ -77,6 +80,9 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         """Stop the threads and leave the group. Give running calls a few seconds, then interrupt
         them."""
         atexit.unregister(self._leave_at_exit)
+        for group in list(_groups):
+            if group._mesh.failure:  # this is why the rank leaves its other groups
+                self._mesh.abort(group._mesh.failure)
         connections = self._connections.values()
         threads = [self._thread, *(each for pair in connections for each in pair.threads)]
         if not all([each.close(seconds) for each in threads]):

@@ -94,7 +94,7 @@ class Mesh:
 
     def __init__(self, rank: int, size: int, peers: dict[int, Peer], names: Sequence[int]) -> None:
         self.rank, self.size, self.peers, self.names = rank, size, peers, names
-        self._aborted = False
+        self.failure: Exception | None = None
         bells = {rank: _make_bell() for rank in peers}
         theirs = self.exchange_files({rank: writing for rank, (_, writing) in bells.items()})
         for rank, (reading, writing) in bells.items():
@@ -222,9 +222,9 @@ class Mesh:
     def abort(self, error: Exception) -> None:
         """Tell every rank why this rank gives up, so that they blame the right rank. This also
         wakes up ranks that are waiting for data from this rank. Only the first error counts."""
-        if self._aborted:
+        if self.failure:
             return
-        self._aborted = True
+        self.failure = error
         named = isinstance(error, dist.DistBackendError)
         self.say((str(error) if named else f"Rank {self.name}: {error}").encode())
         for peer in self.peers.values():

@@ -31,6 +31,12 @@ try:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "sender":  # rank 1 waits for rank 0, and rank 2 waits for rank 1
         dist.recv(torch.ones(4), src=rank - 1)
+    elif fault == "elsewhere":  # rank 0 waits for rank 2, which fails in its group with rank 1
+        with_0, with_1 = dist.new_group([0, 2]), dist.new_group([1, 2])
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(4), group=with_0 if rank == 0 else with_1)
     elif fault == "exits" and rank == 1:
         os._exit(0)
     elif fault == "raises" and rank == 1:
