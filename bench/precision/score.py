@@ -55,6 +55,7 @@ HALVES = (
     "clean7",
     "tune8",
     "clean8",
+    "clean9",
 )
 ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 
