@@ -40,7 +40,7 @@ from paralab.plan.request import (
     uses_blocks,
 )
 from paralab.plan.schedules import SCHEDULES, WITHOUT
-from paralab.plan.sharding import BRANCHES, NOT_ON_SHARDS
+from paralab.plan.sharding import BRANCHES, MIXED_DTYPES, NOT_ON_SHARDS
 from paralab.record.folder import RunFolder
 from paralab.units import plural
 from paralab.workload.reference import check_reference
@@ -156,7 +156,7 @@ def _cannot_run(each: Verified, strategy: str) -> bool:
         return ONE_SAMPLE in cause or UNGATHERED in cause
     uncut = each.options.schedule is not None and WITHOUT in cause
     uncompiled = bool(each.options.compile) and NOT_COMPILED in cause
-    known = (BRANCHES, NOT_ON_SHARDS, UNGATHERED, ONE_SAMPLE)
+    known = (BRANCHES, MIXED_DTYPES, NOT_ON_SHARDS, UNGATHERED, ONE_SAMPLE)
     return uncut or uncompiled or any(each in cause for each in known)
 
 

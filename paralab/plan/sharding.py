@@ -27,6 +27,7 @@ KEEPS = {
 
 # fsdp cannot train a model whose ranks use different units.
 BRANCHES = "the ranks take different branches"
+MIXED_DTYPES = "FSDP needs parameters of one dtype in each unit"
 NOT_ON_SHARDS = "torch cannot run this optimizer's step on shards of parameters"
 
 

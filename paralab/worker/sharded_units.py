@@ -19,7 +19,7 @@ from torch import nn
 
 from paralab.errors import ParalabError
 from paralab.plan.plan import Plan
-from paralab.plan.sharding import NOT_ON_SHARDS
+from paralab.plan.sharding import MIXED_DTYPES, NOT_ON_SHARDS
 from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import (
     group_along,
@@ -270,9 +270,16 @@ class TimedCollective:
 
 @contextmanager
 def explain_dtypes(plan: Plan) -> Iterator[None]:
-    """Explain that FSDP does not cast everything in low precision."""
+    """Explain that FSDP does not cast everything in low precision, and mixes no dtypes."""
     try:
         yield
+    except AssertionError as error:
+        if "uniform original parameter dtype" not in str(error):
+            raise
+        problem = f"{plan.strategy}: {MIXED_DTYPES} ({error})"
+        raise ParalabError(
+            problem, fix="complex parameters in modules of their own, or ddp"
+        ) from error
     except RuntimeError as error:
         mixes_types = "dtype" in str(error) or "scalar type" in str(error)
         if plan.precision not in LOW or not mixes_types:

@@ -11,6 +11,7 @@ import torch
 
 from paralab.plan.request import STRATEGIES
 from paralab.plan.schedules import UNCUT
+from paralab.plan.sharding import MIXED_DTYPES
 from paralab.workload.load import load_workload
 from tests.conftest import ROOT, run_paralab
 from tests.parity.proofs import passed, verify
@@ -129,6 +130,17 @@ def ignored():
     loss = lambda output, target: F.cross_entropy(output[0], target)
     unpack = lambda batch: (({"x": batch[0]},), batch[1])  # dp took the dict for keyword arguments
     return of(Ignored, optimizer=optimizer, loss=loss, unpack=unpack)
+
+class Spectral(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 3)
+        self.phase = nn.Parameter(torch.ones(5, dtype=torch.complex64))
+
+    def forward(self, x):
+        return super().forward(torch.fft.irfft(torch.fft.rfft(x) * self.phase, n=8))
+
+def spectral():
+    return of(lambda: nn.Sequential(Spectral(), nn.Linear(3, 3)))
 
 class Head(nn.Linear):
     def __init__(self):
@@ -268,6 +280,12 @@ def test_dp_leaves_out_gradients_of_outputs_that_the_loss_does_not_use(file):
     options = {"strategy": "dp", "accumulate": 1, "replicas": 2, "compile": None}
     proof, _ = verified(file, ["unusual.py:ignored"], **options)
     assert all(passed(case) for case in proof["configurations"])
+
+
+def test_fsdp_says_that_a_unit_mixes_dtypes(file):
+    """The reason was an assertion of torch."""
+    proof, _ = verified(file, ["unusual.py:spectral"], strategy="fsdp", accumulate=1, replicas=2)
+    assert all(MIXED_DTYPES in case["cause"] for case in proof["configurations"])
 
 
 def test_dropout_does_not_hide_a_mistake(file):
