@@ -36,7 +36,6 @@ SKIPPED = {
 }
 SHORTER = (
     (r"\S*FOLDER", "recorded"),  # a recorded run
-    (r"SCRIPT\.py", "train.py"),
     (r"'rank\*\.err'", "rank0.err"),  # a shell would expand it
     (r"^(tune.*)--workload gpt(?![:\w])", r"\1--workload mlp:tiny"),
     (r"--workload (gpt|moe)(?![:\w])", r"--workload \1:tiny"),
