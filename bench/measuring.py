@@ -26,9 +26,10 @@ from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
-from paralab.worker import device_load as load
-from paralab.worker import loop, probes, rank_context
-from paralab.worker.clock import Clock
+from paralab.worker import loop, rank_context
+from paralab.worker.measure import device_load as load
+from paralab.worker.measure import probes
+from paralab.worker.measure.clock import Clock
 from paralab.workload.load import load_workload
 from paralab.workload.workload import Workload
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paralab.plan.tensor_plan import table_of
-from paralab.worker.prove_sequence import find_sequence_plan
-from paralab.worker.prove_shards import find_tensor_plan
+from paralab.worker.proofs.prove_sequence import find_sequence_plan
+from paralab.worker.proofs.prove_shards import find_tensor_plan
 from paralab.workload.load import load_workload
 from paralab.workload.sequence_plan import part_sizes
 from paralab.workload.tensor_group import TensorPlan

@@ -1,4 +1,4 @@
-"""A process that has imported torch, and forks a `paralab.worker.template` for each command.
+"""A process that has imported torch, and forks a `paralab.worker.processes.template` for each command.
 
     python tests/shared_template.py SOCKET [MODULE…]      imports these modules as well
 
@@ -19,7 +19,7 @@ import socket
 import sys
 
 from paralab.machine import signals
-from paralab.worker.template import serve
+from paralab.worker.processes.template import serve
 
 
 def share(address, modules):

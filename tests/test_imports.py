@@ -124,7 +124,7 @@ def test_looking_at_a_workload_does_not_load_the_compiler():
     what starts ranks either."""
     code = """
 import sys
-from paralab.worker.inspect_workload import inspect_workload
+from paralab.worker.inspection.inspect_workload import inspect_workload
 from paralab.workload.summary import Inspection
 found = inspect_workload(Inspection("gpt:tiny", "cpu", threads=1, layers=True, units=True))
 assert (found.optimizer, found.optimizer_bytes_per_byte) == ("SGD", 1.0)

@@ -1,6 +1,6 @@
 """Estimate how much memory a plan needs, whether it fits a device, and the largest batch that fits.
 
-A trial with fake tensors gives the numbers (`paralab.worker.memory_trial`), and
+A trial with fake tensors gives the numbers (`paralab.worker.inspection.memory_trial`), and
 `paralab.plan.estimate` divides them among the devices.
 """
 

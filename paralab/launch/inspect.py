@@ -47,7 +47,7 @@ def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial 
     return the reason, because only the estimate is lost."""
     question = [{"plan": plan.to_json(), "sizes": list(sizes)} for plan, sizes in asked]
     deadline = TRIAL_SECONDS + MORE_SECONDS * (len(asked) - 1)
-    answer = ask("paralab.worker.memory_trial", question, deadline, "inspection")
+    answer = ask("paralab.worker.inspection.memory_trial", question, deadline, "inspection")
     if answer.value is None:
         took = f"the trial took more than {deadline} s"
         reason = (
@@ -63,7 +63,7 @@ def try_memory(asked: Sequence[tuple[Plan, Sequence[int]]]) -> list[MemoryTrial 
 def _ask(inspection: Inspection | None) -> dict[str, Any]:
     """Return the inspection's answer. Raise a UsageError for a mistake in the user's file."""
     question = asdict(inspection) if inspection else None
-    module = "paralab.worker.inspect_workload"
+    module = "paralab.worker.inspection.inspect_workload"
     answer = ask(module, question, DEADLINE_SECONDS, "inspection")
     if answer.code is None:
         subject = f"the workload {inspection.workload}" if inspection else "torch"

@@ -1,7 +1,7 @@
 """Child processes that import torch: ranks, and processes that inspect a workload.
 
 Importing torch takes a second or two, and a command needs several such processes. So within
-`import_torch_once`, one process imports torch and forks the others (`paralab.worker.template`). But
+`import_torch_once`, one process imports torch and forks the others (`paralab.worker.processes.template`). But
 each process imports torch itself in these cases:
 
 - on systems other than Linux 5.3 or newer, such as macOS, where a process that has loaded
@@ -75,7 +75,7 @@ class Template:
         self.process: subprocess.Popen[bytes] | None = None  # None if the shared template forked it
         with theirs:
             if not self._forked_by_shared(theirs):
-                words = command("paralab.worker.template", str(theirs.fileno()))
+                words = command("paralab.worker.processes.template", str(theirs.fileno()))
                 silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
                 self.process = _popen(words, self.environment, pass_fds=[theirs.fileno()], **silent)
 

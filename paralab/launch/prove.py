@@ -28,7 +28,7 @@ def prove_plan(what: str, workload: str, shards: int) -> SplitPlan:
     question = {"what": what, "workload": workload, "shards": shards}
     near = {"GLOO_SOCKET_IFNAME": interface} if (interface := loopback()) else {}
     ranks = [{**near, "OMP_NUM_THREADS": "1", "RANK": str(rank)} for rank in range(shards)]
-    answer = ask("paralab.worker.prove_shards", question, DEADLINE_SECONDS, "proof", ranks)
+    answer = ask("paralab.worker.proofs.prove_shards", question, DEADLINE_SECONDS, "proof", ranks)
     if answer.code is None:
         problem = f"Proving a {what} plan for {workload} took more than {DEADLINE_SECONDS} s."
         raise UsageError(problem, fix="a smaller model, or ddp or fsdp")

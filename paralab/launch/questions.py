@@ -1,5 +1,5 @@
 """Ask a question in child processes that import torch, and wait for the answer. This process never
-imports torch. `paralab.worker.answers` is the other side."""
+imports torch. `paralab.worker.inspection.answers` is the other side."""
 
 import errno
 import json

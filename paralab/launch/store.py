@@ -2,7 +2,7 @@
 torchrun or rank 0.
 
 Only torch can access the store, and this process must not import torch. So a child process
-(`paralab.worker.store_client`) accesses the store, and we talk to the child.
+(`paralab.worker.processes.store_client`) accesses the store, and we talk to the child.
 """
 
 import atexit
@@ -38,7 +38,7 @@ class Store:
         with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as file:
             listener.bind(str(address))
             listener.listen(1)
-            module = "paralab.worker.store_client"
+            module = "paralab.worker.processes.store_client"
             self._child = start(module, [str(address)], environment, file)
             atexit.register(self.close)
             self._channel = self._accept(listener, log)

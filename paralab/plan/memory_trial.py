@@ -1,7 +1,7 @@
 """The results of a memory trial, and the estimate based on them, in plain numbers.
 
 A trial runs training steps of the whole model on one device with fake tensors, which have shapes
-but no data (`paralab.worker.memory_trial`). `paralab.plan.estimate` divides its numbers among the
+but no data (`paralab.worker.inspection.memory_trial`). `paralab.plan.estimate` divides its numbers among the
 devices.
 """
 

@@ -27,9 +27,9 @@ def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
 
 # The modules that define the names in `parallelize_code`.
 SOURCES = {
-    "paralab.worker.sharded_attention": {"MultiheadParallel"},
-    "paralab.worker.sharded_embedding": {"EmbeddingParallel"},
-    "paralab.worker.sharded_layers": {"MatrixParallel"},
+    "paralab.worker.sharding.sharded_attention": {"MultiheadParallel"},
+    "paralab.worker.sharding.sharded_embedding": {"EmbeddingParallel"},
+    "paralab.worker.sharding.sharded_layers": {"MatrixParallel"},
     "torch.distributed._functional_collectives": {"all_reduce"},
     "torch.distributed.tensor": {"Replicate"},
     "torch.distributed.tensor.experimental": {"implicit_replication"},

@@ -12,7 +12,7 @@ delete.
 
 A checkpoint may come from someone else, so matching checksums do not make it safe. Reading a
 checkpoint never runs code from it: see `paralab.record.metadata` for `.metadata`, and
-`paralab.worker.checkpoint` for the tensors.
+`paralab.worker.checkpoints.checkpoint` for the tensors.
 """
 
 import hashlib

@@ -35,11 +35,11 @@ from paralab.record.stack_dump import write_error
 from paralab.record.status_board import NEVER, StatusBoard
 from paralab.record.victims import is_victim
 from paralab.record.writer import EventWriter
-from paralab.worker.clock import ALIGNED, Offset, offset_to_rank_0
 from paralab.worker.groups import make_groups
 from paralab.worker.loop import Extras, train
-from paralab.worker.parent_watch import obey_the_launcher
-from paralab.worker.rendezvous import join_group
+from paralab.worker.measure.clock import ALIGNED, Offset, offset_to_rank_0
+from paralab.worker.processes.parent_watch import obey_the_launcher
+from paralab.worker.processes.rendezvous import join_group
 from paralab.workload.load import load_workload, their_lines
 from paralab.workload.reference import user_folder
 from paralab.workload.workload import Workload

@@ -14,7 +14,7 @@ from torch import nn
 
 from paralab.errors import ParalabError
 from paralab.plan.compile import NOT_COMPILED
-from paralab.worker.probes import Probe
+from paralab.worker.measure.probes import Probe
 
 
 class BlockCompiler:

@@ -11,7 +11,7 @@ from torch import nn
 
 from paralab.plan.grid import AXES, Axis, ranks_along
 from paralab.plan.plan import Plan
-from paralab.worker.shards import is_split, local
+from paralab.worker.sharding.shards import is_split, local
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits for another rank in a collective
 

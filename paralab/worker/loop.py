@@ -14,10 +14,10 @@ from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
 from paralab.worker.batches import count_samples, load_batches
-from paralab.worker.device_load import LoadSampler
-from paralab.worker.notes import note_gradients, note_memory
+from paralab.worker.measure.device_load import LoadSampler
+from paralab.worker.measure.notes import note_gradients, note_memory
+from paralab.worker.measure.profile import profile_steps
 from paralab.worker.optimizer import make_optimizer
-from paralab.worker.profile import profile_steps
 from paralab.worker.progress import TrainingProgress
 from paralab.worker.rank_context import RankContext, Strategy, set_up_rank
 from paralab.worker.strategies.table import make_strategy
@@ -70,7 +70,9 @@ def train(
         strategy = make_strategy(context, model)
         optimizer = make_optimizer(context.workload, model)
         if plan.zero == 1:
-            from paralab.worker.zero_optimizer import ShardedOptimizer  # importing it is slow
+            from paralab.worker.sharding.zero_optimizer import (
+                ShardedOptimizer,  # importing it is slow
+            )
 
             optimizer = ShardedOptimizer(context, optimizer)
         progress = TrainingProgress(context, strategy, optimizer, extras.policy, board)

@@ -10,11 +10,11 @@ from paralab.plan.batches import GlobalBatch
 from paralab.plan.request import BUCKETED
 from paralab.record.checkpoints import CheckpointPolicy
 from paralab.record.status_board import StatusBoard
-from paralab.worker.checkpoint import Saver
+from paralab.worker.checkpoints.checkpoint import Saver
+from paralab.worker.checkpoints.training_state import TrainingState
 from paralab.worker.inject import inject_fault
 from paralab.worker.optimizer import make_scheduler
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
-from paralab.worker.training_state import TrainingState
 from paralab.workload.randomness import seed_everything
 
 

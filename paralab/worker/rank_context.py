@@ -13,13 +13,13 @@ from torch import nn
 
 from paralab.plan.plan import Plan, RankPlan
 from paralab.record.writer import EventWriter
-from paralab.worker.clock import Clock
-from paralab.worker.memory import ActivationMeter
+from paralab.worker.measure.clock import Clock
+from paralab.worker.measure.memory import ActivationMeter
+from paralab.worker.measure.probes import Probe, SplitNotes, detail_interval
 from paralab.worker.precision import Precision
-from paralab.worker.probes import Probe, SplitNotes, detail_interval
 from paralab.worker.random_streams import RandomStreams
-from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.shards import gathered, whole
+from paralab.worker.sharding.shard_streams import ShardStreams
+from paralab.worker.sharding.shards import gathered, whole
 from paralab.workload.batch import call_model, copied, tensors
 from paralab.workload.fp64 import loss_in_fp64
 from paralab.workload.randomness import seed_everything

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paralab.worker.shards import local
+from paralab.worker.sharding.shards import local
 
 BUCKET_MB = 25.0  # DDP's default
 # Called with a collective's kind, tensor, and group. Returns a function to call at its end.

@@ -23,7 +23,7 @@ from paralab.plan.batches import GlobalBatch
 from paralab.units import plural
 from paralab.worker.rank_context import RankContext
 from paralab.worker.samples import rank_batches
-from paralab.worker.shards import local, whole
+from paralab.worker.sharding.shards import local, whole
 from paralab.workload.batch import map_tree, unpack
 
 Tensors = dict[str, torch.Tensor]

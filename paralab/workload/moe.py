@@ -19,7 +19,7 @@ class Experts(nn.Module):
     parameter gets a gradient even if no token chooses an expert.
 
     `ep` runs this module on other ranks' tokens, with some of the experts
-    (`paralab.worker.split_experts`)."""
+    (`paralab.worker.sharding.split_experts`)."""
 
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__()

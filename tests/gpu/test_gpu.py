@@ -13,7 +13,7 @@ from torch import nn
 
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import length
-from paralab.worker.profile import FIRST, STEPS
+from paralab.worker.measure.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
 pytestmark = [pytest.mark.gpu, pytest.mark.processes]
@@ -133,10 +133,10 @@ def test_stages_on_two_kinds_of_device_train_like_one(tmp_path):
     from paralab.plan.grid import Device
     from paralab.plan.plan import Plan, RankPlan, Stage
     from paralab.record.writer import EventWriter
-    from paralab.worker.clock import Clock
-    from paralab.worker.memory import ActivationMeter
+    from paralab.worker.measure.clock import Clock
+    from paralab.worker.measure.memory import ActivationMeter
+    from paralab.worker.measure.probes import Probe
     from paralab.worker.precision import Precision
-    from paralab.worker.probes import Probe
     from paralab.worker.rank_context import MicroBatch, RankContext
     from paralab.worker.strategies.pipeline_threads import PipelineThreads
     from paralab.workload.workload import Workload

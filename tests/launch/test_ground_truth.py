@@ -8,7 +8,7 @@ import pytest
 from bench.link import link, why_not
 from paralab.analyse.recording import Recording
 from paralab.analyse.time_intervals import length
-from paralab.worker.profile import FIRST, STEPS
+from paralab.worker.measure.profile import FIRST, STEPS
 from tests.conftest import run_paralab
 
 pytestmark = pytest.mark.processes

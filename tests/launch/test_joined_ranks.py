@@ -22,7 +22,7 @@ from paralab.plan.grid import Place, grid
 from paralab.plan.request import prefix_words
 from paralab.record.checkpoints import checkpoints
 from paralab.record.events import Start
-from paralab.worker.clock import QUESTIONS, best_offset
+from paralab.worker.measure.clock import QUESTIONS, best_offset
 from tests import forked
 from tests.conftest import DEADLINE_SECONDS, ROOT, Finished, run_paralab
 from tests.launch.test_endings import SLOW, wait_for_steps

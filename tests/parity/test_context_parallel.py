@@ -16,7 +16,7 @@ WORKLOADS = (
     + """
 def unsummed():
     "Each rank keeps the gradients of its own tokens."
-    from paralab.worker.split_sequence import SplitSequence
+    from paralab.worker.sharding.split_sequence import SplitSequence
     init = SplitSequence.__init__
     def broken(self, model, blocks, group, *more):
         init(self, model, blocks, group, *more)

@@ -11,7 +11,7 @@ from tests.parity.test_tensor_parallel import weights_of
 pytestmark = pytest.mark.processes
 
 WORKLOADS = """
-from paralab.worker.split_experts import SplitExperts
+from paralab.worker.sharding.split_experts import SplitExperts
 from tests.worker.expert_models import *
 
 exchange, sum_gradients = SplitExperts.exchange, SplitExperts.sum_gradients

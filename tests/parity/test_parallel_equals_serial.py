@@ -140,13 +140,13 @@ import torch.distributed as dist
 from torch import nn
 from paralab.worker.batches import RankBatch
 from paralab.worker.rank_context import RankContext
-from paralab.worker.sharded_units import TimedCollective
+from paralab.worker.sharding.sharded_units import TimedCollective
 from paralab.worker.strategies import ddp, fsdp, hybrid, pipeline_processes
 from paralab.worker.strategies.data_parallel import VirtualDataParallel
 from paralab.worker.strategies.local_sgd import LocalSgd
 from paralab.worker.strategies.pipeline_threads import PipelineThreads
 from paralab.worker.strategies.tp import Tp
-from paralab.worker.zero_optimizer import ShardedOptimizer
+from paralab.worker.sharding.zero_optimizer import ShardedOptimizer
 
 def net():
     return {

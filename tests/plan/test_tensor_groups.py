@@ -176,7 +176,7 @@ def test_equal_groups_of_different_layers_are_one_row():
 def test_the_code_has_only_kept_groups():
     code = parallelize_code(tensor_plan())
     assert code[:2] == [
-        "from paralab.worker.sharded_layers import MatrixParallel",
+        "from paralab.worker.sharding.sharded_layers import MatrixParallel",
         "from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module",
     ]
     assert code[2] == 'model.get_submodule("h.0").width = 16'

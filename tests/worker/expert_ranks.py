@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paralab.worker.prove_experts import find_expert_plan
-from paralab.worker.shards import is_split
-from paralab.worker.split_experts import SplitExperts
+from paralab.worker.proofs.prove_experts import find_expert_plan
+from paralab.worker.sharding.shards import is_split
+from paralab.worker.sharding.split_experts import SplitExperts
 from paralab.workload.hooks import patched
 from paralab.workload.load import load_workload
 from paralab.workload.workload import Workload

@@ -12,7 +12,7 @@ from paralab.machine.precision import Probe as PrecisionProbe
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
 from paralab.record.writer import EventWriter
-from paralab.worker.inspect_workload import inspect_workload
+from paralab.worker.inspection.inspect_workload import inspect_workload
 from paralab.worker.rank_context import set_up_rank
 from paralab.workload.summary import Inspection, Summary
 from paralab.workload.workload import Workload

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from paralab.errors import ParalabError
-from paralab.worker import sequence_parts, split_sequence
-from paralab.worker.block_proof import begin_together
-from paralab.worker.prove_sequence import find_sequence_plan
-from paralab.worker.split_sequence import SplitSequence
+from paralab.worker.proofs.block_proof import begin_together
+from paralab.worker.proofs.prove_sequence import find_sequence_plan
+from paralab.worker.sharding import sequence_parts, split_sequence
+from paralab.worker.sharding.split_sequence import SplitSequence
 from paralab.workload.hooks import patched
 from paralab.workload.sequence_plan import SplitBlock
 from paralab.workload.workload import as_workload

@@ -20,12 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from docs import families
 from paralab.errors import ParalabError
 from paralab.plan.tensor_plan import parallelize_code
-from paralab.worker import block_proof, sharded_layers, split_layers
 from paralab.worker.groups import broadcast_model
-from paralab.worker.model_proof import _gradients
-from paralab.worker.proof_model import load_samples
-from paralab.worker.prove_shards import find_tensor_plan
-from paralab.worker.shards import local
+from paralab.worker.proofs import block_proof
+from paralab.worker.proofs.model_proof import _gradients
+from paralab.worker.proofs.proof_model import load_samples
+from paralab.worker.proofs.prove_shards import find_tensor_plan
+from paralab.worker.sharding import sharded_layers, split_layers
+from paralab.worker.sharding.shards import local
 from paralab.workload.batch import unpack
 from paralab.workload.hooks import patched
 from paralab.workload.linear_layers import record_calls

@@ -8,10 +8,10 @@ import torch
 
 from paralab.errors import ParalabError
 from paralab.record.checkpoints import CheckpointPolicy
-from paralab.worker.checkpoint import Saver
+from paralab.worker.checkpoints.checkpoint import Saver
+from paralab.worker.checkpoints.training_state import TrainingState
 from paralab.worker.optimizer import make_optimizer, make_scheduler
 from paralab.worker.strategies.single import Single
-from paralab.worker.training_state import TrainingState
 from tests.worker.one_rank import make_context, make_plan, make_workload
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

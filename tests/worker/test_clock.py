@@ -2,8 +2,8 @@
 
 import pytest
 
-from paralab.worker import clock
-from paralab.worker.clock import ALIGNED, QUESTIONS, best_offset, offset_to_rank_0
+from paralab.worker.measure import clock
+from paralab.worker.measure.clock import ALIGNED, QUESTIONS, best_offset, offset_to_rank_0
 from tests.worker.one_rank import group_of_one
 
 

@@ -18,8 +18,8 @@ from paralab.plan.estimate import estimate, micro_batch_sizes
 from paralab.plan.plan import Stage
 from paralab.record.status_board import StatusBoard
 from paralab.record.writer import EventWriter
+from paralab.worker.inspection.memory_trial import EarlierTrials, _Trial, run_trial
 from paralab.worker.loop import Extras, train
-from paralab.worker.memory_trial import EarlierTrials, _Trial, run_trial
 from paralab.worker.optimizer import make_optimizer
 from paralab.workload.sequence_plan import SequencePlan, SplitBlock
 from paralab.workload.tensor_group import TensorGroup, TensorPlan

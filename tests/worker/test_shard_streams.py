@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.sharded_layers import watch_regions
+from paralab.worker.sharding.shard_streams import ShardStreams
+from paralab.worker.sharding.sharded_layers import watch_regions
 from paralab.workload.tensor_group import TensorGroup
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paralab.worker.split_experts import pack, unpack
+from paralab.worker.sharding.split_experts import pack, unpack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])

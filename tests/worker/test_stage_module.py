@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Stage
-from paralab.worker.stage_module import StageModule, free_other_stages
+from paralab.worker.stages.stage_module import StageModule, free_other_stages
 from paralab.workload.cut_points import find_layers
 from paralab.workload.verify_controls import controlled
 

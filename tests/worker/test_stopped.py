@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from paralab.worker import __main__ as worker
-from paralab.worker.clock import ALIGNED
+from paralab.worker.measure.clock import ALIGNED
 
 IN_CALLBACK = "Got the following error when running the callback: Stopped: <EMPTY MESSAGE>"
 LOST = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paralab.worker.store_client import StoreClient, answer
+from paralab.worker.processes.store_client import StoreClient, answer
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_gpus_are_named_by_their_identifiers(monkeypatch, visible, expected):
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(expected))
     monkeypatch.setattr("torch.cuda._raw_device_uuid_nvml", lambda: ["A", "B"])
-    monkeypatch.setattr("paralab.worker.store_client.host_mark", lambda: "?")
+    monkeypatch.setattr("paralab.worker.processes.store_client.host_mark", lambda: "?")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

@@ -4,9 +4,9 @@ memory for it."""
 import pytest
 import torch
 
-from paralab.worker import inspect_workload as inspecting
-from paralab.worker import too_large
-from paralab.worker.too_large import fake_if_too_large
+from paralab.worker.inspection import inspect_workload as inspecting
+from paralab.worker.inspection import too_large
+from paralab.worker.inspection.too_large import fake_if_too_large
 from paralab.workload.summary import Inspection
 from tests.worker.one_rank import make_workload
 

@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional as F
 
-from paralab.worker import sharded_embedding, sharded_layers
-from paralab.worker.block_proof import perturb
-from paralab.worker.prove_shards import find_tensor_plan
-from paralab.worker.prove_vocabulary import prove_vocabulary
-from paralab.worker.split_tensors import split_parameter
+from paralab.worker.proofs.block_proof import perturb
+from paralab.worker.proofs.prove_shards import find_tensor_plan
+from paralab.worker.proofs.prove_vocabulary import prove_vocabulary
+from paralab.worker.sharding import sharded_embedding, sharded_layers
+from paralab.worker.sharding.split_tensors import split_parameter
 from paralab.workload.hooks import patched
 from paralab.workload.linear_layers import record_calls
 from paralab.workload.tensor_group import TensorGroup

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paralab.worker.memory import ActivationMeter
+from paralab.worker.measure.memory import ActivationMeter
 from paralab.workload.recompute import MODES, recompute
 from paralab.workload.repeated_blocks import StepResult, find_blocks, repeated_blocks
 from paralab.workload.state import put_back, state_of

@@ -9,7 +9,7 @@ from paralab.machine.host import Machine
 from paralab.machine.precision import Probe
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
-from paralab.worker.inspect_workload import inspect_workload
+from paralab.worker.inspection.inspect_workload import inspect_workload
 from paralab.workload.summary import Inspection
 from paralab.workload.trial_steps import OUTSIDE
 

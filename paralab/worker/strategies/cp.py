@@ -13,9 +13,9 @@ from torch import nn
 
 from paralab.worker.groups import broadcast_model, group_along, group_of
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
-from paralab.worker.shard_streams import ShardStreams
-from paralab.worker.split_layers import align_shards, require_agreement
-from paralab.worker.split_sequence import SplitSequence
+from paralab.worker.sharding.shard_streams import ShardStreams
+from paralab.worker.sharding.split_layers import align_shards, require_agreement
+from paralab.worker.sharding.split_sequence import SplitSequence
 
 
 class Cp(Strategy):

@@ -20,7 +20,7 @@ from torch import nn
 from paralab.errors import UsageError
 from paralab.plan.batches import chunk_sizes, spans
 from paralab.plan.check_model import UNGATHERED
-from paralab.worker.memory import addresses, num_bytes
+from paralab.worker.measure.memory import addresses, num_bytes
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, num_samples, take, tensors
 from paralab.workload.state import copy_of

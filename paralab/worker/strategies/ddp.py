@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paralab.errors import ParalabError
 from paralab.worker.groups import group_of
-from paralab.worker.probes import Probe
+from paralab.worker.measure.probes import Probe
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 
 if TYPE_CHECKING:

@@ -18,18 +18,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import broadcast_model, group_of, order_group
-from paralab.worker.memory import addresses
+from paralab.worker.measure.memory import addresses
 from paralab.worker.rank_context import (
     AccumulationStep,
     RankContext,
     Strategy,
     with_idle_steps,
 )
-from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import local
-from paralab.worker.split_experts import SplitExperts
+from paralab.worker.sharding.collective_order import CollectiveOrder
+from paralab.worker.sharding.sharded_layers import mixing_tensors
+from paralab.worker.sharding.shards import local
+from paralab.worker.sharding.split_experts import SplitExperts
 
 
 class Ep(Strategy):

@@ -23,23 +23,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import broadcast_model, group_of, order_group
-from paralab.worker.memory import addresses
+from paralab.worker.measure.memory import addresses
 from paralab.worker.rank_context import (
     AccumulationStep,
     RankContext,
     Strategy,
     with_idle_steps,
 )
-from paralab.worker.sharded_units import (
+from paralab.worker.sharding.collective_order import CollectiveOrder
+from paralab.worker.sharding.sharded_units import (
     ShardedUnits,
     explain_dtypes,
     gathered_bytes,
     replica_mesh,
     stepping_on_shards,
 )
-from paralab.worker.split_layers import (
+from paralab.worker.sharding.split_layers import (
     align_shards,
     require_agreement,
     running_shards,

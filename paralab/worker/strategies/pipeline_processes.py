@@ -38,9 +38,8 @@ from paralab.errors import ParalabError, UsageError
 from paralab.plan.batches import widest
 from paralab.plan.schedules import UNCUT, WITHOUT
 from paralab.plan.stage_groups import part_of
-from paralab.worker.collective_order import CollectiveOrder
 from paralab.worker.groups import broadcast_model, group_along, group_of, order_group
-from paralab.worker.memory import addresses
+from paralab.worker.measure.memory import addresses
 from paralab.worker.precision import LOW
 from paralab.worker.rank_context import (
     AccumulationStep,
@@ -50,23 +49,24 @@ from paralab.worker.rank_context import (
     with_idle_steps,
 )
 from paralab.worker.replica_sum import sum_over_replicas
-from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.sharded_stage import ShardedStage, any_rank
-from paralab.worker.sharded_units import (
+from paralab.worker.sharding.collective_order import CollectiveOrder
+from paralab.worker.sharding.sharded_layers import mixing_tensors
+from paralab.worker.sharding.sharded_units import (
     explain_dtypes,
     gathered_bytes,
     replica_mesh,
     stepping_on_shards,
 )
-from paralab.worker.shards import local, whole
-from paralab.worker.split_layers import (
+from paralab.worker.sharding.shards import local, whole
+from paralab.worker.sharding.split_layers import (
     align_shards,
     require_agreement,
     running_shards,
     split_layers,
 )
-from paralab.worker.stage_module import StageModule, free_other_stages
-from paralab.worker.stage_shapes import shapes_of
+from paralab.worker.stages.sharded_stage import ShardedStage, any_rank
+from paralab.worker.stages.stage_module import StageModule, free_other_stages
+from paralab.worker.stages.stage_shapes import shapes_of
 from paralab.workload.batch import copied, map_tensors, num_samples, resize
 
 SCHEDULES: dict[str, Any] = {

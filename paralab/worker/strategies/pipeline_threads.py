@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paralab.worker.clock import Mark
+from paralab.worker.measure.clock import Mark
 from paralab.worker.rank_context import AccumulationStep, MicroBatch, RankContext, Strategy
 from paralab.workload.batch import call_model, map_tensors, tensors
 

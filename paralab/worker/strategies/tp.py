@@ -18,12 +18,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paralab.worker.groups import broadcast_model, group_along, group_of
-from paralab.worker.memory import addresses
+from paralab.worker.measure.memory import addresses
 from paralab.worker.rank_context import AccumulationStep, RankContext, Strategy
 from paralab.worker.replica_sum import sum_over_replicas
-from paralab.worker.sharded_layers import mixing_tensors
-from paralab.worker.shards import local
-from paralab.worker.split_layers import (
+from paralab.worker.sharding.sharded_layers import mixing_tensors
+from paralab.worker.sharding.shards import local
+from paralab.worker.sharding.split_layers import (
     align_shards,
     require_agreement,
     running_shards,
