@@ -238,7 +238,7 @@ def test_a_split_sequence_is_equal(ranks, trick):
         ("mean", "differs by"),  # mixes tokens outside of attention
         ("batch norm", "differs by"),
         ("manual", "does not call"),
-        ("noise", "draws random numbers"),
+        ("noise", "random numbers"),
         ("one rank", "three tokens"),  # the other rank must not wait for this one
         ("tied", "in the whole model, the gradient of embedding.weight"),
         ("parameters not summed", "gradient of norm"),
