@@ -158,8 +158,9 @@ def _limit(row: Row, baseline: Row) -> Finding:
     evidence = {"perfect_seconds": perfect, "step_seconds": step, "lost_seconds": causes}
     evidence["shares"] = _shares(row)
     if step - perfect <= 0.05 * step and not (idle and idle.measured > idle.ideal + 0.1):
-        text = f"`{name}` takes {seconds(step)} per step, and a perfect split {seconds(perfect)}."
-        text += " It loses almost nothing." if step > 0.95 * perfect else ""
+        split = f"a perfect split of `{baseline.name}` would take {seconds(perfect)}"
+        lost = "It loses almost nothing" if step > 0.95 * perfect else "It is faster than that"
+        text = f"`{name}` takes {seconds(step)} per step; {split}. {lost}."
         return Finding("limit", text, evidence)
 
     largest = max(causes, key=lambda cause: causes[cause])
