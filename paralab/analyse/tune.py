@@ -260,9 +260,9 @@ def _fastest(choice: TuneResult) -> Finding:
     text = f"`{chosen.name}` takes {seconds(after)} per step, and the default {seconds(before)}: "
     if chosen.batch_size != default.batch_size:
         text = (
-            f"`{chosen.name}` trains {rate(chosen.samples_per_second or 0)} samples/s, and the "
-            f"default {rate(default.samples_per_second or 0)}. A batch of {chosen.batch_size} instead "
-            f"of {default.batch_size} samples changes training. In samples per second: "
+            f"`{chosen.name}` trains {_rate(chosen)}, and the default {_rate(default)}. A batch of "
+            f"{chosen.batch_size} instead of {default.batch_size} samples changes training. In "
+            "samples per second: "
         )
     return Finding("fastest", f"{text}{faster}. Use: `{chosen.command}`", evidence)
 
@@ -324,8 +324,12 @@ def _unmeasured(choice: TuneResult) -> Iterator[Finding]:
 
 
 def _name_with_rate(each: Tuned) -> str:
-    per_second = each.samples_per_second
-    return f"`{each.name}`" + (f" ({rate(per_second)} samples/s)" if per_second else "")
+    return f"`{each.name}` ({_rate(each)})"
+
+
+def _rate(each: Tuned) -> str:
+    """Return the rate of a median step. Over a whole run, a first step that compiles would count."""
+    return f"{rate(each.batch_size / each.step_seconds.median)} samples/s"
 
 
 def _list_names(names: list[str]) -> str:
