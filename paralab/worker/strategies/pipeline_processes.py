@@ -290,9 +290,26 @@ class _TimedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         span = self._span("backward", bwd_chunk_id, weights=True)
-        with span, self.module.returning(bwd_chunk_id, last=True):
+        with span, self.module.returning(bwd_chunk_id, last=True), _explain_weight_pass():
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         self.context.meter.backward_done((self.module.number, bwd_chunk_id))
+
+
+@contextmanager
+def _explain_weight_pass() -> Iterator[None]:
+    """Explain a failure in torch's separate backward pass for weights, which visits some nodes twice
+    if a tensor depends only on parameters (such as a norm of DeBERTa's relative positions)."""
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "second time" not in str(error):
+            raise
+        raise UsageError(
+            "zero-bubble runs the backward pass for weights separately, and torch cannot do that for "
+            f"this model ({type(error).__name__}). A tensor that is computed only from parameters, "
+            "and then used several times, causes this.",
+            fix=f"--schedule interleaved, or {WITHOUT}",
+        ) from error
 
 
 @contextmanager
