@@ -21,7 +21,7 @@ from paralab.worker.optimizer import make_optimizer
 from paralab.worker.progress import TrainingProgress
 from paralab.worker.rank_context import RankContext, Strategy, set_up_rank
 from paralab.worker.strategies.table import make_strategy
-from paralab.worker.verify import TrainingTrace, compare, drop_noise, load_example
+from paralab.worker.verify import TrainingTrace, compare, load_example
 from paralab.workload.randomness import seed_everything
 from paralab.workload.recompute import recompute
 from paralab.workload.verify_controls import controlled
@@ -79,7 +79,7 @@ def train(
         # From here on, each replica draws its own random numbers for dropout.
         seed_everything((plan.seed + 1 + context.rank.random_stream) % 2**32)
         with profile_steps(extras.profile, rank_number) as profile_step:
-            _run_steps(progress, trace, extras, profile_step)
+            _run_steps(progress, trace, profile_step)
         note_memory(context, strategy, optimizer)
         if compiler:
             compiler.finish(context.probe)
@@ -89,16 +89,11 @@ def train(
 
 
 def _run_steps(
-    progress: TrainingProgress,
-    trace: TrainingTrace | None,
-    extras: Extras,
-    profile_step: Callable[[], None],
+    progress: TrainingProgress, trace: TrainingTrace | None, profile_step: Callable[[], None]
 ) -> None:
     """Run all steps in the plan, unless the launcher asks to stop earlier."""
     context, strategy, optimizer = progress.context, progress.strategy, progress.optimizer
     probe, precision, model = context.probe, context.precision, strategy.model
-    # A simulation takes its own optimizer steps.
-    exact = context.plan.precision == "fp64" and not (context.plan.lossy or context.plan.simulation)
     losses: list[torch.Tensor] = []
     stepped: list[bool] = []  # empty after a step that the GradScaler skips
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
@@ -114,13 +109,9 @@ def _run_steps(
             note_gradients(context, model)
             if trace:
                 trace.first_gradients(strategy.gradients(), precision.scaler.get_scale())
-                if extras.compare_with:  # this rank may have only some of the gradients
-                    trace.largest = TrainingTrace.load(extras.compare_with).largest
 
         if trace and context.plan.world_size == 1:  # references always run with one rank
             trace.note_gradients(strategy.gradients())
-        if trace and exact:
-            drop_noise(model, trace.largest)
 
         stepped.clear()
         with probe.span("optimizer", scale=precision.scale_like(loss)):

@@ -23,11 +23,10 @@ from paralab.plan.batches import GlobalBatch
 from paralab.units import plural
 from paralab.worker.rank_context import RankContext
 from paralab.worker.samples import rank_batches
-from paralab.worker.sharding.shards import local, whole
+from paralab.worker.sharding.shards import whole
 from paralab.workload.batch import map_tree, unpack
 
 Tensors = dict[str, torch.Tensor]
-NOISE = 1e-13  # in fp64, smaller parts of the largest gradient are rounding errors
 
 
 @dataclass
@@ -40,7 +39,6 @@ class TrainingTrace:
     buffers: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     learns: bool = False  # whether any step has a nonzero gradient
-    largest: float = 0.0  # the largest gradient in the first step
 
     @classmethod
     def begin(cls, model: nn.Module) -> TrainingTrace:
@@ -48,7 +46,6 @@ class TrainingTrace:
 
     def first_gradients(self, grads: dict[str, torch.Tensor | None], scale: float) -> None:
         self.gradients = {name: grad / scale for name, grad in _copy(grads).items()}
-        self.largest = max(map(_largest, self.gradients.values()), default=0.0)
 
     def note_gradients(self, grads: dict[str, torch.Tensor | None]) -> None:
         self.learns = self.learns or any(map(_largest, _copy(grads).values()))
@@ -146,17 +143,6 @@ def _compare_parameters(mine: TrainingTrace, reference: TrainingTrace) -> tuple[
         absolute = max(absolute, _largest(difference), key=_nan_last)
         relative = max(relative, ratio, key=_nan_last)
     return absolute, relative, worst
-
-
-@torch.no_grad()
-def drop_noise(model: nn.Module, largest: float) -> None:
-    """Set fp64 gradients to zero if they are only rounding errors of the largest gradient. If
-    a sum cancels (such as for the bias of an attention's keys), splitting the work changes these
-    errors, and some optimizers use only their sign."""
-    for parameter in model.parameters():
-        if parameter.grad is not None and parameter.grad.layout == torch.strided:
-            gradient = local(parameter.grad)
-            gradient.masked_fill_(gradient.abs() < NOISE * largest, 0.0)
 
 
 def digest(parameters: Tensors) -> str:

@@ -142,25 +142,6 @@ class Spectral(nn.Linear):
 def spectral():
     return of(lambda: nn.Sequential(Spectral(), nn.Linear(3, 3)))
 
-class Head(nn.Linear):
-    def __init__(self):
-        super().__init__(16, 3)
-        self.shift = nn.Parameter(torch.zeros(1))  # its gradient is a sum that cancels
-
-    def forward(self, x):
-        return super().forward(x) + self.shift
-
-class Sign(torch.optim.SGD):  # as Lion
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in filter(lambda parameter: parameter.grad is not None, group["params"]):
-                parameter.grad.sign_()
-        return super().step(closure)
-
-def signs():
-    model = lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), Head())
-    return of(model, optimizer=lambda parameters: Sign(parameters, 1e-3))
-
 class Items(torch.utils.data.Dataset):
     def __len__(self):
         return 160
@@ -193,15 +174,7 @@ def file(tmp_path):
     return tmp_path
 
 
-MODELS = [
-    "in_place",
-    "checkpointed",
-    "dropping",
-    "answering",
-    "shifting",
-    "signs",
-    "mapping_with_names",
-]
+MODELS = ["in_place", "checkpointed", "dropping", "answering", "shifting", "mapping_with_names"]
 
 
 def verified(folder, workloads, **options):

@@ -30,7 +30,6 @@ from paralab.worker.rank_context import weighted_loss
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sharding.sharded_layers import mixing_tensors
 from paralab.worker.sharding.shards import whole
-from paralab.worker.verify import drop_noise
 from paralab.workload.batch import call_model, copied, unpack
 from paralab.workload.randomness import seed_everything
 from paralab.workload.state import copy_of, restored
@@ -86,10 +85,6 @@ def _train_step(workload: Workload, model: nn.Module, batch: Any, how: Sharded =
     optimizer = make_optimizer(workload, model)
     with restored(model) as before:
         values = _gradients(workload, model, batch, how)
-        sizes = [
-            v.abs().max() for n, v in values.items() if n.startswith("gradient ") and v.numel()
-        ]
-        drop_noise(model, max(map(float, sizes), default=0.0))
         buffers = changed_buffers(model, before)
     try:
         with mixing_tensors():
