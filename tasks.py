@@ -32,7 +32,7 @@ TASKS = {
     "docs": "write docs/doctor/ from the doctor's catalog and docs/schema/ from the types",
     "site": "build the documentation site in site/; open site/index.html in a browser",
     "screenshots": "run a comparison and take the screenshots for the README",
-    "gpu": "run every CUDA path on one GPU and print tables (with this Python if it has torch)",
+    "gpu": "run every CUDA path on one GPU and print tables (with this Python if it has all packages)",
 }
 
 
@@ -184,15 +184,16 @@ def screenshots() -> None:
 
 
 def gpu() -> None:
-    has_torch = (
+    is_complete = (
         subprocess.run(
-            [sys.executable, "-c", "import torch, click, rich"], capture_output=True
+            [sys.executable, "-c", "import torch, click, rich, msgspec, pytest, jsonschema"],
+            capture_output=True,
         ).returncode
         == 0
     )
-    if not has_torch:
+    if not is_complete:
         setup()
-    run(sys.executable if has_torch else PYTHON, "bench/gpu.py")
+    run(sys.executable if is_complete else PYTHON, "bench/gpu.py")
 
 
 def main() -> None:

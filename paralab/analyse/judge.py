@@ -93,7 +93,7 @@ def failed_verification(precision: str, error: str) -> Verification:
         steps=0,
         tolerance=TOLERANCE[precision],
         measure=_measure(precision),
-        cause=f"it failed: {error}",
+        cause=error,
         serious=True,
     )
 

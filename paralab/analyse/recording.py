@@ -110,18 +110,25 @@ class Recording:
 
     @property
     def step_seconds(self) -> list[float]:
-        """The duration of each timed step."""
-        return [seconds_between([step]) for step in self.timed]
+        """The duration of each full step."""
+        return [seconds_between([step]) for step in self.full]
 
     @property
     def timed(self) -> list[list[Step]]:
-        """The measured steps: those after the warm-up."""
+        """The steps after the warm-up."""
         return self.steps[self.warm_up :]
+
+    @cached_property
+    def full(self) -> list[list[Step]]:
+        """The timed steps with the most samples. The last batch of an epoch may be smaller, and a
+        median over both sizes would describe neither."""
+        samples = [sum(event.samples for event in step) for step in self.timed]
+        return [step for step, own in zip(self.timed, samples, strict=True) if own == max(samples)]
 
     @property
     def detailed(self) -> list[int]:
-        """The numbers of the timed steps with recorded details."""
-        return [step[0].step for step in self.timed if self.spans(0, step[0].step)]
+        """The numbers of the full steps with recorded details."""
+        return [step[0].step for step in self.full if self.spans(0, step[0].step)]
 
     @cached_property
     def _spans(self) -> dict[tuple[int, int], list[Span]]:

@@ -144,11 +144,11 @@ def _row(row: Row) -> Cells:
 
 def same_training(row: Row) -> str:
     """Return `equal`, `equal, loss ±2e-05` (in low precision), `equal apart from …`, `as simulated,
-    …` (if it is lossy), or `differs`."""
+    …` (if it is lossy), `differs`, or `not proved`."""
     if row.verify is None:
         return "not checked"
     if not row.verify.passed:
-        return "differs"
+        return "differs" if row.verify.ran else "not proved"
     if row.verify.as_simulated:
         return describe_simulated(row.verify)
     if reason := apart_from(row.verify):

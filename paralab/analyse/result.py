@@ -175,6 +175,7 @@ class Result(Numbers, frozen=True, kw_only=True):
     report: str | None = None  # the path of the page, if one was written
     memory_not_estimated: str | None = None  # why `peak_bytes` has no estimates, if the plan tried
     slurm: SlurmInfo | None = None
+    smaller_steps: int = 0  # steps with an epoch's last, smaller batch; step_seconds excludes them
 
 
 def result_of(folder: Path) -> Result:
@@ -203,9 +204,9 @@ def _saved_result(folder: Path) -> Result | None:
 def _compute(recording: Recording) -> Result:
     plan, steps, timed = recording.plan, recording.steps, recording.timed
     losses = recording.losses
-    samples = [sum(event.samples for event in step) for step in timed]
+    samples = sum(event.samples for step in timed for event in step)
     elapsed = seconds_between(timed)  # including data loading
-    per_second = sum(samples) / elapsed if elapsed else None
+    per_second = samples / elapsed if elapsed else None
     failures = read_failures(recording.folder)
     skipped = sum(any(event.skipped for event in step) for step in steps)
     devices = list(dict.fromkeys(device.name for rank in plan.ranks for device in rank.devices))
@@ -228,7 +229,8 @@ def _compute(recording: Recording) -> Result:
         warm_up_steps=recording.warm_up,
         total_seconds=round(seconds_between(steps), 6) if steps else None,
         samples_per_second=per_second,
-        samples_per_step=mean(samples),
+        samples_per_step=sum(e.samples for e in recording.full[0]) if recording.full else None,
+        smaller_steps=len(timed) - len(recording.full),
         samples_per_second_per_device=per_second and per_second / len(devices),
         peak_bytes=_memory(recording),
         memory_not_estimated=_not_estimated(plan),

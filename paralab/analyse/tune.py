@@ -2,6 +2,7 @@
 the runners-up, and what was not measured."""
 
 import dataclasses
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Tuned(Record, frozen=True, kw_only=True):
     command: str
     batch_size: int
     step_seconds: Spread
+    round_seconds_per_sample: list[float]
     samples_per_second: float | None
     speed_up: SpeedUp
     precision: str
@@ -329,7 +331,7 @@ def _name_with_rate(each: Tuned) -> str:
 
 def _rate(each: Tuned) -> str:
     """Return the rate of a median step. Over a whole run, a first step that compiles would count."""
-    return f"{rate(each.batch_size / each.step_seconds.median)} samples/s"
+    return f"{rate(1 / statistics.median(each.round_seconds_per_sample))} samples/s"
 
 
 def _list_names(names: list[str]) -> str:

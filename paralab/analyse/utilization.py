@@ -47,7 +47,7 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
         why = "no step was measured" if per_sample else f"FLOPs were not counted: {why}"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
     # A step trains on fewer samples than the batch size if an epoch is smaller than a batch.
-    samples = statistics.median(sum(event.samples for event in step) for step in recording.timed)
+    samples = sum(event.samples for event in recording.full[0])
     per_second = per_sample * samples / step_seconds
     devices = {device.torch for rank in plan.ranks for device in rank.devices}
     name = machine.gpus[0].name if plan.device == "cuda" else machine.cpu

@@ -37,8 +37,9 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         # Report warnings and failures before times.
         return (*_warnings(comparison), _parts(baseline), *advice)
 
-    sound = [row for row in rows if is_same_training(row) is not False and row.speed_up]
     # A configuration that is faster but trains differently does not win.
+    proved = [row for row in rows if is_same_training(row) is not False and row.speed_up]
+    sound = [row for row in rows if row is baseline or row in proved]
     lossy = [] if is_lossy(baseline.request) else [row for row in rows if is_lossy(row.request)]
     sound = [row for row in sound if row not in lossy]
     faster = [row for row in sound if row.ratio.verdict == "faster"]
@@ -276,11 +277,17 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     excused = [check.excused for check in equal if check.excused and apart_from(check)]
     largest = max((check.max_difference or 0.0 for check in equal), default=0.0)
     like = alike(len(equal), len(checked))
-    text = f"{like} (fp64, largest parameter difference {difference(largest)})."
+    text = (
+        f"{like} (fp64, largest parameter difference {difference(largest)})."
+        if equal
+        else f"{like}."
+    )
     if excused:
         fixed = "; ".join(dict.fromkeys(why for excuse in excused for why in excuse.reasons))
         text += f" For {len(excused)} of them, known reasons to differ were held fixed: {fixed}."
     simulated = [row.name for row, check in checked if check.as_simulated]
+    if less := [f"`{r.name}` ({c.proof_batch})" for r, c in checked if c.ran and c.proof_batch]:
+        text += f" Proved with a smaller batch, because fp64 needs more memory: {', '.join(less)}."
     if simulated:
         text += f" As simulated, but lossy: {_list(simulated)}."
     evidence = {"equal": len(equal), "as_simulated": len(simulated), "of": len(checked)}
@@ -289,7 +296,10 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     for row, check in checked:
         if not check.passed:
             than = "a single device" if check.as_simulated is None else "its simulation"
-            text = f"`{row.name}` differs from {than}: {check.cause}."
+            wrong = (
+                f"differs from {than}" if check.ran else "could not be proved, because it failed"
+            )
+            text = f"`{row.name}` {wrong}: {(check.cause or '').rstrip('.')}."
             yield Finding("warning", text, tolerance | {"max_difference": check.max_difference})
 
 

@@ -44,12 +44,18 @@ class Verification(_Differences, frozen=True, kw_only=True):
     from a single device that have a known reason."""
 
     as_simulated: bool | None = None
-    steps: int
+    steps: int  # 0 if the run failed
     worst_parameter: str | None = None
-    cause: str | None = None  # why it differs
+    cause: str | None = None  # why it differs, or why the run failed
     serious: bool  # True if the difference is always a mistake
     control: tuple[str, ...] = ()
     excused: Excuse | None = None
+    proof_batch: int | None = None  # the proof's batch, if the configured one did not fit in memory
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is anything to compare: the run that should prove this did not fail."""
+        return self.steps > 0
 
     @property
     def passed(self) -> bool:
@@ -131,9 +137,9 @@ def describe_simulated(proof: Verification) -> str:
 
 
 def outcome(proof: Verification) -> str:
-    """Return `equal`, `equal apart from BatchNorm`, `as simulated`, or `DIFFERS`."""
+    """Return `equal`, `equal apart from BatchNorm`, `as simulated`, `DIFFERS`, or `not proved`."""
     if not proof.passed:
-        return "DIFFERS"
+        return "DIFFERS" if proof.ran else "not proved"
     reason = f" apart from {apart_from(proof)}" if apart_from(proof) else ""
     return f"{'as simulated' if proof.as_simulated else 'equal'}{reason}"
 
@@ -149,7 +155,8 @@ def headline(result: VerifyResult) -> str:
     ran, skipped = result.configurations, result.skipped
     equal = [each for each in ran if each.equal]
     simulated = sum(each.as_simulated is True for each in ran)
-    apart, differ = sum(bool(apart_from(each)) for each in equal), len(ran) - len(equal) - simulated
+    apart, unproved = sum(bool(apart_from(each)) for each in equal), sum(not e.ran for e in ran)
+    differ = len(ran) - len(equal) - simulated - unproved
     text = (
         f"{alike(len(equal), len(ran) + len(skipped))} over {plural(result.steps, 'step')} "
         f"({result.precision}, {ran[0].measure} within {ran[0].tolerance:g})"
@@ -158,6 +165,7 @@ def headline(result: VerifyResult) -> str:
     if simulated:
         text += f"; {simulated} {'is' if simulated == 1 else 'are'} lossy: as simulated"
     text += f"; {differ} {'differs' if differ == 1 else 'differ'}" if differ else ""
+    text += f"; {unproved} could not be proved" if unproved else ""
     return text + (f"; {len(skipped)} did not run" if skipped else "")
 
 

@@ -115,7 +115,9 @@ COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "data per step": lambda row: _size(row.bytes_per_step),
     "bubble": lambda row: _share(m.bubble(row), NO_PIPELINE),
     "ideal bubble": _ideal,
-    "equal to single": lambda row: _yes_no(row.verify.equal if row.verify else None),
+    "equal to single": lambda row: _yes_no(
+        row.verify.equal if row.verify and row.verify.ran else None
+    ),
     "loss difference": lambda row: _share(row.loss_difference, "it is not finite"),
     "skipped steps": lambda row: cells.exact(row.skipped_steps),
     "loss scale": _loss_scale,

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from msgspec.structs import replace as replace_fields
 
 from paralab.analyse.compare import Comparison, Measured, Outcome, comparison_of
 from paralab.analyse.manifest import About, Planned
+from paralab.analyse.verify import Verification
 from paralab.errors import RunFailed, UsageError
 from paralab.experiment.configurations import (
     Configuration,
@@ -40,6 +42,8 @@ from paralab.units import plural
 VERIFY_STEPS = 3
 ROUNDS = 5
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
+LESS = 8  # fp64 may need 4 times the memory, so a proof without enough gets 1/8 of the batch
+NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")  # on a GPU, on a CPU
 BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
 Round = list[Training]  # a run of each configuration; `case` is the configuration's number
 
@@ -156,9 +160,19 @@ def _measure(
         )
         titles += [f"round {n} of {numbers[-1]}" for n in numbers for _ in entries]
         failed: dict[int, RunFailed] = {}
+        smaller: dict[int, Verification] = {}
         stopped_by: int | None = None
         try:
             failed = train_all(folder, trainings, Progress(trainings, titles, say).poll)
+            full = {
+                run for run, error in failed.items() if any(w in error.problem for w in NO_MEMORY)
+            }
+            again = {
+                number: (request, configurations[number].inspected)
+                for number, request in enumerate(exact)
+                if request in pairs and not full.isdisjoint(pairs[request].numbers)
+            }
+            smaller = _prove_with_less(folder, again) if again else {}
         except KeyboardInterrupt as error:
             stopped_by = number_of(error)
 
@@ -167,7 +181,7 @@ def _measure(
             for number, request in enumerate(exact)
             if (pair := pairs.get(request))
             and all(run in failed or is_complete(trainings[run]) for run in pair.numbers)
-        }
+        } | smaller
 
     errors = {trainings[run].case: error.problem for run, error in failed.items()}
     complete = _finish_rounds(rounds, errors)
@@ -182,6 +196,25 @@ def _measure(
         judged = {"error": problem or stopped, "verify": verified.get(number)}
         measured.append(Measured.like(entry, runs=runs, **judged))
     return Outcome(configurations=measured, rounds=len(complete), signal=stopped_by)
+
+
+def _prove_with_less(
+    folder: RunFolder, again: Mapping[int, tuple[Request, Inspected]]
+) -> dict[int, Verification]:
+    """Repeat proofs that ran out of memory, with a part of the batch."""
+    with tempfile.TemporaryDirectory(prefix="paralab-") as private:
+        references = ReferenceRuns(folder.path / "verify" / "less", Path(private))
+        pairs: dict[int, tuple[int, ReferencePair]] = {}
+        for number, (request, inspected) in again.items():
+            batch = max(1, (request.batch_size or inspected.summary.batch_size) // LESS)
+            with suppress(UsageError):  # too few samples to split
+                less = replace(request, batch_size=batch)
+                pairs[number] = batch, references.add(f"{number:02d}", less, inspected)
+        failed = train_all(folder, references.trainings)
+        return {
+            number: replace_fields(references.judge(pair, failed), proof_batch=batch)
+            for number, (batch, pair) in pairs.items()
+        }
 
 
 def _create_rounds(

@@ -156,10 +156,13 @@ def _result_facts(result: Result) -> Iterator[tuple[str, str]]:
     losses = [loss for loss in result.losses if loss is not None]
     yield "loss", f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "not finite"
     times = spread(result.step_seconds) if result.step_seconds else "not measured"
-    first = f", {plural(result.warm_up_steps, 'warm-up step')} excluded"
+    excluded = [plural(result.warm_up_steps, "warm-up step")] if result.warm_up_steps else []
+    if result.smaller_steps:
+        excluded.append(f"{plural(result.smaller_steps, 'step')} with a smaller batch")
+    without = f", {' and '.join(excluded)} excluded" if excluded else ""
     crowded = SHARE_CORES in find_sharing(result.remarks)
     shared = "; [yellow]the devices share cores[/]" if crowded else ""
-    yield "step time", f"{times}{first if result.warm_up_steps else ''}{shared}"
+    yield "step time", f"{times}{without}{shared}"
     training, wall = seconds(result.total_seconds), seconds(result.wall_seconds)
     yield "total time", f"{training} training, {wall} including process startup"
     yield "samples/s", rate(result.samples_per_second)

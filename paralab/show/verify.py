@@ -94,7 +94,11 @@ def _row(each: Verified) -> Cells:
 
 def _reasons(result: VerifyResult) -> list[str]:
     """List each reason once: why configurations differ, and what was held fixed."""
-    lines = [f"differs: {each.cause}" for each in result.configurations if each.cause]
+    lines = [
+        f"{'differs' if each.ran else 'failed'}: {each.cause}"
+        for each in result.configurations
+        if each.cause
+    ]
     if any(each.as_simulated for each in result.configurations):
         lines.append(
             "as simulated: equal to the same algorithm on one device, but not to plain training; "

@@ -20,10 +20,14 @@ from paralab.worker.measure.probes import Probe
 class BlockCompiler:
     """Compiles blocks, and counts the calls that actually ran compiled code."""
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, names: tuple[str, ...], precision: str) -> None:
         import torch._dynamo  # import it here, because it is slow
+        from torch._inductor import config
 
         torch._dynamo.reset()  # other runs may share this process
+        # On a GPU, torch 2.10 and later fuse some sums in a way that does not compile in fp64.
+        if hasattr(config.triton, "mix_order_reduction"):
+            config.triton.mix_order_reduction = precision != "fp64"
         self.graphs = self.runs = self.calls = self.eager_calls = 0
         classes: dict[type, type] = {}
         for name in names:

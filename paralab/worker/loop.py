@@ -64,7 +64,7 @@ def train(
         if plan.compiled:
             from paralab.worker.compile import BlockCompiler  # importing it is slow
 
-            compiler = BlockCompiler(model, plan.compiled)
+            compiler = BlockCompiler(model, plan.compiled, plan.precision)
         for name in plan.recomputed:
             recompute(model.get_submodule(name), plan.recompute or "", context.watch_recomputed)
         strategy = make_strategy(context, model)

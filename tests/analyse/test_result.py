@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paralab.analyse.result import Spread, result_of, spread
+from tests.analyse.recordings import STEP, plan, write
 
 RECORDED = Path(__file__).parent.parent / "runs" / "ddp"
 
@@ -31,6 +32,21 @@ def test_a_recorded_run():
         <= result["step_seconds"]["p90"]
     )
     assert [memory["device"] for memory in result["peak_bytes"]] == ["cpu:0", "cpu:1"]
+
+
+def test_an_epochs_last_smaller_batch_is_not_a_step_time(tmp_path):
+    """An epoch of 300 samples alternates between batches of 256 and 44. The median of both, divided
+    by the mean size, made a batch of 256 look three times as fast as it was."""
+    run = write(tmp_path / "run", plan("single", ranks=1), lambda rank: [], steps=12)
+    events = run / "events" / "rank0.jsonl"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "step" and line["step"] % 2:
+            line |= {"samples": 11, "end": line["end"] - 0.8 * STEP}
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = result_of(run)
+    assert result.step_seconds == Spread(median=STEP, p10=STEP, p90=STEP)
+    assert (result.samples_per_step, result.warm_up_steps, result.smaller_steps) == (64, 3, 5)
 
 
 def test_the_loss_is_the_sum_of_the_ranks_parts():

@@ -324,6 +324,7 @@ def test_tuning_says_when_the_default_is_best():
             name=name,
             command=f"paralab run {name}",
             batch_size=32,
+            round_seconds_per_sample=[step / 32],
             samples_per_second=1.0,  # over the whole run, with a first step that compiles
             step_seconds=Spread(median=step, p10=step, p90=step),
             speed_up=SpeedUp(value=1.2, low=1.1, high=1.3, verdict="faster"),
@@ -351,7 +352,7 @@ def test_tuning_says_when_the_default_is_best():
     assert "1.20 times as fast (1.10–1.30)" in finding.text
     assert "paralab run ddp --bucket-mb 4" in finding.text
 
-    larger = replace(better, batch_size=64)
+    larger = replace(better, batch_size=64, round_seconds_per_sample=[0.08 / 64])
     [finding] = tuned_findings(replace(choice, chosen=larger, best_is_default=False))
     assert "64" in finding.text
     assert "800" in finding.text

@@ -199,6 +199,11 @@ def test_a_lossy_configuration_is_as_simulated_and_never_equal():
         assert outcome(wrong) == "DIFFERS"
 
 
+def test_a_proof_that_fails_to_run_shows_no_difference():
+    failed = failed_verification("fp64", "Rank 0 failed in step 0: OutOfMemoryError")
+    assert (failed.ran, failed.passed, outcome(failed)) == (False, False, "not proved")
+
+
 def test_nothing_to_excuse():
     assert with_excuse(verdict(), planned(), None).excused is None
     assert apart_from(with_excuse(verdict(), planned(), None)) == ""

@@ -181,6 +181,34 @@ def workload():
     )
 
 
+def test_a_proof_without_enough_memory_gets_a_smaller_batch(tmp_path):
+    """In fp64, a step may need four times the memory. compare called such a configuration
+    different, and tune dropped the best one."""
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+from torch import nn
+class Large(nn.Module):
+    def forward(self, x):
+        if x.dtype == torch.float64 and len(x) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x
+def workload():
+    x = torch.randn(64, 8)
+    return {"model": lambda: nn.Sequential(nn.Linear(8, 8), Large(), nn.Linear(8, 2)), "data": (x, (x.sum(1) > 0).long()),
+            "loss": nn.functional.cross_entropy, "batch_size": 32}
+"""
+    )
+    setups = ["single", "ddp", "ddp --replicas 4 --accumulate 8"]  # each pass of one sample fits
+    options = ["--workload", "mine.py:workload", "--rounds", "1", "--steps", "2", "--json"]
+    rows = run_paralab("compare", *setups, *options, cwd=tmp_path).json["rows"]
+    assert [(row["verify"]["equal"], row["verify"]["proof_batch"]) for row in rows] == [
+        (True, 4),
+        (True, 4),
+        (False, None),  # 4 samples cannot be split into 32 parts
+    ]
+
+
 def test_scale_says_where_the_missing_part_went(tmp_path):
     done = run_paralab(
         "scale",
