@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from paralab.plan.tensor_plan import table_of
 from paralab.worker.proofs.prove_sequence import find_sequence_plan
 from paralab.worker.proofs.prove_shards import find_tensor_plan
+from paralab.worker.proofs.prove_tokens import find_token_plan
 from paralab.workload.load import load_workload
 from paralab.workload.sequence_plan import part_sizes
 from paralab.workload.tensor_group import TensorPlan
@@ -189,13 +190,23 @@ def sequence_row(name: str) -> str:
     return f"| {FAMILIES[name]} | {blocks} | {' + '.join(map(str, parts)) or '–'} |"
 
 
+def token_row(name: str) -> str:
+    """Return the family's row in the table of `tp --sequence-parallel`."""
+    plan = find_token_plan(load_family(name), prove(name))
+    torch.set_default_dtype(torch.float32)
+    blocks = f"{len(plan.kept)} of {len(plan.blocks)}" if plan.blocks else "no blocks"
+    joined = dict.fromkeys(name for block in plan.kept for name in block.joined)
+    cells = FAMILIES[name], blocks, ", ".join(f"`{each}`" for each in joined) or "–"
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dist.init_process_group("gloo")
     names = sys.argv[1:] or FAMILIES
     rows = [row_of(name, prove(name)) for name in names]
-    rows += ["", *map(sequence_row, names)]
+    rows += ["", *map(token_row, names), "", *map(sequence_row, names)]
     if dist.get_rank() == 0:
         print("\n".join(rows))
     dist.destroy_process_group()

@@ -53,6 +53,7 @@ class ConfigurationOptions(TypedDict, total=False):
     zero: int | None
     shard_groups: int | None
     shards: int | None
+    sequence_parallel: bool | None
     schedule: str | None
     micro_batches: int | None
     accumulate: int | None

@@ -9,7 +9,10 @@ from paralab.record.types import Record
 from paralab.units import difference, plural
 
 LOSSY = ("compress", "powersgd_rank", "sync_every", "outer_lr", "outer_momentum")
-WAYS = ("schedule", "zero", "shard_groups", "recompute", "compile", *LOSSY)
+WAYS = (
+    *("schedule", "zero", "shard_groups", "sequence_parallel", "recompute", "compile"),
+    *LOSSY,
+)
 CONTROLS = {
     "batch_norm": "BatchNorm",
     "random": "random numbers",
@@ -78,6 +81,7 @@ class VerifyOptions(Record, frozen=True, kw_only=True, omit_defaults=True):
     schedule: str | None = None
     zero: int | None = None
     shard_groups: int | None = None
+    sequence_parallel: bool | None = None
     recompute: str | None = None
     compile: bool | None = None
     compress: str | None = None

@@ -115,12 +115,15 @@ def resolve_here(
     if has_shards(request) or splits_experts(request):
         check(request)
         shards = count_shards(count_launched(request, places))
-        what = "tensor" if splits_layers(request) else "sequence"
+        field = what = "tensor" if splits_layers(request) else "sequence"
         plan: Any = None
         if splits_experts(request):
-            what, plan = "expert", without_proof(inspected.summary.experts, shards)
+            field = what = "expert"
+            plan = without_proof(inspected.summary.experts, shards)
+        if request.sequence_parallel:
+            what = "token"
         plan = plan or _prove(what, check_reference(request.workload), shards)
-        summary = replace(inspected.summary, **{f"{what}_plan": plan})
+        summary = replace(inspected.summary, **{f"{field}_plan": plan})
         inspected = inspected._replace(summary=summary)
     return resolve(request, *inspected, _probe_once, threads_asked(), places, cuts)
 

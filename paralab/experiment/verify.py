@@ -224,7 +224,10 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
     if name in ("tp", "ep"):
         # An odd number of shards rarely divides a model's heads or experts.
-        return [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
+        splits = [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
+        # Split tokens too, if the model has blocks for that.
+        both = name == "tp" and not pinned and base.sequence_parallel is None
+        return splits + [splits[-1] | {"sequence_parallel": True}] * both
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:
         return [given]

@@ -18,6 +18,7 @@ DEADLINE_SECONDS = 1800
 SplitPlan = TensorPlan | SequencePlan | ExpertPlan
 PLANS: Mapping[str, type[SplitPlan]] = {
     "tensor": TensorPlan,
+    "token": TensorPlan,  # with blocks that also split the tokens
     "sequence": SequencePlan,
     "expert": ExpertPlan,
 }

@@ -180,7 +180,11 @@ def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -
         buckets = 0 if plan.bucket_view else state.gradients
         if plan.compress in CASTS:  # in the worst case, all buckets are rounded at the same time
             buckets += state.gradients * LOW_BYTES // 4
-    elif plan.sequence_plan or (plan.rank_replicas > 1 and not plan.sync_every):
+    elif (
+        plan.sequence_plan
+        or plan.sequence_parallel
+        or (plan.rank_replicas > 1 and not plan.sync_every)
+    ):
         buckets = min(state.gradients, _bucket_bytes(plan))
 
     kept, average = _kept_by_lossy(plan, trial)

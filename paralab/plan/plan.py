@@ -141,6 +141,7 @@ class Plan:
     compiled: tuple[str, ...] = ()  # names of the compiled blocks
     shards: int = 1
     tensor_plan: TensorPlan | None = None  # layers that are split over the shards
+    sequence_parallel: bool = False  # the shards also split the tokens between these layers
     sequence_plan: SequencePlan | None = None  # blocks that split sequences over the shards
     expert_plan: ExpertPlan | None = None  # layers whose experts are divided among the shards
     axes: tuple[Axis, ...] = ()  # axes of the grid of ranks, with the collectives along each
@@ -213,10 +214,9 @@ class Plan:
         given["stage_parts"] = tuple(Stage(**stage) for stage in given["stage_parts"])
         if split := given.get("tensor_plan"):
             groups = tuple(TensorGroup(**group) for group in split["groups"])
-            given["tensor_plan"] = TensorPlan(**{**split, "groups": groups})
-        if split := given.get("sequence_plan"):
-            blocks = tuple(SplitBlock(**block) for block in split["blocks"])
-            given["sequence_plan"] = SequencePlan(**{**split, "blocks": blocks})
+            more = {"groups": groups, "sequence": _sequence_plan(split.get("sequence"))}
+            given["tensor_plan"] = TensorPlan(**split | more)
+        given["sequence_plan"] = _sequence_plan(given.get("sequence_plan"))
         if split := given.get("expert_plan"):
             layers = tuple(ExpertLayer(**layer) for layer in split["layers"])
             given["expert_plan"] = ExpertPlan(**{**split, "layers": layers})
@@ -255,3 +255,9 @@ def label(configuration: Request | Plan) -> str:
 
         words.append(each.label(value))
     return " · ".join(word for word in words if word).replace(" · ×", " ×")
+
+
+def _sequence_plan(data: dict[str, Any] | None) -> SequencePlan | None:
+    if data is None:
+        return None
+    return SequencePlan(**data | {"blocks": tuple(SplitBlock(**each) for each in data["blocks"])})

@@ -136,6 +136,14 @@ class Request:
         axis=True,
         examples=({"shards": 2},),
     )
+    sequence_parallel: bool | None = option(
+        "Between split layers (norms, dropout, residuals), let each shard process its part of the "
+        "tokens. This saves memory.",
+        PARALLELISM,
+        strategies=("tp",),
+        label=lambda _: "sequence parallel",
+        examples=({"sequence_parallel": True},),
+    )
     schedule: str | None = option(
         "Run each stage in its own process, with passes in this order.",
         PARALLELISM,

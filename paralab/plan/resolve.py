@@ -148,6 +148,7 @@ def resolve(
         shard_groups=shard_groups,
         axes=_describe_axes(request, ranks, parts, lossy),
         shard_units=shard_units(parts.zero, summary, parts.stage_parts, reasons),
+        sequence_parallel=bool(request.sequence_parallel),
         compile=bool(request.compile),
         compiled=choose_compiled(request, summary, device, reasons),
         recompute=request.recompute,

@@ -28,7 +28,7 @@ from paralab.workload.summary import Summary
 # Options in the order in which `tune` tries them. The page plots the first one as a curve.
 TUNED = (
     *("bucket_mb", "accumulate", "micro_batches", "batch_size"),
-    *("zero", "shard_groups", "schedule", "recompute", "compile"),
+    *("zero", "shard_groups", "schedule", "sequence_parallel", "recompute", "compile"),
     *("bucket_view", "static_graph", "precision"),
 )
 # These change what each rank has, so each value is a separate layout.
@@ -105,6 +105,7 @@ def changes(
         "zero": (1, 2, 3),
         "shard_groups": [n for n in range(2, replicas // 2 + 1) if replicas % n == 0],
         "schedule": SCHEDULES,
+        "sequence_parallel": [True] if summary.blocks else [],
         "recompute": [mode for mode in ("selective", "full") if mode in modes],
         "compile": [True] if summary.blocks else [],
         # With a schedule, gradients are summed without DDP.

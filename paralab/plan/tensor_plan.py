@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from paralab.errors import UsageError
 from paralab.plan.plan import Reasons, Stage
+from paralab.plan.recompute import listed
 from paralab.plan.request import Request, splits_layers
 from paralab.plan.stage_groups import gather_logits, leave_cut_groups, leave_fused_groups
 from paralab.units import count, plural
@@ -22,7 +23,11 @@ def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
         return ()
     groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"
     rest = "each shard has all of the rest"
-    return (f"the shards split {plan.share:.0%} of the parameters ({groups}); {rest}",)
+    split = (f"the shards split {plan.share:.0%} of the parameters ({groups}); {rest}",)
+    if plan.sequence is None:
+        return split
+    blocks = f"{len(plan.sequence.kept)} of {plural(len(plan.sequence.blocks), 'block')}"
+    return (*split, f"between split layers, the shards split the tokens in {blocks}")
 
 
 # The modules that define the names in `parallelize_code`.
@@ -64,11 +69,23 @@ def require_groups(
             f"{plan.problem}.",
             fix="a different number of --shards, or ddp or fsdp",
         )
+    if request.sequence_parallel and (plan.sequence is None or plan.sequence.problem):
+        problem = plan.sequence.problem if plan.sequence else "it has no proved blocks"
+        raise UsageError(
+            f"--sequence-parallel cannot split the tokens of {summary.name} over "
+            f"{plural(shards, 'shard')}: {problem}.",
+            fix="leave out --sequence-parallel",
+        )
     split = sum(group.weights for group in plan.kept)
     because = f"they have {count(split)} of {count(plan.parameters)} parameters, and a sharded "
     because += "forward and backward pass in fp64 equals the plain one; the rest is replicated"
     value = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} ({plan.share:.0%})"
     reasons.add("split layers", value, because)
+    if plan.sequence:
+        names = listed([block.name for block in plan.sequence.kept])
+        because = "requested; norms, dropout, and residuals see only this shard's tokens, which is "
+        because += "proved in the same way"
+        reasons.add("split tokens", names, because)
     return plan
 
 

@@ -1,5 +1,5 @@
-"""The plain numbers of context parallelism: the blocks that process a part of the sequence, their
-arguments that are split, and their outputs that are joined."""
+"""The plain numbers of context and sequence parallelism: the blocks that process a part of the
+sequence, their arguments that are split, and their outputs that are joined."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class SplitBlock:
     after       the block whose output, already this rank's part, is the input; empty if none
     parts       the arguments that are outputs of `after`
     gathered    outputs whose parts are joined; empty if the next block takes the parts
+    joined      submodules that get the whole sequence, because they contain split layers
     kept        whether the proof passed on all ranks
     error       the largest difference between the split and the plain block, relative to the
                 largest value; None if either block failed
@@ -33,6 +34,7 @@ class SplitBlock:
     after: str = ""
     parts: Dims = ()
     gathered: Dims = ()
+    joined: tuple[str, ...] = ()
     kept: bool = False
     error: float | None = None
     reason: str = ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paralab.workload.sequence_plan import SequencePlan
+
 
 @dataclass(frozen=True)
 class LinearLayer:
@@ -123,7 +125,8 @@ class TensorGroup:
 class TensorPlan:
     """The groups of a model for a number of shards. If they cannot be used, `problem` says why.
 
-    left   other linear layers and embeddings, and the reasons why they are in no group
+    left      other linear layers and embeddings, and the reasons why they are in no group
+    sequence  the blocks that split the sequence between the groups; None if not requested
     """
 
     shards: int
@@ -131,6 +134,7 @@ class TensorPlan:
     left: tuple[tuple[str, str], ...] = ()
     parameters: int = 0
     problem: str | None = None
+    sequence: SequencePlan | None = None
 
     @property
     def kept(self) -> tuple[TensorGroup, ...]:

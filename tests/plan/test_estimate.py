@@ -311,7 +311,7 @@ def test_the_estimate_knows_every_strategy_and_option():
     hardly_matters = "workload seed loss_scale no_scaler static_graph find_unused steps epochs"
     hardly_matters += " mps threads_per_device prefix"
     known = set(in_estimate.split()) | set(hardly_matters.split())
-    in_trial = {"shards"}  # the trial has only the first shard
+    in_trial = {"shards", "sequence_parallel"}  # the trial has only the first shard
     assert {each.name for each in options_of(Request)} == known | in_trial | {"compile"}
     assert find_unsupported(replace(make("single"), compile=True))
     split = {"tensor_plan": TensorPlan(2, ()), "zero": 3, "precision": "bf16"}

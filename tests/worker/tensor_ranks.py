@@ -25,8 +25,12 @@ from paralab.worker.proofs import block_proof
 from paralab.worker.proofs.model_proof import _gradients
 from paralab.worker.proofs.proof_model import load_samples
 from paralab.worker.proofs.prove_shards import find_tensor_plan
-from paralab.worker.sharding import sharded_layers, split_layers
+from paralab.worker.proofs.prove_tokens import find_token_plan
+from paralab.worker.sharding import split_layers, split_tensors
+from paralab.worker.sharding.sequence_parts import Ranks
+from paralab.worker.sharding.sharded_layers import shard_group
 from paralab.worker.sharding.shards import local
+from paralab.worker.sharding.split_sequence import SplitSequence
 from paralab.workload.batch import unpack
 from paralab.workload.hooks import patched
 from paralab.workload.linear_layers import record_calls
@@ -36,6 +40,7 @@ from paralab.workload.workload import as_workload
 from tests.worker import sequence_models, vocabulary_models
 
 SEQUENCES = ("llama_gqa", "gpt2", "bert", "vit", "t5", "encoder", "transformer", "gpt:tiny")
+TOKENS = ("llama_gqa", "gpt2", "opt", "bert", "encoder", "gpt:tiny")
 
 
 def swap(group):
@@ -70,9 +75,9 @@ def wrong_groups():
         "one matrix": prove_wrongly(gpt, replace(fused, parts=1)),
         "wrong row": prove_wrongly(mlp, replace(first, row="4")),
     }
-    with patched(sharded_layers, sum_over_shards=lambda x, mesh: x):
+    with patched(split_tensors, sum_over_shards=lambda x, mesh: x):
         results["right again"] = prove_wrongly(gpt, fused)  # its row is torch's own
-    with patched(sharded_layers, copy_to_shards=lambda x, mesh: x):
+    with patched(split_tensors, copy_to_shards=lambda x, mesh: x):
         results["no sum of input gradients"] = prove_wrongly(gpt, fused)
     return results
 
@@ -85,8 +90,27 @@ def wrong_hugging_face_groups():
         "undivided": prove_wrongly(gpt2, replace(attention, divided=())),
         "unsummed": prove_wrongly(qwen3, replace(heads, summed=())),
     }
-    with patched(sharded_layers, sum_over_shards=lambda x, mesh: x):
+    with patched(split_tensors, sum_over_shards=lambda x, mesh: x):
         results["no sum of rows"] = prove_wrongly(gpt2, attention)
+    return results
+
+
+def token_plan(name="gpt:tiny"):
+    plan = find_token_plan(families.load_family(name), families.prove(name))
+    torch.set_default_dtype(torch.float32)
+    return asdict(plan)
+
+
+def wrong_token_plans():
+    results = {"right": token_plan()}
+    with patched(Ranks, reduce=lambda self, whole, dim, unit: self.own_part(whole, dim)):
+        results["no sum of rows"] = token_plan()
+    with patched(Ranks, join=Ranks.gather):
+        results["no sum of input gradients"] = token_plan()
+    with patched(SplitSequence, sum_gradients=lambda self: None):
+        results["no sum of gradients"] = token_plan()
+    with patched(SplitSequence, _join=lambda self, arguments: arguments):
+        results["not joined"] = token_plan()
     return results
 
 
@@ -247,7 +271,7 @@ def aligned():
     model = workload.model()
     for group in families.prove("mlp:tiny").kept[:1]:
         mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("shards",))
-        sharded_layers.shard_group(model, group, mesh)
+        shard_group(model, group, mesh)
     split, replicated = (local(model.get_parameter(f"{n}.weight")) for n in (group.row, "8"))
     before = split.clone(), replicated.clone()
     with torch.no_grad():
@@ -298,10 +322,11 @@ def main():
     sequence = {"rows": [families.sequence_row(name) for name in SEQUENCES]}
     sequence["plans"] = sequence_models.results()
     vocabulary = vocabulary_models.results()
+    tokens = {"rows": [families.token_row(name) for name in TOKENS], "plans": wrong_token_plans()}
     if dist.get_rank() == 0:
         results = {"rows": rows, "wrong": wrong, "code": code, "problems": problems}
         more = {"small": small, "aligned": left, "losses": losses, "sequence": sequence}
-        more["vocabulary"] = vocabulary
+        more |= {"vocabulary": vocabulary, "tokens": tokens}
         print(json.dumps(results | more))
     dist.destroy_process_group()
 

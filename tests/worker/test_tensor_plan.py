@@ -37,6 +37,29 @@ def test_the_table_of_families_is_what_the_proof_says(ranks):
     assert len(whole) == 15
 
 
+def test_the_table_of_split_tokens_is_what_the_proof_says(ranks):
+    table = [line for line in (PAGES / "tp.md").read_text().splitlines() if line.startswith("| ")]
+    assert [row for row in ranks["tokens"]["rows"] if row not in table] == []
+    assert sum("| 2 of 2 |" in row for row in ranks["tokens"]["rows"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ("no sum of rows", "differs by"),
+        ("no sum of input gradients", "gradient of"),
+        ("no sum of gradients", "gradient of"),  # of a norm, from this shard's tokens
+        ("not joined", ""),
+    ],
+)
+def test_a_wrong_way_to_split_tokens_is_rejected(ranks, mistake, named):
+    right, wrong = ranks["tokens"]["plans"]["right"], ranks["tokens"]["plans"][mistake]
+    assert right["problem"] is None
+    assert [block["kept"] for block in right["blocks"]] == [True] * 3
+    assert not any(block["kept"] for block in wrong["blocks"])
+    assert named in wrong["problem"]
+
+
 def test_the_right_groups_are_equal(ranks):
     for name in ("right", "right again"):
         assert ranks["wrong"][name]["kept"]

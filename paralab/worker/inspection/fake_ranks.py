@@ -48,8 +48,8 @@ def split_model(
             with blocks.attending():
                 yield blocks.recomputing
         if tensors:
-            with _split_layers(model, tensors, plan.device, fake):
-                yield _without_context
+            with _split_layers(model, tensors, plan.device, fake) as sequence:
+                yield sequence.recomputing if sequence else _without_context
     finally:
         dist.destroy_process_group()
 
@@ -57,15 +57,17 @@ def split_model(
 @contextmanager
 def _split_layers(
     model: nn.Module, plan: TensorPlan, device: str, fake: AbstractContextManager[Any]
-) -> Iterator[None]:
+) -> Iterator[SplitSequence | None]:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from paralab.worker.sharding.sharded_layers import mixing_tensors, shard_group
+    from paralab.worker.sharding.sharded_layers import mixing_tensors
     from paralab.worker.sharding.split_logits import reading_logits
+    from paralab.worker.sharding.split_tokens import shard_groups
 
     mesh = init_device_mesh(device, (plan.shards,))
     with fake:
-        for group in plan.kept:
-            shard_group(model, group, mesh)
+        blocks = plan.sequence.kept if plan.sequence else ()
+        sequence = SplitSequence(model, blocks, None, _begin, _begin) if blocks else None
+        shard_groups(model, plan.kept, mesh, sequence)
     with mixing_tensors(), reading_logits(plan.kept):
-        yield
+        yield sequence

@@ -37,6 +37,7 @@ from paralab.worker.proofs.model_proof import prove_together
 from paralab.worker.proofs.proof_model import load_for_proof
 from paralab.worker.proofs.prove_experts import find_expert_plan
 from paralab.worker.proofs.prove_sequence import find_sequence_plan
+from paralab.worker.proofs.prove_tokens import find_token_plan
 from paralab.worker.proofs.prove_vocabulary import prove_vocabulary
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sharding.sharded_layers import shard_group, watch_regions
@@ -118,6 +119,12 @@ def find_tensor_plan(workload: Workload, shards: int) -> TensorPlan:
         if not failure:
             return _with_reason(attempt, problem)
     return replace(plan, problem=problem)
+
+
+def find_tensor_and_token_plan(workload: Workload, shards: int) -> TensorPlan:
+    """Also find the blocks that split the tokens between the groups."""
+    plan = find_tensor_plan(workload, shards)
+    return plan if plan.problem else replace(plan, sequence=find_token_plan(workload, plan))
 
 
 def _attempts(plan: TensorPlan) -> Iterator[TensorPlan]:
@@ -231,6 +238,7 @@ def _inside(group: TensorGroup) -> TensorGroup:
 
 FINDERS: Mapping[str, tuple[Any, Callable[[Workload, int], Any]]] = {
     "tensor": (TensorPlan, find_tensor_plan),
+    "token": (TensorPlan, find_tensor_and_token_plan),
     "sequence": (SequencePlan, find_sequence_plan),
     "expert": (ExpertPlan, find_expert_plan),
 }

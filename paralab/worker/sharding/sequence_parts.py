@@ -44,6 +44,17 @@ class Ranks:
         whole: torch.Tensor = _Gather.apply(part, self, dim, length)  # type: ignore[no-untyped-call]
         return whole
 
+    def join(self, part: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+        """Return the whole sequence, of which each rank computes something else. In backward, sum
+        the ranks' gradients, and take this rank's part."""
+        whole: torch.Tensor = _Join.apply(part, self, dim, length)  # type: ignore[no-untyped-call]
+        return whole
+
+    def sum_to_part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Sum over the ranks, and take this rank's part."""
+        part: torch.Tensor = _SumToPart.apply(whole, self, dim)  # type: ignore[no-untyped-call]
+        return part
+
     def copy(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the tensor unchanged. In backward, sum its gradient over the ranks."""
         copied: torch.Tensor = _Copy.apply(whole, self)  # type: ignore[no-untyped-call]
@@ -76,6 +87,19 @@ class Ranks:
         note()
         whole = torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
         return whole.movedim(0, dim).contiguous()
+
+    def reduce(self, whole: torch.Tensor, dim: int, unit: str) -> torch.Tensor:
+        """Sum over the ranks, and return this rank's part. Pad as in `put_together`."""
+        sizes = part_sizes(whole.shape[dim], self.size)
+        rows = whole.movedim(dim, 0)
+        filled = rows.new_zeros((self.size, sizes[0], *rows.shape[1:]))
+        for place, part in zip(filled, rows.split(sizes), strict=True):
+            place[: len(part)] = part
+        own = torch.empty_like(filled[0])
+        note = self.begin("reduce_scatter", filled, self.group, unit)
+        dist.reduce_scatter_tensor(own, filled.flatten(0, 1), group=self.group)
+        note()
+        return own[: sizes[self.rank]].movedim(0, dim).contiguous()
 
     def exchange(
         self, tensors: tuple[torch.Tensor, ...], length: int, to_heads: bool, unit: str
@@ -136,6 +160,30 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ranks, dim = ctx.given
         return ranks.own_part(grads[0], dim), None, None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, ranks: Ranks, dim: int, length: int) -> torch.Tensor:
+        ctx.given = ranks, dim
+        return ranks.put_together(part, dim, length, "activations")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ranks, dim = ctx.given
+        return ranks.reduce(grads[0], dim, "gradients"), None, None, None
+
+
+class _SumToPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, ranks: Ranks, dim: int) -> torch.Tensor:
+        ctx.given = ranks, dim, whole.shape[dim]
+        return ranks.reduce(whole, dim, "activations")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ranks, dim, length = ctx.given
+        return ranks.put_together(grads[0], dim, length, "gradients"), None, None
 
 
 class _Copy(torch.autograd.Function):

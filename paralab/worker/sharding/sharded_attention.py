@@ -12,11 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
-from paralab.worker.sharding.split_tensors import copy_to_shards, split_parameter, sum_over_shards
+from paralab.worker.sharding.split_sequence import SplitSequence
+from paralab.worker.sharding.split_tensors import Passage, passage, split_parameter
 
 
 class MultiheadParallel(ParallelStyle):
     """Give each shard some of the heads, and make `forward` sum the results over the shards."""
+
+    def __init__(self, sequence: SplitSequence | None = None) -> None:
+        self.sequence = sequence
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         attention: Any = module
@@ -28,6 +32,8 @@ class MultiheadParallel(ParallelStyle):
         ):
             if getattr(owner, name) is not None:
                 setattr(owner, name, split_parameter(getattr(owner, name), mesh, dim, parts))
+
+        between = passage(mesh, self.sequence)
 
         def forward(
             query: Tensor,
@@ -42,17 +48,17 @@ class MultiheadParallel(ParallelStyle):
             if need_weights or query.ndim != 3:
                 raise NotImplementedError("only batched inputs, with need_weights=False")
             mask = _add_masks(query, attention, mesh, key_padding_mask, attn_mask)
-            return _attend((query, key, value), attention, mesh, mask), None
+            return _attend((query, key, value), attention, between, mask), None
 
         attention.forward = forward
         return module
 
 
 def _attend(
-    inputs: tuple[Tensor, Tensor, Tensor], attention: Any, mesh: DeviceMesh, mask: Tensor | None
+    inputs: tuple[Tensor, Tensor, Tensor], attention: Any, between: Passage, mask: Tensor | None
 ) -> Tensor:
     # Query, key, and value are often the same tensor.
-    copies = {id(each): copy_to_shards(each, mesh) for each in inputs}
+    copies = {id(each): between.into(each) for each in inputs}
     weights = attention.in_proj_weight.to_local().chunk(3)
     bias = attention.in_proj_bias
     biases = [None] * 3 if bias is None else bias.to_local().chunk(3)
@@ -71,7 +77,7 @@ def _attend(
     attended = attended.transpose(1, 2).flatten(2)
     attended = attended if attention.batch_first else attended.transpose(0, 1)
     projection = attention.out_proj
-    result = sum_over_shards(F.linear(attended, projection.weight.to_local()), mesh)
+    result = between.out(F.linear(attended, projection.weight.to_local()))
     return result if projection.bias is None else result + projection.bias.to_local()
 
 

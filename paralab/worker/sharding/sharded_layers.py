@@ -31,20 +31,30 @@ from torch.distributed.tensor.parallel import (
 from paralab.worker.sharding.sharded_attention import MultiheadParallel
 from paralab.worker.sharding.sharded_embedding import EmbeddingParallel
 from paralab.worker.sharding.shards import local
-from paralab.worker.sharding.split_tensors import copy_to_shards, split_parameter, sum_over_shards
+from paralab.worker.sharding.split_sequence import SplitSequence
+from paralab.worker.sharding.split_tensors import passage, split_parameter
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 
 LOGITS = {True: Shard(-1), False: Replicate()}  # by whether the loss reads split logits
 
 
-def shard_group(model: nn.Module, group: TensorGroup, mesh: DeviceMesh, block: str = "") -> None:
-    """Shard a group in place. `model` is the whole model, or a copy of its submodule `block`."""
+def shard_group(
+    model: nn.Module,
+    group: TensorGroup,
+    mesh: DeviceMesh,
+    block: str = "",
+    sequence: SplitSequence | None = None,
+) -> None:
+    """Shard a group in place. `model` is the whole model, or a copy of its submodule `block`. With
+    `sequence`, the row returns only a part of the sequence."""
     prefix = f"{block}." if block else ""
     for path, value in group.divided:
         owner, _, name = path.removeprefix(prefix).rpartition(".")
         setattr(model.get_submodule(owner), name, value)
-    styles = {layer.removeprefix(prefix): _style_of(group, layer) for layer in group.layers}
+    styles = {
+        layer.removeprefix(prefix): _style_of(group, layer, sequence) for layer in group.layers
+    }
     parallelize_module(model, mesh, styles)
     for path in group.tied:
         owner, _, name = path.removeprefix(prefix).rpartition(".")
@@ -56,10 +66,14 @@ def shard_group(model: nn.Module, group: TensorGroup, mesh: DeviceMesh, block: s
             parameter.register_hook(lambda grad: functional.all_reduce(grad, "sum", mesh))
 
 
-def _style_of(group: TensorGroup, layer: str) -> ParallelStyle:
+def _style_of(
+    group: TensorGroup, layer: str, sequence: SplitSequence | None = None
+) -> ParallelStyle:
     """Create the style that `TensorGroup.style_of` names."""
     if group.is_attention:
-        return MultiheadParallel()
+        return MultiheadParallel(sequence)
+    if sequence:
+        return MatrixParallel(group.parts, layer == group.row, sequence)
     if group.words and layer not in group.columns:
         return EmbeddingParallel()
     if group.words:
@@ -75,8 +89,10 @@ class MatrixParallel(ParallelStyle):
     """Split a layer's outputs or, with `rows`, its inputs. If the layer has `parts` matrices side
     by side, each shard gets a piece of each: q0 k0 v0 | q1 k1 v1, not q0 q1 k0 | k1 v0 v1."""
 
-    def __init__(self, parts: int = 1, rows: bool = False) -> None:
-        self.parts, self.rows = parts, rows
+    def __init__(
+        self, parts: int = 1, rows: bool = False, sequence: SplitSequence | None = None
+    ) -> None:
+        self.parts, self.rows, self.sequence = 1 if rows else parts, rows, sequence
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         layer: Any = module
@@ -86,13 +102,15 @@ class MatrixParallel(ParallelStyle):
         if layer.bias is not None:
             layer.bias = split_parameter(layer.bias, mesh, None if self.rows else 0, self.parts)
 
+        between = passage(mesh, self.sequence)
+
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight = layer.weight.to_local()
             weight = weight.T if transposed else weight
             bias = None if layer.bias is None else layer.bias.to_local()
             if not self.rows:
-                return nn.functional.linear(copy_to_shards(x, mesh), weight, bias)
-            summed = sum_over_shards(nn.functional.linear(x, weight), mesh)
+                return nn.functional.linear(between.into(x), weight, bias)
+            summed = between.out(nn.functional.linear(x, weight))
             # The model may change the result in place, which autograd rejects for DTensor's view.
             return summed.clone() if bias is None else summed + bias
 

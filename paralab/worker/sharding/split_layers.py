@@ -20,8 +20,10 @@ from paralab.errors import ParalabError
 from paralab.worker.groups import broadcast_model, group_along, ranks_with
 from paralab.worker.rank_context import RankContext
 from paralab.worker.sharding.shard_streams import ShardStreams
-from paralab.worker.sharding.sharded_layers import shard_group, watch_regions
+from paralab.worker.sharding.sharded_layers import watch_regions
 from paralab.worker.sharding.split_logits import reading_logits
+from paralab.worker.sharding.split_sequence import SplitSequence
+from paralab.worker.sharding.split_tokens import shard_groups
 from paralab.workload.hooks import patched
 from paralab.workload.tensor_group import TensorGroup
 
@@ -38,14 +40,17 @@ def split_layers(
     model: nn.Module,
     groups: Sequence[TensorGroup],
     mesh: DeviceMesh,
+    sequence: SplitSequence | None = None,
 ) -> None:
-    """Split these groups in place. Between columns and row, each shard draws different numbers."""
-    for group in groups:
-        shard_group(model, group, mesh)
+    """Split these groups in place, and the tokens between them if there is a `sequence`. Between
+    columns and row, each shard draws different numbers."""
+    shard_groups(model, groups, mesh, sequence)
     if context.plan.draws:
         device = torch.device(context.rank.devices[0].torch)
         context.shard_streams = streams = ShardStreams(context.rank.shard or 0, device)
         watch_regions(model, groups, streams.enter, streams.leave)
+        if sequence:
+            sequence.streams = streams
 
 
 @contextmanager

@@ -8,12 +8,18 @@ So torch's attention sees all tokens, and causal flags and masks work as on one 
 
 Parameters inside the blocks get gradients only from this rank's tokens, so the ranks sum these
 gradients. All ranks compute everything outside the blocks, and get equal gradients there.
+
+Sequence parallelism (`split_tokens`) uses the same blocks. Its attention is in split layers, which
+get the whole sequence:
+
+    part ─► norm ─► join ─► [ columns ► heads ► rows ] ─► sum, and take a part ─► residual, norm
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -42,8 +48,10 @@ class SplitSequence:
         group: dist.ProcessGroup | None,
         begin_inside: Begin,
         begin: Begin,
+        flag: str = "cp",
     ) -> None:
-        self.ranks, self.begin = Ranks(group, begin_inside), begin
+        self.ranks, self.begin, self.flag = Ranks(group, begin_inside), begin, flag
+        self.blocks = blocks
         self.streams: ShardStreams | None = None  # set if the blocks draw random numbers
         self.length: int | None = None  # length of the whole sequence, while inside a block
         self.lengths: dict[str, int] = {}  # block -> the length in its last call
@@ -70,6 +78,9 @@ class SplitSequence:
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave)
+        for name in block.joined:
+            inner = module.get_submodule(name)
+            inner.register_forward_pre_hook(lambda _, *both: self._join(both), with_kwargs=True)
 
     def _enter(self, block: SplitBlock, arguments: Any) -> Any:
         """Take this rank's part of the arguments."""
@@ -89,19 +100,36 @@ class SplitSequence:
         inside = map_tensors(take, arguments)
         if (given := next(numbers)) != block.arguments:
             raise ParalabError(
-                f"cp: {block.name} got {plural(given, 'tensor')}, but {block.arguments} in the proof, "
+                f"{self.flag}: {block.name} got {plural(given, 'tensor')}, but {block.arguments} in the proof, "
                 "which used the first samples. For example, it may get a mask only for some samples.",
                 fix="a model that always passes the same arguments, or another strategy",
             )
         if len(lengths) != 1:
             sizes = " and ".join(map(str, sorted(lengths))) or "no"
-            problem = f"cp: {block.name} got sequences of {sizes} tokens, but needs one length."
+            problem = (
+                f"{self.flag}: {block.name} got sequences of {sizes} tokens, but needs one length."
+            )
             raise ParalabError(problem, fix="another strategy for this model")
         [self.length] = lengths
         if reason := too_short(self.length, self.ranks.size):
-            raise ParalabError(f"cp: {reason}.", fix="fewer --shards, or longer sequences")
+            raise ParalabError(f"{self.flag}: {reason}.", fix="fewer --shards, or longer sequences")
         self.lengths[block.name] = self.length
         return inside
+
+    def _join(self, arguments: Any) -> Any:
+        """Join the arguments that are parts. Others, such as masks, are whole already."""
+        assert self.length is not None
+        length, own = self.length, part_sizes(self.length, self.ranks.size)[self.ranks.rank]
+
+        @cache  # query, key, and value are often the same tensor
+        def join(tensor: torch.Tensor) -> torch.Tensor:
+            is_part = tensor.is_floating_point() and tensor.ndim > 2 and tensor.shape[TOKENS] == own
+            return self.ranks.join(tensor, TOKENS, length) if is_part else tensor
+
+        return map_tensors(join, arguments)
+
+    def sum_to_part(self, whole: torch.Tensor) -> torch.Tensor:
+        return self.ranks.sum_to_part(whole, TOKENS)
 
     def _leave(self, block: SplitBlock, output: Any) -> Any:
         """Join the outputs of all ranks."""
@@ -119,7 +147,7 @@ class SplitSequence:
         own = part_sizes(length, self.ranks.size)[self.ranks.rank]
         if tensor.shape[dim] != own:
             raise ParalabError(
-                f"cp: a tensor of shape {tuple(tensor.shape)} should have {plural(own, 'token')} in "
+                f"{self.flag}: a tensor of shape {tuple(tensor.shape)} should have {plural(own, 'token')} in "
                 f"dim {dim}, this rank's part of {length}.",
                 fix="another strategy for this model",
             )
@@ -135,6 +163,9 @@ class SplitSequence:
         """Run forward and backward passes in this context, which sums the gradients at its end."""
         with self.attending():
             yield
+        self.sum_gradients()
+
+    def sum_gradients(self) -> None:
         sum_gradients(self.parameters, self.ranks.group, None, self.begin)
 
     def recomputing(self, block: nn.Module) -> Callable[[], AbstractContextManager[None]]:

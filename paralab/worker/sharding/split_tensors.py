@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from paralab.worker.sharding.shards import shard_of
+from paralab.worker.sharding.split_sequence import SplitSequence
 
 
 def split_parameter(
@@ -25,6 +28,20 @@ def split_parameter(
         placement = _StridedShard(dim, split_factor=parts) if parts > 1 else Shard(dim)
     sharded = DTensor.from_local(full, mesh, [placement], run_check=False)
     return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+
+
+class Passage(NamedTuple):
+    """How activations get into column layers, and out of row layers."""
+
+    into: Callable[[torch.Tensor], torch.Tensor]
+    out: Callable[[torch.Tensor], torch.Tensor]
+
+
+def passage(mesh: DeviceMesh, sequence: SplitSequence | None) -> Passage:
+    """With `sequence`, a hook joins the parts of the sequence before the columns' module."""
+    if sequence:
+        return Passage(lambda x: x, sequence.sum_to_part)
+    return Passage(partial(copy_to_shards, mesh=mesh), partial(sum_over_shards, mesh=mesh))
 
 
 def copy_to_shards(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -4,6 +4,9 @@ groups of layers, and the rest of the model is replicated.
     forward    [ columns ][ heads of this shard ][ rows ][all-reduce][ replicated layers ] …
     backward   [ replicated layers ][ rows ][ heads of this shard ][ columns ][all-reduce] …
 
+With --sequence-parallel, each shard also processes only its part of the tokens in the replicated
+layers of blocks (see `split_tokens`).
+
 All shards process the same samples, compute the same loss, and get the same gradients for
 replicated parameters. Only the first shard reports the loss. With multiple replicas, each shard then
 sums its gradients over the replicas.
@@ -29,6 +32,7 @@ from paralab.worker.sharding.split_layers import (
     running_shards,
     split_layers,
 )
+from paralab.worker.sharding.split_sequence import SplitSequence
 
 
 class Tp(Strategy):
@@ -42,7 +46,13 @@ class Tp(Strategy):
         full = addresses(model.parameters())
         shards = group_along(plan, "shards", rank.rank)
         mesh = DeviceMesh.from_group(shards, plan.device, mesh_dim_names=("shards",))
-        split_layers(context, model, split.kept, mesh)
+        self.sequence = None
+        if split.sequence:
+            begin = context.probe.begin_inside, context.probe.begin_collective
+            blocks = split.sequence.kept
+            self.sequence = SplitSequence(model, blocks, shards, *begin, "--sequence-parallel")
+            context.recomputing = self.sequence.recomputing
+        split_layers(context, model, split.kept, mesh, self.sequence)
         context.meter.ignored -= full
         context.meter.ignored |= addresses(map(local, model.parameters()))
         if plan.scaler:
@@ -53,6 +63,8 @@ class Tp(Strategy):
         align_shards(self.context, self.model)
         with running_shards(self.context):
             loss = self.accumulate(self.model, accumulation_steps)
+            if self.sequence:
+                self.sequence.sum_gradients()
         require_agreement(self.context, loss)
         sum_over_replicas(self.context, list(self.model.parameters()))
         return torch.zeros_like(loss) if self.context.rank.shard else loss
