@@ -71,6 +71,8 @@ def memory(device: torch.device) -> str:
 def main() -> None:
     device = set_up()
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size > BATCH_SIZE:
+        raise SystemExit(f"set BATCH_SIZE={world_size} or more: each rank needs a sample")
     torch.manual_seed(0)  # the same initial weights in every practical
     wide = 4 * DIM
     layers = [nn.Linear(DIM, wide), nn.Linear(wide, wide), nn.Linear(wide, DIM)]

@@ -51,12 +51,12 @@ def root_cause(
         if not is_victim(error.error, error.traceback):
             return cause(rank, error.error, error.detail or "")
     for rank in gone:
-        return cause(rank, "disappeared without an error: it was killed, or its node is down")
+        return cause(rank, "it disappeared without an error: it was killed, or its node is down")
     for rank, code in enumerate(exit_codes):
         if code is not None and rank not in explained:
             return cause(rank, _describe_exit(code))
     if None in exit_codes:
-        what = "did not reach the point where the other ranks waited for it, so it was stopped"
+        what = "it did not reach the point where the other ranks waited for it, so it was stopped"
         return cause(exit_codes.index(None), what, "")
     if errors:
         return cause(errors[0][1], errors[0][0].error, "")
@@ -66,10 +66,10 @@ def root_cause(
 def _describe_exit(code: int) -> str:
     """Describe the exit of a rank that did not write an error."""
     if code == LEFT_EARLY:
-        return "exited with code 0 before its work was done"
+        return "it exited with code 0 before its work was done"
     if code == UNKNOWN_CODE:
         return "its parent, which started all ranks, was killed"
-    return describe_exit(code) + (" without an error" if code >= 0 else "")
+    return f"it {describe_exit(code)}" + (" without an error" if code >= 0 else "")
 
 
 def last_lines(log: Path, number: int = 8) -> str:

@@ -71,6 +71,8 @@ class Commands(Group):
             if error.errno == errno.EPIPE:  # `| head` closed the pipe: click exits silently
                 raise
             _exit_with(ctx, from_os_error(error))
+        except click.Abort:  # Ctrl-C or Ctrl-D at a question
+            _exit_with(ctx, interrupted(signal.SIGINT, " at a question; no process has started."))
         except KeyboardInterrupt as stop:
             _exit_with(ctx, interrupted(number_of(stop), "; all processes have ended."))
 

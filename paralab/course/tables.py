@@ -41,6 +41,10 @@ def _yes_no(value: bool | None) -> Cell:
     return Cell("unclear" if value is None else "yes" if value else "no", value)
 
 
+def _communication(value: float | None) -> Cell:
+    return Cell("none", value) if value == 0 else _time(value)
+
+
 def _step_time(row: Measured) -> Cell:
     times = row.step_seconds
     return Cell(seconds(times.median), times.median, times.p10, times.p90)
@@ -105,8 +109,8 @@ COLUMNS: Mapping[str, Callable[[Measured], Cell]] = {
     "scatter: splits the input": lambda row: _copy_seconds(row, "scatter"),
     "gather: collects the outputs on device 0": lambda row: _copy_seconds(row, "gather"),
     "reduce: adds up the gradients on device 0": lambda row: _copy_seconds(row, "reduce"),
-    "communication": lambda row: _time(row.metrics.communication_seconds),
-    "exposed": lambda row: _time(row.metrics.exposed_communication_seconds),
+    "communication": lambda row: _communication(row.metrics.communication_seconds),
+    "exposed": lambda row: _communication(row.metrics.exposed_communication_seconds),
     "hidden share": lambda row: _share(row.metrics.overlap),
     "all-reduces": lambda row: cells.exact(row.all_reduces_per_step),
     "all-reduces per pass": lambda row: cells.exact(

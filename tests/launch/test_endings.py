@@ -140,7 +140,7 @@ def test_a_rank_that_exits_early_is_the_cause(slow):
         "run", "ddp", "--workload", "slow.py:workload", cwd=slow, environment=environment
     )
     assert done.code == 1
-    assert "Rank 1 failed in step 3: exited with code 7" in done.err
+    assert "Rank 1 failed in step 3: it exited with code 7" in done.err
 
 
 FAILS_LATE = """
