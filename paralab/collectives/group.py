@@ -26,7 +26,7 @@ from paralab.collectives.flat import flat_inputs, flat_outputs
 from paralab.collectives.gpu_staging import GpuStaging
 from paralab.collectives.mesh import Mesh
 from paralab.collectives.operations import Collectives
-from paralab.collectives.point_to_point import Connection
+from paralab.collectives.point_to_point import Connection, receive_from_any
 from paralab.collectives.recorder import record
 from paralab.collectives.reduction import can_reduce
 from paralab.collectives.thread import Job, OrderedThread
@@ -67,6 +67,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         self._thread = OrderedThread("collectives", self._mesh.abort)
         self._connections: dict[int, Connection] = {}
         self._connecting = threading.Lock()
+        self._any_source: OrderedThread | None = None  # started by the first recv without a source
         self._warned: set[str] = set()
         self._number = 0  # number of the last collective
         self._gpu: GpuStaging | None = None  # set by the first collective on a GPU
@@ -85,6 +86,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
                 self._mesh.abort(group._mesh.failure)
         connections = self._connections.values()
         threads = [self._thread, *(each for pair in connections for each in pair.threads)]
+        threads += [self._any_source] if self._any_source else []
         if not all([each.close(seconds) for each in threads]):
             self._mesh.interrupt()
             for each in threads:
@@ -232,10 +234,12 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         return self._connection(rank).receive(tensors, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
-        raise dist.DistBackendError(
-            "Backend 'local' can receive only from a rank that you name. Write dist.recv(tensor, "
-            "src=RANK)."
-        )
+        others = [rank for rank in range(self.size()) if rank != self.rank()]
+        connections = {rank: self._connection(rank) for rank in others}
+        if not self._any_source:
+            self._any_source = OrderedThread("receive from any", self._mesh.abort)
+        (tensor,) = tensors
+        return receive_from_any(connections, self._any_source, tensor, tag, self._limit())
 
     def _connection(self, rank: int) -> Connection:
         if rank == self.rank():

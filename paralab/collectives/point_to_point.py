@@ -6,9 +6,11 @@ through host memory.
 
 from __future__ import annotations
 
+import select
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +22,7 @@ from paralab.collectives.mesh import Mesh
 from paralab.collectives.recorder import record
 from paralab.collectives.thread import Entry, LocalWork, OrderedThread
 
+POLL_SECONDS = 1e-3
 HEADER = struct.Struct("!qq16s")  # tag, number of bytes, dtype
 
 
@@ -104,6 +107,25 @@ class Connection:
         self.receiver.submit(job, entry).add_done_callback(fail)
         return receive.work
 
+    def take(self, receive: Receive) -> bool:
+        """Take a message with the call's tag if one has arrived."""
+        with self._lock:
+            message = _take(self.early, receive.tag)
+        if message:
+            self._copy(receive, message)
+        return message is not None
+
+    def read(self) -> None:
+        """Read a message if one has begun to arrive. If a call of receive waits, its job reads."""
+        if self.waiting:
+            time.sleep(POLL_SECONDS)
+        else:
+            self.receiver.submit(self._read_if_ready, record("", None, "recv", [])).wait()
+
+    def _read_if_ready(self) -> None:
+        if select.select([self.socket], [], [], 0)[0]:
+            self._read_message()
+
     def _read_message(self) -> None:
         header = bytearray(HEADER.size)
         self._fill(memoryview(header))
@@ -170,6 +192,44 @@ class Connection:
                 f"Rank {self.mesh.name} waited for rank {self.peer.name} in {name} until the timeout."
             )
         return self.mesh.explain_loss(self.peer, name)
+
+
+def receive_from_any(
+    connections: Mapping[int, Connection],
+    thread: OrderedThread,
+    tensor: torch.Tensor,
+    tag: int,
+    seconds: float,
+) -> dist.Work:
+    """Receive the first message with this tag, from any rank."""
+    entry, work = record("", None, "recv", [tensor]), LocalWork(_stream_for([tensor]))
+    receive = Receive(tensor, tag, work, entry)
+    by_socket = {each.socket: each for each in connections.values()}
+    for each in by_socket:
+        each.settimeout(seconds)
+
+    def job() -> None:
+        end = time.monotonic() + seconds
+        while True:
+            for rank, connection in connections.items():
+                work.source = rank
+                if connection.take(receive):
+                    return
+            left = max(0.0, end - time.monotonic())
+            ready = select.select(list(by_socket), [], [], left)[0]
+            if not ready:
+                problem = "waited in recv for a message from any rank until the timeout"
+                name = next(iter(connections.values())).mesh.name
+                raise dist.DistBackendError(f"Rank {name} {problem}.")
+            for each in ready:
+                by_socket[each].read()
+
+    def fail(future: torch.futures.Future[Any]) -> None:
+        if isinstance(future.value(), Exception) and not work.is_completed():
+            work.finish(future.value())
+
+    thread.submit(job, entry).add_done_callback(fail)
+    return work
 
 
 def _take(waiting: list[Each], tag: int) -> Each | None:

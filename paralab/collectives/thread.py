@@ -24,6 +24,8 @@ class LocalWork(Work):  # type: ignore[misc]
     result makes the current stream wait for this work.
     """
 
+    source: int  # of a message from any rank
+
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         super().__init__()
         self._stream = stream
@@ -83,6 +85,9 @@ class LocalWork(Work):  # type: ignore[misc]
     def exception(self) -> Exception | None:
         outcome = self._outcome.value() if self.is_completed() else None
         return outcome if isinstance(outcome, Exception) else None
+
+    def _source_rank(self) -> int:
+        return self.source
 
     def synchronize(self) -> None:
         self.wait()

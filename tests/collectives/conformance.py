@@ -185,6 +185,24 @@ def tags():
         assert (ones[0].item(), twos[0].item()) == (1, 2)
 
 
+def any_source():
+    # Rank 0 also has a named receive, whose message comes last.
+    if RANK:
+        dist.send(torch.full((4,), float(RANK)), 0, tag=RANK - 1)
+        dist.send(torch.full((300_000,), 5.0), 0, tag=5)
+        dist.send(torch.zeros(2), 0, tag=9)
+        return
+    named, small, large = torch.ones(2), torch.empty(4), torch.empty(300_000)
+    first = dist.irecv(named, 2, tag=9)
+    assert (dist.recv(small), small.unique().item()) == (1, 1)
+    assert (dist.recv(small, tag=1), small.unique().item()) == (2, 2)
+    assert {dist.recv(large, tag=5), dist.recv(large, tag=5)} == {1, 2}
+    assert large.unique().item() == 5
+    first.wait()
+    dist.recv(named, 1, tag=9)
+    assert not named.any()
+
+
 def two_threads():
     # Both threads once made their own connection, and mixed up their messages.
     peer, wrong = 1 - RANK, []
@@ -380,6 +398,7 @@ CHECKS = (
     point_to_point,
     unusual_tensors,
     tags,
+    any_source,
     two_threads,
     errors,
     released,

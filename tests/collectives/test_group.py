@@ -54,6 +54,7 @@ CHECKS = (
     "point_to_point",
     "unusual_tensors",
     "tags",
+    "any_source",
     "two_threads",
     "errors",
     "released",
