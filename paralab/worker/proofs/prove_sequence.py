@@ -3,6 +3,7 @@ process that uses gloo."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from paralab.plan.sequence_splits import ObservedBlock, attempts, chain, unsuita
 from paralab.worker.proofs.block_proof import (
     Shard,
     Sharded,
+    Values,
     begin_together,
     compare,
     largest_of,
@@ -23,7 +25,7 @@ from paralab.worker.proofs.observe_blocks import observe_blocks
 from paralab.worker.proofs.proof_model import load_for_proof
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sharding.split_sequence import SplitSequence
-from paralab.workload.linear_layers import record_calls
+from paralab.workload.linear_layers import Call, record_calls
 from paralab.workload.randomness import seed_everything
 from paralab.workload.repeated_blocks import repeated_blocks
 from paralab.workload.sequence_plan import SequencePlan, SplitBlock
@@ -40,24 +42,45 @@ def find_sequence_plan(workload: Workload, shards: int) -> SequencePlan:
         with restored(model):
             observed = observe_blocks(model, inputs, repeated_blocks(model))
         blocks = _prove_each(model, inputs, observed, shards)
-    plan = SequencePlan(shards, tuple(blocks))
-    if not plan.kept:
-        reasons = dict.fromkeys(block.reason for block in blocks)
-        return replace(plan, problem=next(iter(reasons), f"it has {NO_BLOCKS}"))
+    length = max((size for each in observed for size in each.lengths), default=0)
+    plan = SequencePlan(shards, tuple(blocks), length)
 
-    plan = replace(plan, length=max(size for each in observed for size in each.lengths))
-    for whole in dict.fromkeys([tuple(chain(blocks, observed)), tuple(blocks)]):
-        shard = _splitter(*(block for block in whole if block.kept))
-        problem = prove_together(workload, model, batch, shard, kinds)
-        plan = replace(plan, blocks=whole, problem=problem)
+    def prove(blocks: Sequence[SplitBlock]) -> str | None:
+        return prove_together(workload, model, batch, _splitter(blocks), kinds)
+
+    return prove_chained(plan, observed, prove)
+
+
+def prove_chained(
+    plan: SequencePlan,
+    observed: Sequence[ObservedBlock],
+    prove: Callable[[Sequence[SplitBlock]], str | None],
+) -> SequencePlan:
+    """Prove all kept blocks together. First, let each block pass its parts directly to the next."""
+    if not plan.kept:
+        reasons = dict.fromkeys(block.reason for block in plan.blocks)
+        return replace(plan, problem=next(iter(reasons), f"it has {NO_BLOCKS}"))
+    for blocks in dict.fromkeys([tuple(chain(plan.blocks, observed)), plan.blocks]):
+        problem = prove([block for block in blocks if block.kept])
+        plan = replace(plan, blocks=blocks, problem=problem)
         if problem is None:
             break
     return plan
 
 
-def _splitter(*blocks: SplitBlock) -> Shard:
+def prove_block(
+    block: SplitBlock, plain: nn.Module, calls: Sequence[Call], reference: Values, shard: Shard
+) -> SplitBlock:
+    """Return the block with the result of its proof."""
+    problem, errors = compare(plain, calls, reference, shard)
+    weights = sum(parameter.numel() for parameter in plain.parameters())
+    proved = replace(block, kept=problem is None, error=largest_of(errors))
+    return replace(proved, reason=problem or "", parameters=weights)
+
+
+def _splitter(blocks: Sequence[SplitBlock]) -> Shard:
     def shard(model: nn.Module) -> Sharded:
-        split = SplitSequence(model, blocks, None, begin_together, begin_together)
+        split = SplitSequence(model, tuple(blocks), None, begin_together, begin_together)
 
         def draw(streams: ShardStreams) -> None:
             split.streams = streams
@@ -84,12 +107,9 @@ def _prove_each(
         results = []
         reference = run_block(plain, calls[seen.name])
         for attempt in tries:
-            alone = _splitter(replace(attempt, name=""))
-            problem, errors = compare(plain, calls[seen.name], reference, alone)
-            proved = replace(attempt, kept=problem is None, error=largest_of(errors))
-            weights = sum(parameter.numel() for parameter in plain.parameters())
-            results.append(replace(proved, reason=problem or "", parameters=weights))
-            if problem is None:
+            alone = _splitter([replace(attempt, name="")])
+            results.append(prove_block(attempt, plain, calls[seen.name], reference, alone))
+            if results[-1].kept:
                 worked[type(plain)] = attempt.cut
                 break
         none = SplitBlock(seen.name, reason="none of its arguments has the length of the sequence")

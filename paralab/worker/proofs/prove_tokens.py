@@ -9,20 +9,13 @@ from dataclasses import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paralab.plan.recompute import NO_BLOCKS
-from paralab.plan.sequence_splits import ObservedBlock, chain, too_short
+from paralab.plan.sequence_splits import ObservedBlock, too_short
 from paralab.plan.tensor_groups import enclosing
-from paralab.worker.proofs.block_proof import (
-    Shard,
-    Sharded,
-    begin_together,
-    compare,
-    largest_of,
-    run_block,
-)
+from paralab.worker.proofs.block_proof import Shard, Sharded, begin_together, run_block
 from paralab.worker.proofs.model_proof import prove_together
 from paralab.worker.proofs.observe_blocks import observe_blocks
 from paralab.worker.proofs.proof_model import load_for_proof
+from paralab.worker.proofs.prove_sequence import prove_block, prove_chained
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sharding.sharded_layers import watch_regions
 from paralab.worker.sharding.split_logits import reading_logits
@@ -59,24 +52,18 @@ def find_token_plan(workload: Workload, plan: TensorPlan) -> SequencePlan:
             groups = [_within(group, block) for group in plan.kept if contains(block, group)]
             shard = _sharder(groups, [replace(block, name="")], mesh)
             reference = run_block(plain, calls[block.name])
-            problem, errors = compare(plain, calls[block.name], reference, shard)
-            weights = sum(parameter.numel() for parameter in plain.parameters())
-            reason = f"with a part of the tokens, {problem}" if problem else ""
-            proved = replace(block, kept=problem is None, error=largest_of(errors))
-            blocks[number] = replace(proved, reason=reason, parameters=weights)
+            proved = prove_block(block, plain, calls[block.name], reference, shard)
+            if not proved.kept:
+                proved = replace(proved, reason=f"with a part of the tokens, {proved.reason}")
+            blocks[number] = proved
 
-    found = SequencePlan(plan.shards, tuple(blocks))
-    if not found.kept:
-        reasons = dict.fromkeys(block.reason for block in blocks)
-        return replace(found, problem=next(iter(reasons), f"it has {NO_BLOCKS}"))
-    found = replace(found, length=max(_tokens(seen) for seen in observed))
-    for whole in dict.fromkeys([tuple(chain(blocks, observed)), tuple(blocks)]):
-        shard = _sharder(plan.kept, [block for block in whole if block.kept], mesh)
-        problem = prove_together(workload, model, batch, shard, kinds)
-        found = replace(found, blocks=whole, problem=problem)
-        if problem is None:
-            break
-    return found
+    length = max((_tokens(seen) for seen in observed), default=0)
+    found = SequencePlan(plan.shards, tuple(blocks), length)
+
+    def prove(blocks: Sequence[SplitBlock]) -> str | None:
+        return prove_together(workload, model, batch, _sharder(plan.kept, blocks, mesh), kinds)
+
+    return prove_chained(found, observed, prove)
 
 
 def _tokens(seen: ObservedBlock) -> int:

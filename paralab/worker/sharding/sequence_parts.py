@@ -162,12 +162,7 @@ class _Gather(torch.autograd.Function):
         return ranks.own_part(grads[0], dim), None, None, None
 
 
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, ranks: Ranks, dim: int, length: int) -> torch.Tensor:
-        ctx.given = ranks, dim
-        return ranks.put_together(part, dim, length, "activations")
-
+class _Join(_Gather):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ranks, dim = ctx.given
