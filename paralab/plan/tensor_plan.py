@@ -119,6 +119,8 @@ def parallelize_code(plan: TensorPlan) -> list[str]:
     if plan.splits_loss:
         lines.append("# The loss reads split logits. Compute it and its gradients in this context:")
         lines.append("# with loss_parallel(), implicit_replication():")
+    if plan.sequence:
+        lines.append("# This code does not split the tokens.")
     return lines
 
 

@@ -83,15 +83,16 @@ def print_stages(plan: Plan) -> None:
 
 def print_splits(plan: Plan) -> None:
     """Print what tp, cp, or ep splits."""
-    if plan.tensor_plan:
-        _print_tensor_plan(plan.tensor_plan)
-    if plan.sequence_plan:
+    sequence = plan.tensor_plan.sequence if plan.tensor_plan else plan.sequence_plan
+    if sequence:
         rows = [
             (escape(row.block), str(row.blocks), *_verdict(row.kept, row.result))
-            for row in block_table(plan.sequence_plan)
+            for row in block_table(sequence)
         ]
         console.print()
-        print_table(("block", "blocks", "split", "proof"), rows, right=("blocks",))
+        print_table(("block", "blocks", "tokens split", "proof"), rows, right=("blocks",))
+    if plan.tensor_plan:
+        _print_tensor_plan(plan.tensor_plan)
     if plan.expert_plan:
         layers = [
             (
