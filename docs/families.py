@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -164,6 +165,7 @@ def load_family(name: str) -> Workload:
     return as_workload(own(), name) if own else load_workload(name)
 
 
+@cache
 def prove(name: str) -> TensorPlan:
     """Prove a family's plan on the ranks of this job."""
     plan = find_tensor_plan(load_family(name), dist.get_world_size())
