@@ -1,5 +1,7 @@
 """Types for run metrics. docs/metrics.md defines each number."""
 
+from msgspec import field
+
 from paralab.record.types import Record
 
 
@@ -82,9 +84,11 @@ class GpuLoad(Record, frozen=True, kw_only=True):
 
 
 class MeanLoad(Record, frozen=True, kw_only=True):
-    """Mean load during training: cores per rank, and what NVML reports per GPU."""
+    """Mean load during training: cores in use per rank, threads per rank that wait for a core, and
+    what NVML reports per GPU."""
 
     cores_per_rank: list[float | None]
+    waiting_per_rank: list[float | None] = field(default_factory=list)
     gpu: list[GpuLoad]
     not_measured: str | None
 

@@ -37,6 +37,11 @@ def seconds_between(steps: list[list[Step]]) -> float:
     return end - begin
 
 
+def count_samples(step: list[Step]) -> int:
+    """Return the samples of a step, over all ranks."""
+    return sum(event.samples for event in step)
+
+
 def mean(values: Sequence[float]) -> float | None:
     return statistics.mean(values) if values else None
 
@@ -104,9 +109,13 @@ class Recording:
         """The number of finished steps, including steps before this run."""
         return max((step[0].step + 1 for step in self.steps), default=self.begun_at)
 
-    @property
+    @cached_property
     def warm_up(self) -> int:
-        return warm_up_steps(len(self.steps))
+        """The number of warm-up steps, which leave at least one full step to time. If an epoch has
+        64 + 1 samples, the second of two steps says nothing about a batch of 64."""
+        largest = max(map(count_samples, self.steps), default=0)
+        full = (n for n, step in enumerate(self.steps) if count_samples(step) == largest)
+        return min(warm_up_steps(len(self.steps)), max(full, default=0))
 
     @property
     def step_seconds(self) -> list[float]:
@@ -122,8 +131,8 @@ class Recording:
     def full(self) -> list[list[Step]]:
         """The timed steps with the most samples. The last batch of an epoch may be smaller, and a
         median over both sizes would describe neither."""
-        samples = [sum(event.samples for event in step) for step in self.timed]
-        return [step for step, own in zip(self.timed, samples, strict=True) if own == max(samples)]
+        largest = max(map(count_samples, self.timed), default=0)
+        return [step for step in self.timed if count_samples(step) == largest]
 
     @property
     def detailed(self) -> list[int]:

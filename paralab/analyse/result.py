@@ -8,7 +8,14 @@ from msgspec.structs import replace
 
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import metrics_of
-from paralab.analyse.recording import Recording, mean, median, quantiles, seconds_between
+from paralab.analyse.recording import (
+    Recording,
+    count_samples,
+    mean,
+    median,
+    quantiles,
+    seconds_between,
+)
 from paralab.errors import UsageError
 from paralab.plan.axes import Axis
 from paralab.plan.plan import Plan
@@ -133,6 +140,7 @@ class Numbers(Record, frozen=True, kw_only=True):
     backend: str | None = None  # torch.distributed's backend; None in a single process
     ranks: list[Rank]
     batch: Batch
+    samples_per_step: float | None  # less than the batch size if an epoch has fewer samples
     total_seconds: float | None
     samples_per_second: float | None
     samples_per_second_per_device: float | None
@@ -169,7 +177,6 @@ class Result(Numbers, frozen=True, kw_only=True):
     saves: Saves | None
     step_seconds: Spread | None
     warm_up_steps: int
-    samples_per_step: float | None  # less than the batch size if an epoch has fewer samples
     run_folder: str
     wall_seconds: float | None = None  # including process startup
     report: str | None = None  # the path of the page, if one was written
@@ -204,7 +211,7 @@ def _saved_result(folder: Path) -> Result | None:
 def _compute(recording: Recording) -> Result:
     plan, steps, timed = recording.plan, recording.steps, recording.timed
     losses = recording.losses
-    samples = sum(event.samples for step in timed for event in step)
+    samples = sum(map(count_samples, timed))
     elapsed = seconds_between(timed)  # including data loading
     per_second = samples / elapsed if elapsed else None
     failures = read_failures(recording.folder)
@@ -229,7 +236,7 @@ def _compute(recording: Recording) -> Result:
         warm_up_steps=recording.warm_up,
         total_seconds=round(seconds_between(steps), 6) if steps else None,
         samples_per_second=per_second,
-        samples_per_step=sum(e.samples for e in recording.full[0]) if recording.full else None,
+        samples_per_step=count_samples(recording.full[0]) if recording.full else None,
         smaller_steps=len(timed) - len(recording.full),
         samples_per_second_per_device=per_second and per_second / len(devices),
         peak_bytes=_memory(recording),
@@ -259,14 +266,17 @@ def _compilation(recording: Recording) -> Compilation | None:
     events = recording.of(Compile)
     if not events or not recording.steps:
         return None
-    first, usual = seconds_between(recording.steps[:1]), median(recording.step_seconds)
-    return Compilation(
+    first = seconds_between(recording.steps[:1])
+    # Without warm-up, the first step is the only full one.
+    usual = median(recording.step_seconds) if recording.warm_up else None
+    made = Compilation(
         graphs=max(event.graphs for event in events),
         calls=sum(event.calls for event in events),
         eager_calls=sum(event.eager_calls for event in events),
         first_step_seconds=first,
         extra_seconds=None if usual is None else first - usual,
     )
+    return replace(made, unknown="no later step was timed") if usual is None else made
 
 
 def _warnings(
@@ -277,6 +287,11 @@ def _warnings(
     warnings = []
     if len(steps) == 1:
         warnings.append("a single step is not a measurement: its time includes the warm-up")
+    elif recording.full and recording.full[0] is steps[0]:
+        warnings.append(
+            f"the first step is the only one with {count_samples(steps[0])} samples, so the step "
+            "time includes the warm-up"
+        )
     numbered = zip(steps, losses, strict=True)
     bad = next((step[0].step for step, loss in numbered if not math.isfinite(loss)), None)
     if bad is not None:

@@ -21,7 +21,9 @@ def perfect_seconds(row: Row, one: Row) -> float:
 
 def _work(row: Row, one: Row) -> float:
     """Return the samples per device, relative to those of `one`."""
-    return row.batch.size / one.batch.size / (row.devices / one.devices)
+    # An epoch may have fewer samples than a batch.
+    samples, base = (r.samples_per_step or r.batch.size for r in (row, one))
+    return samples / base / (row.devices / one.devices)
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:

@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 
 from paralab.analyse.metric_types import Flops, GpuLoad, GradientCounts, MeanLoad
-from paralab.analyse.recording import Recording, bounds, mean
+from paralab.analyse.recording import Recording, bounds, count_samples, mean
 from paralab.machine.peaks import PEAKS
 from paralab.record.events import Gradients, Load
 
@@ -26,6 +26,9 @@ def mean_load(recording: Recording) -> MeanLoad:
         reasons.add("the run was too short: load is sampled every 0.1 s")
     return MeanLoad(
         cores_per_rank=[mean([event.cpu_share for event in own]) for own in ranks],
+        waiting_per_rank=[
+            mean([e.waiting_threads for e in own if e.waiting_threads is not None]) for own in ranks
+        ],
         gpu=[
             GpuLoad(
                 device=device,
@@ -47,7 +50,7 @@ def model_flops(recording: Recording, step_seconds: float | None) -> Flops:
         why = "no step was measured" if per_sample else f"FLOPs were not counted: {why}"
         return Flops(per_second=None, share_of_peak=None, not_measured=why)
     # A step trains on fewer samples than the batch size if an epoch is smaller than a batch.
-    samples = sum(event.samples for event in recording.full[0])
+    samples = count_samples(recording.full[0])
     per_second = per_sample * samples / step_seconds
     devices = {device.torch for rank in plan.ranks for device in rank.devices}
     name = machine.gpus[0].name if plan.device == "cuda" else machine.cpu

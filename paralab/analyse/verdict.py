@@ -57,7 +57,13 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
     findings += [_lossy(row, baseline) for row in lossy if row.speed_up]
-    return (*findings, *_compiling(rows), *_same(rows), *_busy(baseline), *_warnings(comparison))
+    return (
+        *findings,
+        *_compiling(rows),
+        *_same(rows),
+        *_busy(baseline, comparison.machine.cores),
+        *_warnings(comparison),
+    )
 
 
 def is_same_training(row: Row) -> bool | None:
@@ -303,14 +309,22 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
             yield Finding("warning", text, tolerance | {"max_difference": check.max_difference})
 
 
-def _busy(baseline: Row) -> Iterator[Finding]:
-    """Warn if a device got too little CPU time, because another program used the machine."""
-    cores, asked = baseline.metrics.load.cores_per_rank[0], baseline.threads_per_device
+def _busy(baseline: Row, machine_cores: int) -> Iterator[Finding]:
+    """Warn if a device got too little CPU time, because another program used the machine. A model
+    that sleeps or waits for data also uses less than its cores, but no thread waits for a core."""
+    load, asked = baseline.metrics.load, baseline.threads_per_device
+    cores, waiting = load.cores_per_rank[0], next(iter(load.waiting_per_rank), None)
     alone = baseline.strategy == "single" and baseline.device == "cpu"
-    if alone and cores is not None and cores <= BUSY * asked:
-        got = f"`{baseline.name}` got {cores:.2f} of its {plural(asked, 'core')}"
-        text = f"Another program used this machine: {got}. Measure again on an idle machine."
-        yield Finding("warning", text, {"cores_used": cores, "cores_asked": asked})
+    too_few = cores is not None and cores <= BUSY * min(asked, machine_cores)
+    if alone and too_few and (waiting or 0.0) >= (1 - BUSY) * asked:
+        threads = plural(round(waiting or 0.0, 2), "thread")
+        text = (
+            f"Another program used this machine: `{baseline.name}` used {cores:.2f} of its "
+            f"{plural(asked, 'core')}, and on average {threads} had to wait for a core. Measure again "
+            "on an idle machine."
+        )
+        evidence = {"cores_used": cores, "cores_asked": asked, "waiting_threads": waiting}
+        yield Finding("warning", text, evidence)
 
 
 def _warnings(comparison: Comparison) -> Iterator[Finding]:

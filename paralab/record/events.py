@@ -110,6 +110,7 @@ class DeviceLoad(Record, frozen=True, kw_only=True):
 
 class Load(Moment, frozen=True, kw_only=True):
     cpu_share: float  # the number of cores in use
+    waiting_threads: float | None = None  # threads that could run but wait for a core, on average
     rss_bytes: int | None
     devices: list[DeviceLoad]
     not_measured: str | None = None

@@ -49,6 +49,22 @@ def test_an_epochs_last_smaller_batch_is_not_a_step_time(tmp_path):
     assert (result.samples_per_step, result.warm_up_steps, result.smaller_steps) == (64, 3, 5)
 
 
+def test_the_only_full_batch_is_timed(tmp_path):
+    """An epoch of 65 samples has batches of 64 and 1. Only the second was timed, so `compare` gave
+    the time of one sample as the step time of a batch of 64."""
+    run = write(tmp_path / "run", plan("single", ranks=1), lambda rank: [], steps=2)
+    events = run / "events" / "rank0.jsonl"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "step" and line["step"] == 1:
+            line |= {"samples": 1, "end": line["end"] - 0.8 * STEP}
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = result_of(run)
+    assert result.step_seconds == Spread(median=STEP, p10=STEP, p90=STEP)
+    assert (result.samples_per_step, result.warm_up_steps, result.smaller_steps) == (64, 0, 1)
+    assert any("includes the warm-up" in warning for warning in result.warnings)
+
+
 def test_the_loss_is_the_sum_of_the_ranks_parts():
     files = sorted((RECORDED / "events").iterdir())
     lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]

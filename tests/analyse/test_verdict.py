@@ -71,7 +71,7 @@ def timed(comparison, *steps):
         row["step_seconds"] = {"median": step, "p10": step, "p90": step}
         row["round_seconds"] = [step * noise for noise in (1.0, 1.01, 0.99, 1.005, 0.995)]
         row["round_seconds_per_sample"] = [
-            seconds / row["batch"]["size"] for seconds in row["round_seconds"]
+            seconds / row["samples_per_step"] for seconds in row["round_seconds"]
         ]
         ratio = speed_up(rows[0]["round_seconds_per_sample"], row["round_seconds_per_sample"])
         row["speed_up"] = ratio.to_dict() | {
@@ -123,12 +123,23 @@ def test_one_round_is_not_called_sure(folders):
 def test_a_larger_batch_is_not_held_against_a_smaller_ones_step(compared):
     """Twice the batch on two devices in the same time is perfect scaling."""
     rows = compared["rows"]
-    rows[1]["batch"] = rows[1]["batch"] | {"size": 128}
+    rows[1] |= {"batch": rows[1]["batch"] | {"size": 128}, "samples_per_step": 128}
     found = judge(timed(compared, 0.1, 0.1))
     assert "2.00 times as fast" in text(found, "fastest")
     [limit] = [finding for finding in found if finding.kind == "limit"]
     assert limit.evidence["step_seconds"] == pytest.approx(limit.evidence["perfect_seconds"])
     assert limit.text.count("100 ms") == 2
+
+
+def test_a_batch_larger_than_an_epoch_is_no_more_work(compared):
+    """`scale --weak` doubled the batch of 64 on two devices, but an epoch had 64 samples. So a
+    perfect step takes half the time, not the same time."""
+    rows = compared["rows"]
+    rows[1]["batch"] = rows[1]["batch"] | {"size": 128}
+    found = judge(timed(compared, 0.1, 0.1))
+    assert not [finding for finding in found if finding.kind == "limit"]  # equally fast
+    [limit] = [f for f in judge(timed(compared, 0.1, 0.2)) if f.kind == "limit"]
+    assert limit.evidence["perfect_seconds"] == pytest.approx(0.05)
 
 
 def test_what_is_lost_adds_up_to_what_is_missing(compared):
@@ -387,8 +398,16 @@ def test_a_busy_machine_is_said(compared):
     single = timed(compared, 0.1, 0.07)["rows"][0]
     single["metrics"]["load"]["cores_per_rank"] = [0.98]
     assert not text(judge(compared), "warning")
-    single["metrics"]["load"]["cores_per_rank"] = [0.5]
+    # A model that sleeps uses less than its cores, too, but it does not wait for a core.
+    load = single["metrics"]["load"]
+    load |= {"cores_per_rank": [0.5], "waiting_per_rank": [0.01]}
+    assert not text(judge(compared), "warning")
+    load["waiting_per_rank"] = [None]
+    assert not text(judge(compared), "warning")
+    load["waiting_per_rank"] = [0.5]
     assert "0.50 of its 1 core" in text(judge(compared), "warning")
+    load |= {"cores_per_rank": [1.0], "waiting_per_rank": [7.0]}  # more threads than cores
+    assert not text(judge(compared), "warning")
 
 
 def test_a_failed_run_says_first_how_it_failed():

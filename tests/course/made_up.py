@@ -106,6 +106,7 @@ def row(key, processes, devices, step=0.030, batch=64, micro=1, **changed):
             "accumulate": 1,
             "micro_batches": micro,
         },
+        "samples_per_step": batch,
         "step_seconds": {"median": step, "p10": step * 0.98, "p90": step * 1.02},
         "round_seconds": [step * 0.99, step, step * 1.01],
         "total_seconds": 20 * step,
