@@ -23,6 +23,7 @@ def age(value: float) -> str:
 
 def time_unit(value: float) -> tuple[float, str]:
     """Return the unit for a time and the factor to convert seconds: `0.05` -> `(1000.0, "ms")`."""
+    value = abs(value)
     return (1.0, "s") if value >= 1 else (1e3, "ms") if value * 1e3 >= 1 else (1e6, "µs")
 
 

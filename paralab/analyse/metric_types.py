@@ -133,3 +133,8 @@ class Metrics(Parts, frozen=True, kw_only=True):
     flops: Flops
     gradients: GradientCounts | None
     not_measured: dict[str, str]
+
+    @property
+    def data_seconds_between_steps(self) -> float:
+        """How long a device waits for samples between steps. The rest of the gap is not loading."""
+        return min(self.data_wait_seconds or 0.0, self.data_seconds or 0.0)

@@ -7,7 +7,7 @@ lost      all time beyond that, split by measured cause
 
 from paralab.analyse.blocks import Bar, Bars, Cell, Finding, Line, Lines, Section
 from paralab.analyse.compare import Comparison, Row
-from paralab.analyse.phrases import capital, times_as_fast
+from paralab.analyse.phrases import capital, interval, times_as_fast
 from paralab.analyse.table_cells import Cells, exact, name, number, percent, table
 from paralab.plan.remarks import SHARE_CORES, find_sharing
 from paralab.units import plural, rate, seconds
@@ -27,7 +27,8 @@ def _work(row: Row, one: Row) -> float:
 
 
 def losses_of(row: Row, one: Row) -> dict[str, float]:
-    """Return the seconds lost per step by cause, compared with a perfect split of `one`."""
+    """Return the seconds lost per step by cause, compared with a perfect split of `one`. They add up
+    to the difference, so `other` is negative if other parts of the step became shorter."""
     mine, work = row.metrics, _work(row, one)
 
     def more(name: str) -> float:
@@ -47,7 +48,7 @@ def losses_of(row: Row, one: Row) -> dict[str, float]:
         optimizer: more("optimizer_seconds"),
     }
     lost = row.step_seconds.median - perfect_seconds(row, one)
-    return known | {"other": max(0.0, lost - sum(known.values()))}
+    return known | {"other": lost - sum(known.values())}
 
 
 def _explain_crowding(row: Row, cores: int) -> str:
@@ -73,7 +74,8 @@ def section(comparison: Comparison) -> Section:
     if lost:
         note = (
             "Slower compute: forward and backward took longer than their share of the batch "
-            "explains (fixed cost per pass, shared cores, memory bandwidth)."
+            "explains (fixed cost per pass, shared cores, memory bandwidth). Other: the rest, "
+            "negative if it is shorter than in a perfect split."
         )
         tables.append(table("Seconds lost per step, compared with a perfect split", lost, note))
     return Section("Scaling", (*tables, *_charts(rows, one)))
@@ -99,7 +101,7 @@ def _charts(rows: list[Row], one: Row) -> tuple[Lines, Bars]:
 
 def _row(row: Row, one: Row, cores: int) -> Cells:
     step, perfect, causes = row.step_seconds.median, row.devices / one.devices, losses_of(row, one)
-    lost = None if row is one else max(0.0, step - perfect_seconds(row, one))
+    lost = None if row is one else step - perfect_seconds(row, one)
     where = "–"
     if lost is not None and lost >= 0.02 * step:
         largest = max(causes, key=lambda cause: causes[cause])
@@ -129,14 +131,20 @@ def _finding(row: Row, one: Row, cores: int) -> Finding:
     evidence |= {"efficiency": row.efficiency, "lost_seconds": lost}
     devices = plural(row.devices, "device")
     text = f"{devices}: {times_as_fast(row.ratio)}; {perfect:g} would be perfect."
-    if (row.efficiency or 0.0) >= GOOD:
-        return Finding("fastest", f"{text} That is close to perfect scaling.", evidence)
+    close = row.ratio.reaches(GOOD * perfect)
+    if (row.efficiency or 0.0) >= GOOD and close is not False:
+        how = " That is close to perfect scaling."
+        if not close:
+            too = "noisy" if interval(row.ratio) else "few rounds"
+            how = f" Too {too} to tell whether that is close to perfect scaling."
+        return Finding("fastest" if close else "limit", f"{text}{how}", evidence)
 
     causes = sorted(lost.items(), key=lambda item: -item[1])[:2]
     known = {"other": "unexplained"}
     named = [f"{seconds(time)} ({known.get(cause, cause)})" for cause, time in causes if time > 0]
     if named:
-        text += f" Each step loses {' and '.join(named)}."
+        text += f" Each step loses {' and '.join(named)}"
+        text += f", and gains {seconds(-lost['other'])} elsewhere." if lost["other"] < 0 else "."
     if why := _explain_crowding(row, cores):
         text += f" {capital(why)}: devices that compete for cores cannot run faster."
     return Finding("limit", text, evidence)

@@ -37,6 +37,7 @@ class Tuned(Record, frozen=True, kw_only=True):
     batch_size: int
     step_seconds: Spread
     round_seconds_per_sample: list[float]
+    data_seconds_per_sample: float = 0.0  # the wait for data between steps, which is not in a step
     samples_per_second: float | None
     speed_up: SpeedUp
     precision: str
@@ -133,7 +134,9 @@ def rungs_of(folder: Path) -> list[Path]:
 
 def _tuned(row: Row) -> Tuned:
     exposed = row.metrics.exposed_communication_seconds
-    return Tuned.like(row, batch_size=row.batch.size, exposed_seconds=exposed)
+    waits = row.metrics.data_seconds_between_steps / (row.samples_per_step or row.batch.size)
+    more = {"exposed_seconds": exposed, "data_seconds_per_sample": waits}
+    return Tuned.like(row, batch_size=row.batch.size, **more)
 
 
 def curve(rung: Path) -> list[CurvePoint]:
@@ -264,7 +267,7 @@ def _fastest(choice: TuneResult) -> Finding:
         text = (
             f"`{chosen.name}` trains {_rate(chosen)}, and the default {_rate(default)}. A batch of "
             f"{chosen.batch_size} instead of {default.batch_size} samples changes training. In "
-            "samples per second: "
+            "samples per second of step time: "
         )
     return Finding("fastest", f"{text}{faster}. Use: `{chosen.command}`", evidence)
 
@@ -330,8 +333,10 @@ def _name_with_rate(each: Tuned) -> str:
 
 
 def _rate(each: Tuned) -> str:
-    """Return the rate of a median step. Over a whole run, a first step that compiles would count."""
-    return f"{rate(1 / statistics.median(each.round_seconds_per_sample))} samples/s"
+    """Return the rate of a median step and its wait for data. Over a whole run, a first step that
+    compiles would count."""
+    own = statistics.median(each.round_seconds_per_sample) + each.data_seconds_per_sample
+    return f"{rate(1 / own)} samples/s"
 
 
 def _list_names(names: list[str]) -> str:

@@ -13,6 +13,8 @@ from paralab.analyse.phrases import (
     capital,
     collectives_per_step,
     compile_cost,
+    factor,
+    listed,
     times_as_fast,
 )
 from paralab.analyse.scaling import losses_of, perfect_seconds
@@ -24,6 +26,7 @@ from paralab.units import difference, plural, seconds, size, whole_percents
 
 SHOWN = 6  # names in a sentence
 N = TypeVar("N", int, float)
+WAIT = 0.05  # say so if the wait for data is longer than this share of the step
 BUSY = 0.85  # if a run gets less than this share of its cores, another program uses the machine
 
 
@@ -33,7 +36,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
     if not baseline:
         return tuple(_warnings(comparison))
     if len(rows) == 1:
-        advice = (*_next(baseline, rows), *_compiling(rows))
+        advice = (*_next(baseline, rows), *_waits([baseline], baseline), *_compiling(rows))
         # Report warnings and failures before times.
         return (*_warnings(comparison), _parts(baseline), *advice)
 
@@ -56,6 +59,7 @@ def verdict(comparison: Comparison) -> tuple[Finding, ...]:
         elif parallel.ratio.verdict in ("faster", "slower"):
             findings.append(_limit(parallel, baseline))
         findings += _next(parallel, rows)
+    findings += _waits([row for row in rows if row in (best, parallel)], baseline)
     findings += [_lossy(row, baseline) for row in lossy if row.speed_up]
     return (
         *findings,
@@ -210,7 +214,7 @@ def _compiling(rows: list[Row]) -> Iterator[Finding]:
 
 def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     """Suggest changes that the numbers support."""
-    metrics, step = row.metrics, row.step_seconds.median
+    metrics = row.metrics
     share, exposed = metrics.communication_share or 0.0, metrics.exposed_share or 0.0
     costs = {"communication_share": share, "exposed_share": exposed}
     if any(rank.shard for rank in row.ranks) and exposed >= RULE:
@@ -254,10 +258,28 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         wait = f"they wait for it during {late.share_of_step:.0%} of each step"
         text = f"Rank {late.rank} is slower than the others: {wait}."
         yield Finding("next", text, late.to_dict())
-    if (data := metrics.data_wait_seconds or 0.0) > 0.05 * step:
-        text = f"Between steps, the device waits {seconds(data)} for data."
-        text += " Use more loader workers, or cheaper transforms."
-        yield Finding("next", text, {"data_wait_seconds": data})
+
+
+def _waits(rows: list[Row], baseline: Row) -> Iterator[Finding]:
+    """Say how long these rows and the baseline wait for data, and what they gain if that counts."""
+    others = [row for row in rows if row is not baseline]
+    waits = {row.name: row.metrics.data_seconds_between_steps for row in [baseline, *others]}
+    if not any(waits[r.name] > WAIT * r.step_seconds.median for r in [baseline, *others]):
+        return
+    each = listed([f"`{name}` waits {seconds(wait)}" for name, wait in waits.items()])
+    text = f"Between steps, {each} for data. Step times and speed-ups do not include this."
+    ratios = {row.name: _with_data(baseline) / _with_data(row) for row in others}
+    for row_name, ratio in ratios.items():
+        text += f" With it, `{row_name}` is {factor(ratio)} times as fast as `{baseline.name}`."
+    text += " More loader workers or cheaper transforms shorten the wait."
+    evidence = {"data_wait_seconds": waits, "speed_up_with_data": ratios}
+    yield Finding("warning" if others else "next", text, evidence)
+
+
+def _with_data(row: Row) -> float:
+    """Return the seconds per sample, including the wait for data."""
+    step = row.step_seconds.median + row.metrics.data_seconds_between_steps
+    return step / (row.samples_per_step or row.batch.size)
 
 
 def _lossy(row: Row, baseline: Row) -> Finding:

@@ -41,6 +41,7 @@ from paralab.units import plural
 
 VERIFY_STEPS = 3
 ROUNDS = 5
+MOST_ROUNDS = 1000
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
 LESS = 8  # fp64 may need 4 times the memory, so a proof without enough gets 1/8 of the batch
 NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")  # on a GPU, on a CPU
@@ -72,6 +73,9 @@ def compare(
     if rounds is not None and rounds < 1:
         fix = "1 round, or 3 for a confidence interval"
         raise UsageError(f"{rounds} rounds are too few.", fix)
+    if rounds is not None and rounds > MOST_ROUNDS:
+        fix = f"--rounds {MOST_ROUNDS} or fewer; 5 are usually enough"
+        raise UsageError(f"{rounds} rounds are too many: each has a run folder.", fix)
     workloads = list(dict.fromkeys(each.request.workload for each in configurations))
     if kind == "compare" and len(workloads) > 1:
         problem = f"Different workloads cannot be compared: {', '.join(workloads)}."

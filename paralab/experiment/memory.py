@@ -111,8 +111,9 @@ def _at(request: Request, inspected: Inspected, batch_size: int) -> Plan | None:
 def _find_largest(
     fit: Fit, trial: MemoryTrial, batch_size: int, at: Callable[[int], Plan | None]
 ) -> Fit:
-    """Search for the largest batch that fits. Run a trial with that batch, and search again with
-    the trial's numbers, until a trial fits."""
+    """Search for the largest batch that fits. Run a trial with that batch and with the next larger
+    one, and search again with the numbers, until trials show that the first fits and the second does
+    not."""
 
     def needed(plan: Plan) -> int:
         return MemoryEstimate(estimate(plan, trial)).peak or 0
@@ -127,7 +128,9 @@ def _find_largest(
             return replace(fit, no_largest=f"more than {MOST_SAMPLES} samples fit")
         if (plan := at(largest) if largest else None) is None:
             return replace(fit, no_largest="no batch size fits")
-        sizes = set(micro_batch_sizes(plan)) - {each.samples for each in trial.passes}
+        both = [plan, *filter(None, [at(largest + 1)])]
+        sizes = {size for each in both for size in micro_batch_sizes(each)}
+        sizes -= {each.samples for each in trial.passes}
         if not sizes:
             return replace(fit, largest_batch_size=largest, largest_batch_bytes=needed(plan))
         [more] = try_memory([(plan, sorted(sizes))])

@@ -37,6 +37,7 @@ from paralab.experiment.planning import inspect_once, slug
 from paralab.launch.job import Print
 from paralab.machine.host import Machine
 from paralab.plan.check import check
+from paralab.plan.option import flag_of, options_of
 from paralab.plan.request import ALL, AVERAGED, STRATEGIES, Options, Request
 from paralab.plan.search_space import TUNED, changes, divided, layouts
 from paralab.record.folder import RunFolder
@@ -67,6 +68,9 @@ def tune(
     device_bytes  the memory of a device; by default, the GPU's memory
     any_batch     also search the batch size
     """
+    if budget_seconds is not None and not budget_seconds > 0:
+        problem = f"--seconds {budget_seconds:g} is not a positive number."
+        raise UsageError(problem, fix="--seconds 60 or more")
     if base.strategy not in (ALL, *STRATEGIES):
         raise unknown("strategy", base.strategy, [ALL, *STRATEGIES])
     # A lossy strategy cannot win, because it trains differently.
@@ -125,8 +129,18 @@ def _roots(base: Request, names: list[str], devices: int | None) -> list[Request
     ]
     roots = [with_common(base, own) for own in fixed]
     if not roots:
-        problem = f"{' and '.join(names)} cannot use exactly {plural(devices, 'device')}."
-        raise UsageError(problem, fix="a different number of --devices, or tune all")
+        axes = [each for each in options_of(Request) if each.axis]
+        given = [
+            f"{flag_of(e.name)} {getattr(base, e.name)}" for e in axes if getattr(base, e.name)
+        ]
+        which = f"{' and '.join(names) if len(names) < 3 else 'A strategy'} "
+        problem = f"{which}{' '.join(given)}".strip()
+        problem += f" cannot use exactly {plural(devices, 'device')}."
+        fix = "a different number of --devices, or "
+        fix += (
+            f"leave out {' and '.join(word.split()[0] for word in given)}" if given else "tune all"
+        )
+        raise UsageError(problem, fix=fix)
     if len(names) == 1:
         return roots
     roots.sort(key=lambda layout: layout.strategy not in ("single", "ddp"))  # the default is first
@@ -145,8 +159,12 @@ def _nothing_fits(candidates: Candidates) -> UsageError:
         reasons = "\n".join(f"{e.name}: {e.reason}" for e in candidates.left_out.values())
         return UsageError("None of these configurations can run here.", detail=reasons)
     least = min(candidates.pruned.values(), key=lambda each: each.needed_bytes)
+    number = len(candidates.considered)
+    none = (
+        "The configuration does not fit" if number == 1 else f"None of {number} configurations fits"
+    )
     return UsageError(
-        f"None of {len(candidates.considered)} configurations fits in {size(candidates.limit)}: "
+        f"{none} in {size(candidates.limit)}: "
         f"{least.name} needs the least, {size(least.needed_bytes)}, and recomputation and "
         "accumulation do not save enough.",
         fix="a smaller --batch-size, more --devices, or a larger --device-memory",

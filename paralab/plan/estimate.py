@@ -73,7 +73,10 @@ def micro_batch_sizes(plan: Plan) -> list[int]:
 
 
 def rank_samples(plan: Plan, rank: RankPlan) -> int:
-    """Return the rank's samples in the first batch, which may be smaller than the batch size."""
+    """Return the rank's samples in the first batch, which may be smaller than the batch size. A
+    schedule pads all micro-batches to the size of a full batch's."""
+    if plan.schedule:
+        return rank.samples_per_step
     size = min(plan.batch_size, plan.samples or plan.batch_size)
     start, stop = replica_span(size, plan.rank_replicas, rank.replica)
     return stop - start

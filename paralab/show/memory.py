@@ -5,7 +5,7 @@ from rich.markup import escape
 from paralab.plan.memory_trial import Fit
 from paralab.plan.plan import Plan
 from paralab.show.console import console, print_table, say
-from paralab.units import size
+from paralab.units import plural, size
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 NOTE = (
@@ -36,19 +36,24 @@ def print_memory(plan: Plan) -> None:
     if memory.no_peak:
         say(f"[yellow]peak not estimated:[/] {escape(memory.no_peak)}")
     if memory.fit:
-        say(_sentence(memory.fit))
+        say(_sentence(memory.fit, plan.samples))
 
 
 def _cell(value: int | None) -> str:
     return "–" if value is None else size(value)
 
 
-def _sentence(fit: Fit) -> str:
+def _sentence(fit: Fit, samples: int | None) -> str:
     """`fits: 76.5 MiB of 14.9 GiB (0.5%); the largest batch size that fits is 8192 (14.9 GiB)`."""
     verdict = "[green]fits[/]" if fit.fits else "[red]does not fit[/]"
-    share = f"{100 * fit.needed / fit.bytes:.3g}%"
+    percent = 100 * fit.needed / fit.bytes
+    share = (
+        "<0.01%" if percent < 0.01 else f"{percent:.3g}%" if percent < 100 else f"{percent:,.0f}%"
+    )
     largest = fit.no_largest
     if fit.largest_batch_size is not None:
         largest = f"the largest batch size that fits is {fit.largest_batch_size:,} "
         largest += f"({size(fit.largest_batch_bytes)})"
+        if samples is not None and fit.largest_batch_size > samples:
+            largest += f"; an epoch has only {plural(samples, 'sample')}"
     return f"{verdict}: {size(fit.needed)} of {size(fit.bytes)} ({share}); {largest}"

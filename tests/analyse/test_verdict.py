@@ -24,7 +24,7 @@ from paralab.analyse.result import Spread
 from paralab.analyse.scaling import findings as scaling_findings
 from paralab.analyse.scaling import losses_of
 from paralab.analyse.time_tables import KINDS, where_time_goes
-from paralab.analyse.tune import Tuned, TuneResult, _measured_section
+from paralab.analyse.tune import Tuned, TuneResult, _measured_section, _rate, _tuned
 from paralab.analyse.tune import findings as tuned_findings
 from paralab.analyse.verdict import _next, _parts, tune_command, verdict
 from paralab.errors import UsageError
@@ -394,8 +394,64 @@ def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
     assert text(judge(compared), "fastest").startswith("`ddp ×2`")
 
 
+def without_data(comparison):
+    for row in comparison["rows"]:
+        row["metrics"]["data_seconds"] = 0.0
+    return comparison
+
+
+def test_the_wait_for_data_is_not_in_a_speed_up(compared):
+    """Twice the batch took the same step, but each sample had to wait for 10 ms: `compare` called it
+    twice as fast and did not mention the wait, and `tune` gave rates that nobody could reach."""
+    one, two = timed(compared, 0.1, 0.1)["rows"]
+    for row in (one, two):
+        samples = 64 if row is one else 128
+        row |= {"batch": row["batch"] | {"size": samples}, "samples_per_step": samples}
+        row["metrics"] |= {"data_seconds": 0.01 * samples, "data_wait_seconds": 0.01 * samples}
+    found = judge(timed(compared, 0.1, 0.1))
+    assert "2.00 times as fast" in text(found, "fastest")
+    [wait] = [finding for finding in found if finding.kind == "warning"]
+    assert wait.evidence["data_wait_seconds"] == {"single": 0.64, "ddp ×2": 1.28}
+    assert wait.evidence["speed_up_with_data"]["ddp ×2"] == pytest.approx(0.74 * 2 / 1.38)
+    rows = typed(compared).rows
+    assert _rate(_tuned(rows[1])) == "92.8 samples/s"
+    # The rest of the gap between steps is not loading.
+    two["metrics"]["data_seconds"] = one["metrics"]["data_seconds"] = 0.001
+    assert not text(judge(compared), "warning")
+
+
+def test_losses_add_up(compared):
+    """Exposed communication costs more than the step lost, because the optimizer became faster than
+    its share. The list of losses then gave more than there was to lose."""
+    one, two = timed(compared, 0.1, 0.06)["rows"]
+    for row, optimizer, exposed in ((one, 0.02, 0.0), (two, 0.005, 0.015)):
+        row["metrics"] |= dict.fromkeys(("compute_seconds", "exposed_waiting_seconds"), 0.0)
+        row["metrics"] |= {"optimizer_seconds": optimizer, "bubble": None}
+        row["metrics"] |= {"exposed_communication_seconds": exposed}
+    rows = typed(compared).rows
+    lost = losses_of(rows[1], rows[0])
+    assert lost["other"] == pytest.approx(-0.005)
+    assert sum(lost.values()) == pytest.approx(0.06 - 0.05)
+    [finding] = scaling_findings(typed(compared))
+    assert "gains 5 ms" in finding.text
+
+
+@pytest.mark.parametrize(("noise", "kind"), [(0.01, "fastest"), (0.3, "limit")])
+def test_noise_is_not_perfect_scaling(compared, noise, kind):
+    """1.9 times as fast on two devices is close to perfect, but not with an interval of 1.1–3."""
+    one, two = timed(compared, 0.1, 0.0526)["rows"]
+    two["round_seconds_per_sample"] = [
+        each * (1 + way * noise)
+        for each, way in zip(two["round_seconds_per_sample"], (-1, 1, 0, 0.5, -0.5), strict=True)
+    ]
+    ratio = speed_up(one["round_seconds_per_sample"], two["round_seconds_per_sample"])
+    two |= {"speed_up": ratio.to_dict(), "efficiency": ratio.value / 2}
+    [finding] = scaling_findings(typed(compared))
+    assert (ratio.value > 1.8, finding.kind) == (True, kind)
+
+
 def test_a_busy_machine_is_said(compared):
-    single = timed(compared, 0.1, 0.07)["rows"][0]
+    single = timed(without_data(compared), 0.1, 0.07)["rows"][0]
     single["metrics"]["load"]["cores_per_rank"] = [0.98]
     assert not text(judge(compared), "warning")
     # A model that sleeps uses less than its cores, too, but it does not wait for a core.

@@ -7,10 +7,11 @@ import pytest
 from paralab.experiment import memory
 from paralab.experiment.memory import estimate_all, search, with_fit, with_memory
 from paralab.launch.inspect import Inspected
-from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate, MemoryTrial, Pass, Weight
+from paralab.plan.memory_trial import DeviceEstimate, Fit, MemoryEstimate, MemoryTrial, Pass, Weight
 from paralab.plan.plan import Plan
 from paralab.plan.request import Request
 from paralab.plan.resolve import resolve
+from paralab.show.memory import _sentence
 from paralab.units import parse_size
 from paralab.workload.sequence_plan import SequencePlan
 from tests.launch.fakes import MACHINE, SUMMARY, make_plan
@@ -82,7 +83,7 @@ def test_the_largest_batch(monkeypatch):
     fit = find_fit(2000)
     assert (fit.needed, fit.fits) == (1000 + 10 * 32, True)
     assert (fit.largest_batch_size, fit.largest_batch_bytes) == (200, 2000)
-    assert tried == [[32, 64], [100]]  # a trial of the answer confirms it
+    assert tried == [[32, 64], [100, 101]]  # trials of the answer and of one more confirm it
 
     fit = find_fit(1100)
     assert (fit.fits, fit.largest_batch_size) == (False, 20)
@@ -96,6 +97,24 @@ def test_the_answers_trial_must_fit(monkeypatch):
     trials(monkeypatch, lambda n: 10 * n + 300 * (n >= 90))
     fit = find_fit(2000)
     assert (fit.largest_batch_size, fit.largest_batch_bytes) == (2 * 89, 1000 + 10 * 89)
+
+
+def test_one_more_sample_must_not_fit(monkeypatch):
+    """From 43 samples on, another part of the step needs the most. The line between 32 and 64
+    predicts 37 samples. They fit, but 46 do, too: `plan --recompute full` once called 22 samples the
+    largest batch, and 23 fit."""
+    trials(monkeypatch, lambda n: max(300, 30 * n - 1000))
+    fit = find_fit(1400)
+    assert (fit.largest_batch_size, fit.largest_batch_bytes) == (2 * 46, 1000 + 30 * 46 - 1000)
+
+
+def test_a_batch_larger_than_an_epoch_is_named():
+    fit = Fit(2**30, "requested", 2**40, False, 2000, 2**29)
+    assert "1024 samples" in _sentence(fit, 1024)
+    assert "102,400%" in _sentence(fit, 1024)
+    assert "1024 samples" not in _sentence(replace(fit, largest_batch_size=64), 1024)
+    assert "epoch" not in _sentence(fit, None)
+    assert "<0.01%" in _sentence(replace(fit, needed=1), None)
 
 
 def test_memory_that_hardly_grows(monkeypatch):

@@ -1,5 +1,6 @@
 """Which configurations `tune` measures. Estimates and measurements are made up."""
 
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from paralab.analyse.manifest import Pruned
 from paralab.errors import UsageError
 from paralab.experiment import candidates, configurations, tune
 from paralab.experiment.candidates import Candidates
-from paralab.experiment.configurations import all_configurations
+from paralab.experiment.compare import compare
+from paralab.experiment.configurations import Configuration, all_configurations
 from paralab.launch.inspect import Inspected
 from paralab.plan.memory_trial import DeviceEstimate, MemoryEstimate
 from paralab.plan.plan import label
@@ -246,6 +248,21 @@ def test_the_layouts_to_search():
     assert "hybrid ×2 · 2 stages" in fixed
     with pytest.raises(UsageError, match="3 devices"):
         roots(Request("hybrid"), 3, "hybrid")
+    with pytest.raises(UsageError, match=r"ddp --replicas 2 .* 3 devices") as error:
+        roots(Request("ddp", replicas=2), 3, "ddp")
+    assert "leave out --replicas" in error.value.fix
+
+
+@pytest.mark.parametrize("seconds", [-5.0, 0.0, math.nan])
+def test_a_time_budget_is_positive(seconds):
+    with pytest.raises(UsageError, match=f"--seconds {seconds:g}"):
+        tune.tune(Request("single"), budget_seconds=seconds)
+
+
+def test_each_round_needs_a_folder():
+    """A list of 99999999999 rounds used all memory."""
+    with pytest.raises(UsageError, match="99999999999 rounds"):
+        compare([Configuration(Request("single"))], rounds=99999999999)
 
 
 def test_compare_all_has_every_strategy_and_way_to_divide_it(monkeypatch):

@@ -247,6 +247,8 @@ def test_sizes_between_and_beyond_the_passes_are_on_a_line():
         ("dp", {"replicas": 3}, [4, 6, 16]),  # and the loss of all samples
         ("pipeline", {"micro_batches": 3, "stages": 2}, [5, 6]),  # 6 5 5
         ("pipeline", {"micro_batches": 3, "stages": 2, "schedule": "gpipe"}, [6]),  # padded
+        # padded to a full batch's micro-batches, even if no batch is full
+        ("pipeline", {"micro_batches": 4, "stages": 2, "schedule": "gpipe", "samples": 8}, [4]),
         ("single", {"samples": 10}, [10]),  # the data has fewer samples than the batch
     ],
 )
