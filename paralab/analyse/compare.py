@@ -17,7 +17,7 @@ from paralab.analyse.manifest import About, ExperimentManifest, LeftOut, Planned
 from paralab.analyse.metric_types import Metrics
 from paralab.analyse.metrics import RULE, mean_shares
 from paralab.analyse.recording import Recording
-from paralab.analyse.result import Numbers, Result, Spread, result_of, spread
+from paralab.analyse.result import NOT_FASTER, Numbers, Result, Spread, result_of, spread
 from paralab.analyse.verify import Verification
 from paralab.errors import UsageError
 from paralab.machine.host import Machine
@@ -219,12 +219,18 @@ def _with_break_even(row: Row, rows: list[Row]) -> Row:
     eager = next((other for other in rows if other.request == request), None)
     if made is None or eager is None or made.extra_seconds is None:
         return row
+    ratio = speed_up(eager.round_seconds_per_sample, row.round_seconds_per_sample)
     saved = eager.step_seconds.median - row.step_seconds.median
+    unknown = None
+    if ratio.verdict == "too noisy":
+        unknown = "too noisy to tell whether a compiled step is faster"
+    elif saved <= 0 or ratio.verdict in ("slower", "no difference"):
+        unknown = NOT_FASTER
     more = replace(
         made,
         eager_step_seconds=eager.step_seconds.median,
-        break_even_steps=math.ceil(max(0.0, made.extra_seconds) / saved) if saved > 0 else None,
-        unknown=None if saved > 0 else "a compiled step is not faster",
+        break_even_steps=None if unknown else math.ceil(max(0.0, made.extra_seconds) / saved),
+        unknown=unknown,
     )
     return replace(row, compilation=more)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paralab.analyse.compare import Comparison, Row
 from paralab.analyse.confidence import SpeedUp
-from paralab.analyse.result import Compilation, Result, Spread
+from paralab.analyse.result import NOT_FASTER, Compilation, Result, Spread
 from paralab.units import plural, seconds
 
 
@@ -68,7 +68,7 @@ def compile_cost(made: Compilation) -> str:
         text += f", {seconds(made.extra_seconds)} more than a later step"
     if made.break_even_steps is not None:
         text += f"; this pays off after {plural(made.break_even_steps, 'step')}"
-    elif made.eager_step_seconds is not None:
+    elif made.unknown == NOT_FASTER:
         text += f"; this does not pay off: {made.unknown}"
     else:
         text += f"; when this pays off is unknown: {made.unknown}"

@@ -114,6 +114,9 @@ class SlurmInfo(Record, frozen=True, kw_only=True):
     time_limit: str
 
 
+NOT_FASTER = "a compiled step is not faster"
+
+
 class Compilation(Record, frozen=True, kw_only=True):
     """The time that --compile costs in the first step, and how many steps it takes to recover it.
 

@@ -332,7 +332,7 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
 
 
 def _busy(baseline: Row, machine_cores: int) -> Iterator[Finding]:
-    """Warn if a device got too little CPU time, because another program used the machine. A model
+    """Warn if a device got too little CPU time, because other processes used the machine. A model
     that sleeps or waits for data also uses less than its cores, but no thread waits for a core."""
     load, asked = baseline.metrics.load, baseline.threads_per_device
     cores, waiting = load.cores_per_rank[0], next(iter(load.waiting_per_rank), None)
@@ -341,7 +341,7 @@ def _busy(baseline: Row, machine_cores: int) -> Iterator[Finding]:
     if alone and too_few and (waiting or 0.0) >= (1 - BUSY) * asked:
         threads = plural(round(waiting or 0.0, 2), "thread")
         text = (
-            f"Another program used this machine: `{baseline.name}` used {cores:.2f} of its "
+            f"Other processes used this machine: `{baseline.name}` used {cores:.2f} of its "
             f"{plural(asked, 'core')}, and on average {threads} had to wait for a core. Measure again "
             "on an idle machine."
         )

@@ -1,6 +1,7 @@
 """The verdict follows the numbers: different numbers give different sentences."""
 
 import copy
+import dataclasses
 import json
 import re
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from paralab.analyse.compare import (
     Comparison,
     SpeedUp,
+    _with_break_even,
     comparison_of,
     comparison_of_runs,
     loss_difference,
@@ -19,8 +21,9 @@ from paralab.analyse.confidence import speed_up
 from paralab.analyse.judge import judge as judge_ranks
 from paralab.analyse.manifest import Pruned, SearchNotes
 from paralab.analyse.metric_types import StepShares
+from paralab.analyse.phrases import compile_cost
 from paralab.analyse.report import report, same_training
-from paralab.analyse.result import Spread
+from paralab.analyse.result import Compilation, Spread
 from paralab.analyse.scaling import findings as scaling_findings
 from paralab.analyse.scaling import losses_of
 from paralab.analyse.time_tables import KINDS, where_time_goes
@@ -392,6 +395,32 @@ def test_a_large_but_unsure_speed_up_does_not_hide_a_sure_one(compared):
     assert ratio.verdict == "too noisy"
     compared["rows"].append(wild)
     assert text(judge(compared), "fastest").startswith("`ddp ×2`")
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps", "words"),
+    [(0.01, 50, "after 50 steps"), (0.5, None, "unknown: too noisy"), (None, None, "not pay off")],
+)
+def test_compiling_pays_off_only_if_it_is_faster(compared, noise, steps, words):
+    """`compare --all` said that compiling pays off after 569 steps, because one noisy round of the
+    compiled configuration was faster."""
+    made = typed(timed(compared, 0.1, 0.1)).rows[0]
+    eager = replace(made, request=dataclasses.replace(made.request, compile=None))
+    ways = (-1, 1, 0, 0.5, -0.5)
+    rounds = [0.08 * (1 + way * (noise or 0.0)) / 64 for way in ways] if noise else [0.1 / 64] * 5
+    made = replace(
+        made,
+        name="compiled",
+        request=dataclasses.replace(eager.request, compile=True),
+        step_seconds=Spread(median=0.08, p10=0.08, p90=0.08),
+        round_seconds_per_sample=rounds,
+        compilation=Compilation(
+            graphs=1, calls=1, eager_calls=0, first_step_seconds=1.08, extra_seconds=1.0
+        ),
+    )
+    cost = _with_break_even(made, [eager, made]).compilation
+    assert cost.break_even_steps == steps
+    assert words in compile_cost(cost)
 
 
 def without_data(comparison):
