@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TypeVar, cast
 
 from paralab.doctor.static.bindings import dotted_key
@@ -25,6 +25,8 @@ from paralab.doctor.static.values import (
 
 # Libraries whose functions return a value that is local to a rank if an argument is local.
 _PURE = ("torch.", "numpy.", "math.", "builtins.")
+_DRAWS = ("torch.rand", "torch.normal", "torch.bernoulli", "torch.multinomial")
+_SEEDS = ("manual_seed", "manual_seed_all", "set_seed", "seed_everything", "set_rng_state")
 _CLOCKS = ("time.time", "time.perf_counter", "time.monotonic")
 _SAME = {"world", "counter", "arguments", "distributed", "device count"}
 # Names of options, which are the same on every rank.
@@ -119,7 +121,7 @@ class Script(Kinds):
             return "rank"
         if kinds & {*_SAME, "loader", "optimizer"} - {"counter"}:
             return "same"
-        if call.target in _CLOCKS:
+        if call.target in _CLOCKS or self._draws_by_rank(call):
             return "local"
         if call.target in {*ALWAYS_TRUE, "builtins.len"}:
             return "same"
@@ -140,9 +142,22 @@ class Script(Kinds):
     def _gets_batch(self, call: Call) -> bool:
         """Return whether a forward pass gets this rank's own batch."""
         return any(
-            self.nature(one, call.scope) == "local" or self.is_kind(one, call.scope, "batch")
+            self.nature(one, call.scope) in ("local", "rank")
+            or self.is_kind(one, call.scope, "batch")
             for one in call.node.args
         )
+
+    def _draws_by_rank(self, call: Call) -> bool:
+        """Return whether a call draws random numbers, and every seed in the script uses the rank."""
+        if not call.target.startswith(_DRAWS) or call.argument(99, "generator") is not None:
+            return False
+        return self.seeds_differ
+
+    @cached_property
+    def seeds_differ(self) -> bool:
+        calls = [call for call in self.methods(*_SEEDS) if call.target and "Gen" not in call.target]
+        seeds = [(call.argument(0, "seed"), call.scope) for call in calls]
+        return bool(seeds) and all(seed and self.nature(seed, at) == "rank" for seed, at in seeds)
 
     # --- conditions that become true at some point
 

@@ -16,6 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from paralab.doctor.failures.hangs.sequences import differences_of, trees_of
 from paralab.doctor.registry import Finding, Findings, check, describe
@@ -29,7 +30,7 @@ from paralab.doctor.static.collective_tree import (
     Repeat,
     all_meets,
 )
-from paralab.doctor.static.facts import If, Loop
+from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.hints import is_for_one_rank, is_in_training
 from paralab.doctor.static.names import COLLECTIVES, DDP, LOADER
 from paralab.doctor.static.project import Scope
@@ -153,10 +154,17 @@ def _first_meet(nodes: list[Node]) -> Meet | None:
 def _is_sharded(script: Script, test: ast.expr, scope: Scope) -> bool | None:
     """Return whether ranks get different batches, or None if no loader is involved."""
     calls = [call for call in script.contributors(test, scope) if call.target == LOADER]
-    samplers = ("sampler", "batch_sampler")
-    return (
-        any(c.argument(99, name) is not None for c in calls for name in samplers) if calls else None
-    )
+    return any(map(partial(_divides, script), calls)) if calls else None
+
+
+def _divides(script: Script, loader: Call) -> bool:
+    """Return whether each rank's loader yields other batches: a sampler or the dataset divides the
+    samples, or each rank shuffles them differently."""
+    if any(loader.argument(99, name) is not None for name in ("sampler", "batch_sampler")):
+        return True
+    data, shuffle = loader.argument(0, "dataset"), loader.argument(2, "shuffle")
+    own = script.seeds_differ and bool(shuffle and script.truth(shuffle, loader.scope, 0))
+    return own or bool(data and script.nature(data, loader.scope) in ("rank", "local"))
 
 
 def _may_be_local(script: Script, test: ast.expr, scope: Scope) -> bool:

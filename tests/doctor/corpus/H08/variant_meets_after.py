@@ -1,4 +1,4 @@
-# ways: ranks
+# ways: script, ranks
 """An epoch says whether there is to be another; in the end all meet."""
 
 from datetime import timedelta
