@@ -1,15 +1,18 @@
 """Places in the user's code that watched ranks report."""
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Place:
+    """A line. Two calls on the same line have the same place, but different columns (in bytes)."""
+
     file: str
     line: int
     function: str
+    column: int | None = field(default=None, compare=False)
 
     @property
     def code(self) -> str:

@@ -3,6 +3,7 @@ statements that leave a loop or a function early. Checks use this to name a line
 failure."""
 
 import ast
+import itertools
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True)
 class Condition:
-    """An `if` that encloses a line, and the branch that contains the line."""
+    """An `if` that encloses a call, and the branch that contains the call."""
 
     file: str
     line: int
@@ -49,17 +50,16 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def conditions(place: Place) -> list[Condition]:
-    """Return the `if` statements that enclose a line within its function, outermost first."""
-    enclosing = []
-    for node in around(place):
-        if isinstance(node, ast.If):
-            sides = {"body": node.body, "orelse": node.orelse}
-            for side, statements in sides.items():
-                if any(_covers(statement, place.line) for statement in statements):
-                    enclosing.append(
-                        Condition(place.file, node.lineno, ast.unparse(node.test), side)
-                    )
-    return enclosing
+    """Return the conditions that enclose a call within its function, outermost first."""
+    nodes = around(place)
+    return [
+        Condition(place.file, node.lineno, ast.unparse(node.test), side)
+        for node, inner in itertools.pairwise(nodes)
+        if isinstance(node, (ast.If, ast.IfExp))
+        for side in ("body", "orelse")
+        if inner is (branch := getattr(node, side))
+        or (isinstance(branch, list) and inner in branch)
+    ]
 
 
 def site_conditions(site: Site) -> list[Condition]:
@@ -74,10 +74,17 @@ def opposite(one: Site, other: Site) -> bool:
 
 
 def statement_at(place: Place) -> str:
-    inner = next(reversed(around(place)), None)
+    inner = next((node for node in reversed(around(place)) if isinstance(node, ast.stmt)), None)
     if isinstance(inner, (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
         return ast.unparse(inner)
     return place.code.partition("  #")[0]
+
+
+def call_at(place: Place) -> str:
+    """Return the call that begins here, or "" if that is unknown."""
+    calls = (node for node in around(place) if isinstance(node, ast.Call))
+    here = (c for c in calls if (c.lineno, c.col_offset) == (place.line, place.column))
+    return next(map(ast.unparse, here), "")
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:
@@ -127,7 +134,7 @@ def around(place: Place) -> list[ast.AST]:
         if isinstance(node, Function):
             chain = []
         chain.append(node)
-        inner = (child for child in ast.iter_child_nodes(node) if _covers(child, place.line))
+        inner = (child for child in ast.iter_child_nodes(node) if _covers(child, place))
         node = next(inner, None)
     return chain
 
@@ -169,7 +176,10 @@ def _loopsaround(place: Place) -> list[ast.For | ast.While]:
     return [node for node in around(place) if isinstance(node, (ast.For, ast.While))]
 
 
-def _covers(node: ast.AST, line: int) -> bool:
+def _covers(node: ast.AST, place: Place) -> bool:
+    if isinstance(node, (ast.expr, ast.keyword)) and place.column is not None:
+        start, at = (node.lineno, node.col_offset), (place.line, place.column)
+        return start <= at < (node.end_lineno or 0, node.end_col_offset or 0)
     if not isinstance(node, (ast.stmt, ast.ExceptHandler)):
         return False
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+    return node.lineno <= place.line <= (node.end_lineno or node.lineno)

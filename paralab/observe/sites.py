@@ -9,6 +9,8 @@ instructions.
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
+from itertools import islice
 from types import CodeType
 from typing import Any
 
@@ -23,7 +25,7 @@ Where = tuple[int, ...]
 
 _own: dict[int, bool] = {}
 _codes: dict[int, CodeType] = {}  # keep code objects alive, so that ids stay unique
-_numbers: dict[tuple[tuple[CodeType, int], ...], int] = {}
+_numbers: dict[tuple[tuple[CodeType, int, int | None], ...], int] = {}
 _of: dict[Where, int] = {}
 
 
@@ -58,29 +60,27 @@ def where(outside: Any = None) -> Where:
 
 
 def places(at: Where) -> list[list[Any]]:
-    return [[os.path.abspath(code.co_filename), line, code.co_name] for code, line in _lines(at)]
+    """Return the file, line, function, and column of each frame."""
+    return [
+        [os.path.abspath(code.co_filename), line, code.co_name, column]
+        for code, line, column in _positions(at)
+    ]
 
 
-def _lines(at: Where) -> list[tuple[CodeType, int]]:
-    places = []
+def _positions(at: Where) -> Iterator[tuple[CodeType, int, int | None]]:
     for code, instruction in ((_codes[at[i]], at[i + 1]) for i in range(0, len(at), 2)):
-        lines = (
-            line
-            for start, end, line in code.co_lines()
-            if start <= instruction < end and line is not None
-        )
-        places.append((code, next(lines, code.co_firstlineno)))
-    return places
+        own = islice(code.co_positions(), instruction // 2, None)
+        line, _, column, _ = next(own, (None, None, None, None))
+        yield code, line or code.co_firstlineno, column
 
 
 def number_of(at: Where) -> tuple[int | None, dict[str, Any] | None]:
-    """Return the number of a place and, the first time, the event that describes it. Two
-    instructions on the same line count as the same place."""
+    """Return the number of a place and, the first time, the event that describes it."""
     if not at:
         return None, None
     if at in _of:
         return _of[at], None
-    key = tuple(_lines(at))
+    key = tuple(_positions(at))
     is_new = key not in _numbers
     number = _of[at] = _numbers.setdefault(key, len(_numbers))
     return number, {"event": "site", "id": number, "stack": places(at)} if is_new else None

@@ -18,6 +18,7 @@ from paralab.doctor.events import (
     End,
     Epoch,
     Forward,
+    Group,
     Init,
     Load,
     Loader,
@@ -286,6 +287,74 @@ def test_sizes_that_differ_explain_what_a_rank_raised_later():
     ]
     one = [Collective(shape=[32], error="collective mismatch", **gathered)]
     assert check_ranks(observe(zero, one)) == [("H06", "error", 12, None)]
+
+
+def alone(gradient, *exchange, later=0, replicas=2):
+    """A rank that trains on its share of the data. `later` collectives run that nobody saw."""
+    loader = Loader(site=site(5), replicas=replicas, sampler="DistributedSampler")
+    events = [loader, Collective(op="broadcast", shape=[4, 8], site=site(6))]
+    for number in (1, 2):
+        digest = [[gradient * number, 0.0]]
+        step = {"names": ["w"], "gradients": digest, "parameters": digest}
+        last = later * (number - 1)
+        events += [Batch(batch=number), Backward(site=site(21), seq=[last + 1, last])]
+        events += [Step(site=site(22), number=number, step=number, **step), *exchange]
+    return [*events, End()]
+
+
+def test_ranks_that_divide_the_data_but_never_average_train_models_of_their_own():
+    """A manual loop without DDP and without all_reduce was not reported."""
+    shown = Collective(op="all_reduce", shape=[], site=site(30))
+    found = [("S08", "error", 22, None)]
+    assert check_ranks(observe(alone(1.0, shown), alone(2.0, shown))) == found
+    assert check_ranks(observe(alone(1.0), alone(2.0))) == found
+    assert check_ranks(observe(alone(1.0), alone(1.0))) == []
+    trial = replace(observe(alone(1.0), alone(2.0)), ended_by_us=True)
+    assert check_ranks(trial) == [("S08", "suspect", 22, None)], "they may average later"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"replicas": None},  # a search: every rank has all the data
+        {"later": 1},  # all_reduce of torch.distributed._functional_collectives
+        *({"exchange": Collective(op=op, shape=[4, 8])} for op in ("all_reduce", "isend")),
+        {"exchange": Collective(op="all_gather_object")},  # perhaps weights
+        {"exchange": Group(group="1")},
+    ],
+)
+def test_ranks_that_may_exchange_weights_or_train_models_of_their_own_on_purpose(more):
+    exchange = [more.pop("exchange")] if "exchange" in more else []
+    assert check_ranks(observe(alone(1.0, *exchange, **more), alone(2.0, *exchange, **more))) == []
+
+
+# --- calls on one line
+
+
+@pytest.mark.parametrize(
+    ("line", "orders", "expected"),
+    [
+        ("x = (f(a), f(b)) if r else (f(b), f(a))", [(5, 11), (28, 34)], ["H05"]),
+        ("x = (f(a), f(b)) if r else (f(b), f(a))", [(5, 11), (34, 28)], []),  # the same order
+        ("for v in values: f(a) if v else f(b)", [(17, 32), (32, 17)], []),  # as the data decides
+    ],
+)
+def test_a_swap_within_one_statement(tmp_path, line, orders, expected):
+    script = tmp_path / "train.py"
+    script.write_text(line + "\n")
+    jobs = [
+        [
+            Collective(
+                op="all_reduce",
+                shape=[],
+                seq=[number, number],
+                site=Site((Place(str(script), 1, "main", column),)),
+            )
+            for number, column in enumerate(order, 1)
+        ]
+        for order in orders
+    ]
+    assert [one[0] for one in check_ranks(observe(*jobs))] == expected
 
 
 # --- GPUs

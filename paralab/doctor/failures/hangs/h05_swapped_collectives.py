@@ -21,9 +21,10 @@ import itertools
 from paralab.analyse.collective_matching import changed_places
 from paralab.doctor.events import Collective
 from paralab.doctor.observation import Observation, WatchedRank
+from paralab.doctor.place import Place
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Finding, Findings, check, describe
-from paralab.doctor.source_context import opposite, statement_at
+from paralab.doctor.source_context import call_at, opposite, statement_at
 
 Calls = dict[int, Collective]
 
@@ -53,10 +54,15 @@ def _calls(rank: WatchedRank, group: str) -> Calls:
     return {n: c for n, c in own.items() if c.site and c.seconds is not None and not c.error}
 
 
-def _text(call: Collective) -> tuple[str, ...]:
+def _code(place: Place) -> tuple[str, str]:
+    """Return the code of a frame. One statement may contain multiple calls."""
+    return statement_at(place), call_at(place)
+
+
+def _text(call: Collective) -> tuple[tuple[str, str], ...]:
     """Return a call's code, because its line differs if both branches of an `if` contain it."""
     assert call.site
-    return tuple(statement_at(place) for place in call.site.stack)
+    return tuple(map(_code, call.site.stack))
 
 
 def _first_swap(mine: Calls, its: Calls) -> list[int] | None:
@@ -81,17 +87,28 @@ def _are_alternatives(calls: list[Collective]) -> bool:
 def _report(
     one: WatchedRank, mine: Calls, other: WatchedRank, its: Calls, window: list[int]
 ) -> Finding:
-    first, partner = mine[window[0]].site, its[window[0]].site
-    assert first
-    assert partner
+    first, partner = _first_different(mine[window[0]], its[window[0]])
     why = (
-        f"Collective number {window[0]} is `{statement_at(first.place)}` on rank {one.rank} and "
-        f"`{statement_at(partner.place)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
+        f"Collective number {window[0]} is `{_shown(first)}` on rank {one.rank} and "
+        f"`{_shown(partner)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
         "of the two values."
     )
-    evidence = [
-        f"number {n}: rank {one.rank} {_text(mine[n])[0]} at {mine[n].site} | "
-        f"rank {other.rank} {_text(its[n])[0]} at {its[n].site}"
-        for n in window[:4]
-    ]
+    evidence = []
+    for number in window[:4]:
+        pair = zip((one.rank, other.rank), _first_different(mine[number], its[number]), strict=True)
+        each = (f"rank {rank} {_shown(place)} at {place}" for rank, place in pair)
+        evidence.append(f"number {number}: {' | '.join(each)}")
     return make_finding("H05", "error", why, first, evidence)
+
+
+def _first_different(mine: Collective, its: Collective) -> tuple[Place, Place]:
+    """Return the innermost frames whose code differs: a helper's caller, not the helper."""
+    assert mine.site
+    assert its.site
+    pairs = list(zip(mine.site.stack, its.site.stack, strict=False))
+    return next((pair for pair in pairs if _code(pair[0]) != _code(pair[1])), pairs[0])
+
+
+def _shown(place: Place) -> str:
+    statement, call = _code(place)
+    return call or statement

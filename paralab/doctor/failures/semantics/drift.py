@@ -9,11 +9,14 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
+from paralab.analyse.collective_matching import DEFAULT_GROUP
 from paralab.doctor.events import (
     Amp,
     Backward,
     Collective,
+    Group,
     Join,
+    Loader,
     LoadState,
     Pipeline,
     Scheduled,
@@ -30,6 +33,7 @@ from paralab.doctor.rank_checks import (
     watched,
 )
 from paralab.doctor.registry import Finding
+from paralab.doctor.windows import windows
 
 ALL_WATCHED = 64  # ranks record everything in this many first steps
 # Collectives in which some ranks only receive.
@@ -56,7 +60,8 @@ def find_cause(seen: Observation) -> Finding | None:
         for steps in common if seen.settled else common[:-1]:
             gradients = _names_that_differ(steps, "gradients", ignored)
             if gradients:
-                return explain_gradients(Drift(seen, ranks, steps, gradients))
+                drift = Drift(seen, ranks, steps, gradients)
+                return explain_gradients(drift) if ddp_wraps(ranks[0]) else _never_averaged(drift)
             parameters = _names_that_differ(steps, "parameters", ignored)
             if parameters and _train_one_model(ranks[0], steps[0]):
                 return _explain_parameters(Drift(seen, ranks, steps, parameters))
@@ -155,6 +160,44 @@ def _unequal_steps(seen: Observation) -> Finding | None:
 
 
 # --- gradients agree, parameters do not
+
+
+def _never_averaged(drift: Drift) -> Finding | None:
+    """Report ranks that train on parts of one dataset, but never exchange more than a number."""
+    seen, ranks = drift.seen, drift.ranks
+    if not all(map(_trains_on_a_share, ranks)) or any(map(_may_exchange, ranks)):
+        return None
+    whole = seen.over and not seen.ended_by_us and all(rank.made <= ALL_WATCHED for rank in ranks)
+    whole = whole and all(rank.reached_end and not rank.raised for rank in ranks)
+    why = (
+        f"Each rank trains on its own share of the data (DistributedSampler), but before step "
+        f"{drift.number}, the gradients of {listed(drift.names)} differ, and no collective exchanges "
+        "gradients or parameters. Every rank trains its own model."
+    )
+    fix = "Wrap the model in DistributedDataParallel, or all-reduce every gradient after backward and divide it by the number of ranks."
+    doubt = "" if whole else "unless the ranks average their parameters later"
+    evidence = drift.norms("gradients")
+    return make_finding("S08", "error", why, drift.steps[0], evidence, fix=fix, doubt=doubt)
+
+
+def _trains_on_a_share(rank: WatchedRank) -> bool:
+    shares = {one.loader for one in rank.of(Loader) if one.replicas == rank.start.world}
+    passes = [one for window in windows(rank) if window.step for one in window.micro_steps]
+    return any(batch.loader in shares for one in passes for batch in one.batches)
+
+
+def _may_exchange(rank: WatchedRank) -> bool:
+    """Return whether a rank sends or gets more than one number after its first backward pass, or
+    runs collectives that we cannot see."""
+    passes = [one for one in rank.of(Backward) if one.step < ALL_WATCHED]
+    calls = [one for one in rank.of(Collective) if one.t > passes[0].t]
+    if rank.of(Group) or any(
+        "object" in one.op or one.shape not in (None, [], [1]) for one in calls
+    ):
+        return True
+    first, last = (one.seq[1] if one.seq else 0 for one in (passes[0], passes[-1]))
+    own = rank.collectives.get(DEFAULT_GROUP, {})
+    return any(number not in own for number in range(first + 1, last + 1))
 
 
 def _explain_parameters(drift: Drift) -> Finding:

@@ -42,8 +42,6 @@ class Drift:
 
 def explain_gradients(drift: Drift) -> Finding | None:
     wrapped = {name for rank in drift.ranks for wrap in ddp_wraps(rank) for name in wrap.names}
-    if not wrapped:
-        return None  # the ranks train alone, or average by hand in a way that we cannot follow
     inside = [name for name in drift.names if name in wrapped]
     if not inside:
         return _outside(drift)
