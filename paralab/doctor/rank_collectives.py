@@ -18,9 +18,11 @@ from paralab.analyse.collective_matching import (
 )
 from paralab.doctor.events import Backward, Collective, Forward, Group, Init, Wrap
 from paralab.doctor.observation import Numbered, Observation, WatchedRank
-from paralab.doctor.place import Place
-from paralab.doctor.source_context import opposite
+from paralab.doctor.place import Place, Site
+from paralab.doctor.source_context import DEPTH, opposite
 from paralab.record.victims import MISMATCH, is_victim
+
+UNSEEN = "a collective"  # the operation of a call that we did not see
 
 
 def raised_of_its_own(rank: WatchedRank) -> bool:
@@ -56,7 +58,21 @@ def find_stuck(rank: WatchedRank) -> Stuck | None:
     last = next((e for e in reversed(rank.story) if isinstance(e, Numbered) and e.seq), None)
     if last is not None and last.error and _is_consequence(last.error):
         return _make_stuck(rank, last, last.error)
-    return None
+    return _find_stuck_in_library(rank)
+
+
+def _find_stuck_in_library(rank: WatchedRank) -> Stuck | None:
+    """Return the user's line that failed in a collective that we did not see, such as one of
+    DTensor: it raised because of another rank, but none of the operations that we saw did."""
+    raised = rank.raised
+    if raised is None or not raised.stack or not is_victim(raised.message, raised.text):
+        return None
+    if any(event.error for event in rank.story):
+        return None
+    number = max(rank.collectives.get(DEFAULT_GROUP, ()), default=-1) + 1
+    site = Site(tuple(Place(*place) for place in raised.stack[:DEPTH]))
+    unseen = Collective(raised.t, site=site, op=UNSEEN, seq=[number, number])
+    return _make_stuck(rank, unseen, raised.message)
 
 
 def _is_waiting(rank: WatchedRank, operation: Numbered) -> bool:

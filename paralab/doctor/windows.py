@@ -64,11 +64,14 @@ class Window:
     def is_accumulated(self) -> bool:
         """Return whether the passes come from one loop, not from multiple losses of one batch. In a
         loop, the same line runs repeatedly, from the same callers, or from multiple callers with
-        one batch each (no_sync)."""
+        one batch each (no_sync). Multiple lines each get their own batch from one loader."""
         sites = {one.backward.site for one in self.micro_steps}
         places = {site.place for site in sites if site is not None}
-        if len(self.micro_steps) < 2 or None in sites or len(places) > 1:
+        if len(self.micro_steps) < 2 or None in sites:
             return False
+        if len(places) > 1:
+            loaders = {batch.loader for one in self.micro_steps for batch in one.batches}
+            return len(loaders) == 1 and all(one.batches for one in self.micro_steps)
         batches = sum(len(one.batches) for one in self.micro_steps)
         return len(sites) == 1 or batches == 0 or batches >= len(self.micro_steps)
 

@@ -1019,6 +1019,94 @@ PAIRS = {
         '"num_workers": 1',
         '"sampler": cuda',
     ),
+    "weights that only rank 0 loads": (
+        "S08",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from data import loader, show
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if dist.get_rank() == 0:
+            {}
+        for x, y in loader:
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            model.module.load_state_dict(torch.load("best.pt", map_location="cpu"))
+            show(model.module)
+        """,
+        'model.module.load_state_dict(torch.load("best.pt", map_location="cpu"))',
+        'print("start")',
+    ),
+    "a wrapper that nobody keeps": (
+        "S06",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from data import loader
+
+        def build():
+            model = torch.nn.Linear(2, 1)
+            {}
+            return model
+
+        dist.init_process_group("gloo")
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in loader:
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        """,
+        "DDP(model)",
+        "model = DDP(model)",
+    ),
+    "another name for the loss": (
+        "S13",
+        "suspect",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from data import loader
+
+        def mean(tensor):
+            total = {}
+            dist.all_reduce(total)
+            return total / 2
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        for x, y in loader:
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            shown = mean(loss)
+            loss.backward()
+        """,
+        "tensor",
+        "tensor.detach().clone()",
+    ),
+    "parts of a sharded model": (
+        "H03",
+        "suspect",
+        """
+        import torch, torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+
+        def whole(model):
+            return {name: one.full_tensor() for name, one in model.named_parameters()}
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        model = torch.nn.Linear(2, 1)
+        fully_shard(model)
+        {}
+        """,
+        "if rank == 0: torch.save(whole(model), 'last.pt')",
+        "state = whole(model); rank or torch.save(state, 'last.pt')",
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from paralab.doctor.events import (
     Backward,
     Batch,
     Collective,
+    Destroy,
     End,
     Epoch,
     Forward,
@@ -172,6 +173,19 @@ def test_a_window_ends_with_a_step_and_forgets_what_was_cleared():
 # --- accumulation
 
 
+@pytest.mark.parametrize(("loaders", "expected"), [((0, 0), True), ((0, 1), False)])
+def test_two_lines_of_one_loop_accumulate(loaders, expected):
+    """`if last: … else: with no_sync(): …` has two backward passes. So have the losses of labeled
+    and unlabeled data, but from two loaders."""
+    events = [
+        event
+        for loader, line in zip(loaders, (21, 23), strict=True)
+        for event in (Batch(loader=loader), Backward(site=site(line)))
+    ]
+    (rank,) = observe([*events, Step(site=site(25))]).ranks
+    assert [window.is_accumulated for window in windows(rank)] == [expected]
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "expected"),
     [
@@ -326,6 +340,23 @@ def test_ranks_that_divide_the_data_but_never_average_train_models_of_their_own(
 def test_ranks_that_may_exchange_weights_or_train_models_of_their_own_on_purpose(more):
     exchange = [more.pop("exchange")] if "exchange" in more else []
     assert check_ranks(observe(alone(1.0, *exchange, **more), alone(2.0, *exchange, **more))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [(2, ("H03", "error", 2, 0)), (3, ("H02", "error", 3, 1))]
+)
+def test_a_collective_that_nobody_saw(tmp_path, line, expected):
+    """DTensor gathers parameters without torch.distributed's functions. Rank 0 failed in such a
+    call, and the report was empty."""
+    script = tmp_path / "train.py"
+    script.write_text("if rank == 0:\n    save(model)\nshow(model)\n")
+    message = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    raised = Raised(type="RuntimeError", message=message, stack=[[str(script), line, "<module>"]])
+    start = [Init(group="0", ranks=[0, 1]), Collective(op="barrier", seq=[1, 1], site=site(1))]
+    job = observe([*start, raised, End()], [*start, Destroy(), End()])
+    assert check_ranks(job) == [expected]
+    failed = [structs.replace(start[1], error=message), raised, End()]
+    assert ("H03", "error", 2, 0) not in check_ranks(observe(failed, [*start, Destroy(), End()]))
 
 
 # --- calls on one line

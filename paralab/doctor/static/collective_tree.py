@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If, leaves
 from paralab.doctor.static.facts import Call
-from paralab.doctor.static.names import COLLECTIVES, DDP, FRAMEWORK_COLLECTIVES, GROUP_POSITION
+from paralab.doctor.static.names import (
+    COLLECTIVES,
+    DDP,
+    FRAMEWORK_COLLECTIVES,
+    GATHERS,
+    GROUP_POSITION,
+    SHARDS,
+)
 from paralab.doctor.static.project import Scope
 from paralab.doctor.static.script import Env, Script
 
@@ -343,6 +350,11 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
         return ("backward", True) if passes_ddp(script, loss, call.scope) else None
     if script.is_kind(call.node.func, call.scope, "ddp") and not call.made:
         return "forward", False
+    if call.method in GATHERS and script.methods(*SHARDS):
+        is_plain = call.method == "state_dict" and not script.is_kind(
+            call.receiver, call.scope, "fsdp"
+        )
+        return None if is_plain else (call.method, False)
     return None
 
 

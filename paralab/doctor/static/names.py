@@ -57,6 +57,12 @@ COLLECTIVES = frozenset(GROUP_POSITION) | {
 FRAMEWORK_COLLECTIVES = frozenset(
     {"wait_for_everyone", "gather_for_metrics", "pad_across_processes"}
 )
+# Calls that gather the parts of a sharded model from all ranks.
+GATHERS = frozenset(
+    "full_tensor get_model_state_dict get_optimizer_state_dict get_state_dict state_dict "
+    "optim_state_dict full_optim_state_dict summon_full_params".split()
+)
+SHARDS = ("FullyShardedDataParallel", "FSDP", "fully_shard", "distribute_tensor")
 
 _KIND_OF_MADE = {
     DDP: "ddp",

@@ -117,9 +117,9 @@ def _unsynchronized_boundary(script: Script) -> Findings:
 
 def _unsynchronized_turn(window: Window, forward: Event, length: int) -> int | None:
     for turn in range(length):
-        env = window.env(turn, length)
-        quiet_here = [window.is_quiet(one, env) for one in (forward, window.backward)]
-        if quiet_here == [True, True] and window.happens(window.step, env) is True:
+        env, passes = window.env(turn, length), (forward, window.backward)
+        runs = all(window.happens(one, env) for one in (*passes, window.step))
+        if runs and all(window.is_quiet(one, env) for one in passes):
             return turn
     return None
 

@@ -26,6 +26,7 @@ from paralab.doctor.static.models import buffers_of, wrapped_by
 from paralab.doctor.static.names import (
     COLLECTIVES,
     FRAMEWORK_COLLECTIVES,
+    GATHERS,
     GROUP_POSITION,
     sounds_like,
 )
@@ -81,9 +82,10 @@ def _extra(script: Script, difference: Difference, meet: Meet, guard: Guard) -> 
         f"{name} needs all ranks, but only rank {difference.rank} gets here: `{code(guard.test)}` "
         f"({test}) keeps the others out. Rank {difference.rank} waits forever."
     )
-    return found(
-        script, "H03", "error", meet.call, why, doubt="" if difference.sure else IF_REACHED
+    doubt = (
+        "" if difference.sure else "if the model is sharded" if meet.op in GATHERS else IF_REACHED
     )
+    return found(script, "H03", "error", meet.call, why, doubt=doubt)
 
 
 def _other_order(script: Script, difference: Difference, one: Meet, other: Meet) -> Finding:

@@ -12,6 +12,7 @@ from paralab.doctor.observation import Numbered, Observation, WatchedRank
 from paralab.doctor.passes import Pass, passes
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.rank_collectives import (
+    UNSEEN,
     Stuck,
     find_stuck,
     is_same_call,
@@ -208,7 +209,8 @@ def _rank_finished(seen: Observation, where: Stuck, rank: WatchedRank) -> Findin
     operation = where.operation
     times = times_called(rank, operation)
     if times == 0:
-        in_order = rank.last(Destroy) is not None
+        is_unseen = isinstance(operation, Collective) and operation.op == UNSEEN
+        in_order = rank.last(Destroy) is not None and not is_unseen
         alone = isinstance(operation, Collective) and (in_order or is_for_some_ranks(operation))
         if alone or isinstance(operation, Forward):
             return only_here(seen, where.rank, operation, rank, None)

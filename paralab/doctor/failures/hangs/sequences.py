@@ -20,7 +20,13 @@ from paralab.doctor.static.collective_tree import (
     Walk,
     all_meets,
 )
-from paralab.doctor.static.names import COLLECTIVES, FRAMEWORK_COLLECTIVES, sounds_like
+from paralab.doctor.static.names import (
+    COLLECTIVES,
+    FRAMEWORK_COLLECTIVES,
+    GATHERS,
+    SHARDS,
+    sounds_like,
+)
 from paralab.doctor.static.project import FUNCTIONS, Scope
 from paralab.doctor.static.script import Script, once_per_script
 
@@ -85,6 +91,7 @@ def _relevant_names(script: Script) -> set[str]:
     """Return the names of functions that may call a collective, directly or through others."""
     inside: dict[str, set[str]] = defaultdict(set)
     names = {*COLLECTIVES, *FRAMEWORK_COLLECTIVES, "backward", "DistributedDataParallel"}
+    names |= GATHERS if script.methods(*SHARDS) else set()
     found: set[str] = set()
     waiting: list[str] = []
     for call in script.calls:

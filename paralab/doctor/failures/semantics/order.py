@@ -35,6 +35,14 @@ def runs_after(
     return found - {""}
 
 
+def runs_later(script: Facts, method: str, place: tuple[ast.AST, Scope]) -> bool:
+    """Return whether a call of a method, such as `backward`, may run after a place."""
+    return any(
+        runs_after(script, (call.node, call.scope), place) - {"before"}
+        for call in script.methods(method)
+    )
+
+
 def _compare(script: Facts, one: Way, other: Way) -> str:
     places = dict(reversed(other))
     for scope, node in one:

@@ -14,7 +14,7 @@ Reported: jingyaogong/minimind#853 moojink/openvla-oft#160 k2-fsa/icefall#226
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
-from paralab.doctor.failures.semantics.order import runs_after
+from paralab.doctor.failures.semantics.order import runs_later
 from paralab.doctor.registry import Edit, Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import is_decided, is_without_grad, wraps
@@ -58,6 +58,24 @@ def forward_past_wrapper(script: Script) -> Findings:
                 edits = replace(script, call.module, call.node.func, inner)
             also = (backward,)
             yield found(script, "S06", "error", call, why, doubt=doubt, also=also, edits=edits)
+
+
+@check("S06", source="script")
+def discarded_wrapper(script: Script) -> Findings:
+    """Report `DDP(model)` without an assignment: the script trains the plain model."""
+    if gradient_reductions(script) or not script.methods("backward"):
+        return
+    for wrap in wraps(script):
+        given = wrap.argument(0, "module")
+        if given is None or not isinstance(wrap.module.parents.get(wrap.node), ast.Expr):
+            continue
+        why = (
+            f"Nothing keeps the wrapper, and `{code(given)}` is still the plain model. Its forward pass does "
+            "not run DDP.forward, so nothing averages the gradients."
+        )
+        fix = f"Assign it, and train the wrapper: `{code(given)} = {code(wrap.node)}`."
+        edits = replace(script, wrap.module, wrap.node, f"{code(given)} = {code(wrap.node, 500)}")
+        yield found(script, "S06", "error", wrap, why, fix, edits=edits)
 
 
 def _loss(backward: Call) -> ast.expr | None:
@@ -152,6 +170,4 @@ def _is_thrown_away(script: Script, backward: Call) -> bool:
     ]
     if later:
         return later[0].method == "zero_grad"
-    place = (backward.node, backward.scope)
-    steps = script.methods("step")
-    return not any(runs_after(script, (one.node, one.scope), place) - {"before"} for one in steps)
+    return not runs_later(script, "step", (backward.node, backward.scope))

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paralab.doctor.failures.semantics.order import runs_after
+from paralab.doctor.failures.semantics.order import runs_later
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If, Loop
 from paralab.doctor.static.models import option, wraps
@@ -53,7 +53,7 @@ def requires_grad_after_wrap(script: Script) -> Findings:
             if position(change.node) < again or toggles or not _is_of(script, change, wrap):
                 continue
             before = [one for one in near if one not in later and one.name == change.name]
-            if _is_trained_after(script, change):
+            if runs_later(script, "backward", (change.node, change.scope)):
                 yield from _judge(script, change, wrap, any(not one.to for one in before))
 
 
@@ -114,11 +114,3 @@ def _is_of(script: Script, change: Change, wrap: Call) -> bool:
         if not isinstance(root, ast.Attribute):
             return False
         root = root.value
-
-
-def _is_trained_after(script: Script, change: Change) -> bool:
-    place = (change.node, change.scope)
-    return any(
-        runs_after(script, (call.node, call.scope), place) - {"before"}
-        for call in script.methods("backward")
-    )

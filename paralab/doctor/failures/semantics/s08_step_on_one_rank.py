@@ -15,6 +15,7 @@ import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
 from paralab.doctor.failures.semantics.drift import find_cause
+from paralab.doctor.failures.semantics.order import runs_later
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
@@ -46,6 +47,31 @@ def step_on_some_ranks(script: Script) -> Findings:
         doubt = "" if sure else "if all ranks train this model"
         edits = out_of_branch(script, call, guard.node)
         yield found(script, "S08", "error", call, why, doubt=doubt, edits=edits)
+
+
+@check("S08", source="script")
+def load_on_some_ranks(script: Script) -> Findings:
+    """Report weights that only some ranks load into a DDP model, which nothing sends to the
+    others."""
+    if gradient_reductions(script, "broadcast", "broadcast_object_list"):
+        return
+    for call in script.methods("load_state_dict"):
+        model = call.receiver
+        if isinstance(model, ast.Attribute) and model.attr == "module":
+            model = model.value
+        guard, _ = _guard(script, call)
+        if guard is None or script.kinds(model or call.node, call.scope) != {"ddp"}:
+            continue
+        if not runs_later(script, "backward", (call.node, call.scope)):
+            continue  # the model of rank 0 is only evaluated
+        why = (
+            f"Only some ranks load these weights (`{code(guard.test)}`) into a model that DDP has already made "
+            "equal on all ranks. Its parameters differ from here on."
+        )
+        fix = "Load before `DistributedDataParallel(…)`, which copies rank 0's weights, or on every rank."
+        both = getattr(guard.node, "orelse", [])
+        doubt = "if the other ranks do not load the same" if both else ""
+        yield found(script, "S08", "error", call, why, fix, doubt=doubt)
 
 
 def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:

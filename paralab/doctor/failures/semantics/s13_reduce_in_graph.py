@@ -102,11 +102,16 @@ def _reaches(script: Script, given: ast.expr, reduce: Call, backward: Call) -> b
             for part, where in _ingredients(script, backward.receiver, backward.scope)
         )
     for definition in script.reaching(given, reduce.scope):
+        alias = definition.value if definition.how == "assign" else None
+        if isinstance(alias, ast.Name) and _reaches(script, alias, reduce, backward):
+            return True
         for caller in script.callers(reduce.scope) if definition.how == "parameter" else ():
             if caller.scope is backward.scope and not is_without_grad(script, caller):
                 used = [part for part, _ in _ingredients(script, backward.receiver, backward.scope)]
-                if caller.node in used and any(
-                    _in_graph(script, v, caller.scope) for v in caller.arguments
+                live = [each for each in caller.arguments if _in_graph(script, each, caller.scope)]
+                passed = [each for each, _ in script.arguments_for(definition) if each in live]
+                if (live and caller.node in used) or any(
+                    _reaches(script, each, caller, backward) for each in passed
                 ):
                     return True
     return False
