@@ -1107,6 +1107,47 @@ PAIRS = {
         "if rank == 0: torch.save(whole(model), 'last.pt')",
         "state = whole(model); rank or torch.save(state, 'last.pt')",
     ),
+    "every rank uses the group that it belongs to": (
+        "H04",
+        "suspect",
+        """
+        import torch, torch.distributed as dist
+
+        def main(group):
+            dist.init_process_group("gloo")
+            rank, x = dist.get_rank(), torch.ones(1)
+            groups = [dist.new_group([0]), dist.new_group([1])]
+            mine = {}
+            if rank == 0:
+                dist.all_reduce(x, group=mine)
+                dist.broadcast(x, src=0, group=mine)
+            else:
+                dist.broadcast(x, src=1, group=mine)
+                dist.all_reduce(x, group=mine)
+        """,
+        "group",
+        "groups[rank]",
+    ),
+    "a share of the data, but no wrapper": (
+        "S08",
+        "suspect",
+        """
+        import torch, torch.distributed as dist
+        from torch.utils.data import DataLoader, DistributedSampler
+        from data import train_set
+
+        dist.init_process_group("gloo")
+        loader = DataLoader(train_set, sampler=DistributedSampler(train_set))
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in loader:
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            {}
+            optimizer.step()
+        """,
+        "",
+        "for one in model.parameters(): dist.all_reduce(one.grad)",
+    ),
 }
 
 

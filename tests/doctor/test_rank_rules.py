@@ -23,6 +23,7 @@ from paralab.doctor.events import (
     Init,
     Load,
     Loader,
+    Loss,
     Moved,
     Raised,
     Start,
@@ -357,6 +358,31 @@ def test_a_collective_that_nobody_saw(tmp_path, line, expected):
     assert check_ranks(job) == [expected]
     failed = [structs.replace(start[1], error=message), raised, End()]
     assert ("H03", "error", 2, 0) not in check_ranks(observe(failed, [*start, Destroy(), End()]))
+
+
+@pytest.mark.parametrize(
+    ("mean", "wraps", "expected"),
+    [
+        (1.0, True, [("S14", "warning", 2, None)]),
+        (2.0, True, []),  # loss = mse(model(x), y) / world
+        (1.0, False, [("S14", "warning", 2, None)]),
+        (2.0, False, []),
+        (
+            None,
+            False,
+            [],
+        ),  # gradients are summed by hand, and nobody knows how the loss was divided
+    ],
+)
+def test_the_sum_of_losses_that_are_already_divided_is_their_mean(tmp_path, mean, wraps, expected):
+    script = tmp_path / "train.py"
+    script.write_text("def f():\n    all_reduce(shown)\n    print(shown)\n")
+    at = Site((Place(str(script), 2, "f"),))
+    events = [wrap()] if wraps else []
+    for _ in range(3):
+        events += [Batch(), *([Loss(value=mean)] if mean else []), Backward(loss=1.0)]
+        events += [Collective(op="all_reduce", shape=[], reduction="SUM", value=1.0, site=at)]
+    assert check_ranks(observe(events, events)) == expected
 
 
 # --- calls on one line

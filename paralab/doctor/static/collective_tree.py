@@ -336,7 +336,8 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
         if group is None or (isinstance(group, ast.Constant) and group.value is None):
             return None if call.unpacks else (name, True)
         made = [one for one in script.makers(group, call.scope) if one.method == "new_group"]
-        return None if made else (f"{name} in {ast.unparse(group)}", False)
+        own = made or script.nature(group, call.scope) == "rank"  # `groups[rank // 2]`
+        return None if own else (f"{name} in {ast.unparse(group)}", False)
     if call.target == DDP:
         return "DDP", True
     if call.method in FRAMEWORK_COLLECTIVES and script.is_kind(

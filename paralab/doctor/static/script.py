@@ -12,7 +12,7 @@ from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If, Loop
 from paralab.doctor.static.facts import Call, once_per_node
 from paralab.doctor.static.kinds import Kinds
-from paralab.doctor.static.names import COLLECTIVES
+from paralab.doctor.static.names import COLLECTIVES, GROUP_POSITION
 from paralab.doctor.static.project import Definition, Scope
 from paralab.doctor.static.values import (
     ALWAYS_TRUE,
@@ -204,7 +204,8 @@ class Script(Kinds):
             names = known[scope] = set[str | None]()
             for call in self.calls_in(scope):
                 if call.method in COLLECTIVES or self.reduces(call):
-                    given = call.arguments
+                    group = call.argument(GROUP_POSITION.get(call.method, 99), "group")
+                    given = [one for one in call.arguments if one is not group]
                     for loop in call.inside(Loop):  # `for each in (loss, count): all_reduce(each)`
                         if isinstance(items := getattr(loop.node, "iter", None), ast.Tuple):
                             given.extend(items.elts)

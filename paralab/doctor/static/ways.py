@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from paralab.doctor.static.facts import Call, If
@@ -158,6 +158,20 @@ def arrives(script: Script, way: Way, rank: int) -> Arrival:
 
 def _is_for_one_rank(scope: Scope) -> bool:
     return any(map(_ONE_RANK.search, scope.decorators))
+
+
+def guard_of(
+    script: Script, call: Call, keeps_out: Callable[[If, Scope], bool], depth: int = 3
+) -> tuple[If, Scope] | None:
+    """Return the condition (and its scope) that keeps ranks from a call, or from all calls of its
+    function."""
+    tests = ((one, call.scope) for one in call.inside(If))
+    own = next((pair for pair in tests if keeps_out(*pair)), None)
+    callers = script.callers(call.scope) if call.scope.is_function and depth else []
+    if own is not None or not callers:
+        return own
+    guards = [guard_of(script, caller, keeps_out, depth - 1) for caller in callers]
+    return None if None in guards else guards[0]
 
 
 def starts_of_job(script: Script) -> list[Way]:

@@ -11,16 +11,15 @@ Reported: pytorch/pytorch#53979 #137268 LibreYOLO/libreyolo#594 huggingface/acce
 +         predicted = model.module(x)
 """
 
-import ast
 import re
-from collections.abc import Iterator
 
 from paralab.doctor.registry import Findings, check, describe
-from paralab.doctor.static.facts import Call, If, is_constant
+from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.hints import is_for_one_rank, words_of_project
 from paralab.doctor.static.models import buffers_of, is_without_grad, wrapped_by, wraps
 from paralab.doctor.static.report import code, found
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import guard_of
 
 ENTRY = describe(__doc__)
 
@@ -45,10 +44,10 @@ def forward_by_name(script: Script) -> Findings:
             continue  # every layer is known, and none has buffers
         if may_be_unwrapped(script, call):
             continue
-        tests = next(_guards(script, call), None)
-        if tests is not None:
+        guard = guard_of(script, call, lambda one, _: is_for_one_rank(one.test, one.taken), 2)
+        if guard is not None:
             reported.add(call.scope)
-            why = f"Only one rank calls `{code(call.node.func)}` here (`{code(tests)}`). The forward of DDP broadcasts the buffers to all ranks."
+            why = f"Only one rank calls `{code(call.node.func)}` here (`{code(guard[0].test)}`). The forward of DDP broadcasts the buffers to all ranks."
             doubt = "if this is the wrapper, not the model inside, and the model has buffers"
             yield found(script, "H07", "suspect", call, why, doubt=doubt)
 
@@ -63,12 +62,3 @@ def _is_given(script: Script, call: Call) -> bool:
     """Return whether the model is an argument of a function that no known code calls."""
     definitions = script.reaching(call.node.func, call.scope)
     return not script.callers(call.scope) and [one.how for one in definitions] == ["parameter"]
-
-
-def _guards(script: Script, call: Call, depth: int = 2) -> Iterator[ast.expr]:
-    """Yield the conditions that keep all ranks but one from a call, or from all its callers."""
-    tests = [one for one in call.inside(If) if is_for_one_rank(one.test, one.taken)]
-    yield from (one.test for one in tests)
-    callers = script.callers(call.scope) if call.scope.is_function and depth else []
-    guards = [next(_guards(script, one, depth - 1), None) for one in callers]
-    yield from (one for one in guards[:1] if one is not None and None not in guards)

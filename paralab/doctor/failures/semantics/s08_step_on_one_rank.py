@@ -12,18 +12,23 @@ Fix: Step on every rank, and keep only printing and saving in the branch.
 """
 
 import ast
+from functools import partial
 
+from paralab.doctor.failures.data.loaders import FRAMEWORKS, trained_loaders
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
-from paralab.doctor.failures.semantics.drift import find_cause
+from paralab.doctor.failures.semantics.drift import AVERAGE, find_cause
 from paralab.doctor.failures.semantics.order import runs_later
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
+from paralab.doctor.static.names import SHARDS
 from paralab.doctor.static.project import Scope
-from paralab.doctor.static.report import code, found, out_of_branch
+from paralab.doctor.static.report import code, found, line_of, out_of_branch
 from paralab.doctor.static.script import Script
+from paralab.doctor.static.ways import guard_of
 
 ENTRY = describe(__doc__, silent=True)
+_WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "deepspeed", "horovod")
 
 
 @check("S08", source="script")
@@ -33,7 +38,7 @@ def step_on_some_ranks(script: Script) -> Findings:
     if not wraps(script) or not steps or gradient_reductions(script, "broadcast"):
         return
     for call in steps:
-        guard, scope = _guard(script, call)
+        guard, scope = guard_of(script, call, partial(_parts, script)) or (None, call.scope)
         if guard is None or any(_in_other_branch(guard, other) for other in steps):
             continue
         others = [one for one in call.inside(If) if not script.differs(one.test, call.scope)]
@@ -59,7 +64,7 @@ def load_on_some_ranks(script: Script) -> Findings:
         model = call.receiver
         if isinstance(model, ast.Attribute) and model.attr == "module":
             model = model.value
-        guard, _ = _guard(script, call)
+        guard, _ = guard_of(script, call, partial(_parts, script)) or (None, None)
         if guard is None or script.kinds(model or call.node, call.scope) != {"ddp"}:
             continue
         if not runs_later(script, "backward", (call.node, call.scope)):
@@ -74,17 +79,28 @@ def load_on_some_ranks(script: Script) -> Findings:
         yield found(script, "S08", "error", call, why, fix, doubt=doubt)
 
 
-def _guard(script: Script, call: Call, depth: int = 3) -> tuple[If | None, Scope]:
-    """Return the condition that keeps some ranks from making a call, or from calling its
-    function."""
-    for one in call.inside(If):
-        if not one.exits and script.differs(one.test, call.scope):
-            return one, call.scope
-    callers = script.callers(call.scope) if call.scope.is_function and depth else []
-    guards = [_guard(script, caller, depth - 1) for caller in callers]
-    if guards and all(guard is not None for guard, _ in guards):
-        return guards[0]
-    return None, call.scope
+@check("S08", source="script")
+def never_averaged(script: Script) -> Findings:
+    """Suspect a job whose ranks share the data, but that neither wraps a model nor reduces
+    gradients."""
+    texts = [module.text for module in script.modules]
+    if any(word in text for word in _WRAPPERS for text in texts) or script.imports(*FRAMEWORKS):
+        return
+    if gradient_reductions(script) or script.methods(*SHARDS, "DistributedOptimizer"):
+        return
+    for loader, passes in trained_loaders(script).items():
+        if script.is_kind(loader.argument(3, "sampler"), loader.scope, "distributed sampler"):
+            why = (
+                f"Each rank trains on its own share of the data ({line_of(loader, passes[0])}), but nothing wraps the "
+                "model in DistributedDataParallel or averages its gradients. Every rank trains its own model."
+            )
+            doubt = "if no other code averages the gradients"
+            yield found(script, "S08", "suspect", passes[0], why, AVERAGE, doubt=doubt)
+            return
+
+
+def _parts(script: Script, test: If, scope: Scope) -> bool:
+    return not test.exits and script.differs(test.test, scope)
 
 
 def _in_other_branch(guard: If, step: Call) -> bool:

@@ -12,12 +12,13 @@ Reported: Lightning-AI/pytorch-lightning#13364 #19072 roboflow/rf-detr#909
 """
 
 import ast
+import math
 import re
 
 from paralab.doctor.events import Backward, Batch, Collective, Loss
 from paralab.doctor.observation import Observation
 from paralab.doctor.place import Place
-from paralab.doctor.rank_checks import make_finding, place_of
+from paralab.doctor.rank_checks import ddp_wraps, make_finding, place_of
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.source_context import around
 from paralab.doctor.static.facts import Call, If
@@ -27,6 +28,7 @@ from paralab.doctor.static.names import LOADER
 from paralab.doctor.static.project import Scope, position
 from paralab.doctor.static.report import at, code, found, line_of
 from paralab.doctor.static.script import Script
+from paralab.doctor.windows import is_close
 
 ENTRY = describe(__doc__)
 DIVIDE = "Divide by dist.get_world_size() after all_reduce, or use op=dist.ReduceOp.AVG (NCCL)."
@@ -190,18 +192,25 @@ def metric_without_exchange(script: Script) -> Findings:
 @check("S14", source="ranks")
 def sum_on_ranks(seen: Observation) -> Findings:
     """Report losses that ranks add up in a function that does not divide the sum afterward. A loss
-    that is itself a sum, or was divided by a common count, may be summed."""
+    that is itself a sum, or was divided by a common count or the number of ranks, may be summed."""
     rank = seen.ranks[0] if len(seen.ranks) > 1 else None
     if rank is None or any(loss.grad and loss.reduction != "mean" for loss in rank.of(Loss)):
         return
     sums: dict[Place, list[tuple[Collective, float]]] = {}
-    loss: float | None = None
+    loss, mean = None, None
     counted = False  # whether the ranks have summed another value, such as a count
     for event in rank.events:
         if isinstance(event, Batch):
-            counted = False
+            counted, mean = False, None
+        elif isinstance(event, Loss):
+            mean = event.value
         elif isinstance(event, Backward):
             loss = event.loss if isinstance(event.loss, float) and not counted else None
+            # Without DDP, the script may sum the gradients, and divide the loss before.
+            if (mean and loss and is_close(mean, loss * seen.world)) or not (
+                mean or ddp_wraps(rank)
+            ):
+                loss = None
             counted = False
         elif isinstance(event, Collective) and event.reduction == "SUM":
             if event.op not in ("all_reduce", "reduce"):
@@ -209,7 +218,7 @@ def sum_on_ranks(seen: Observation) -> Findings:
             place, value = place_of(event), event.value
             if place is None or not loss or value is None or event.in_graph:
                 counted = True
-            elif abs(value - loss) <= 1e-5 * abs(loss):
+            elif math.isclose(value, loss, rel_tol=1e-5):
                 sums.setdefault(place, []).append((event, loss))
             else:
                 counted = True
