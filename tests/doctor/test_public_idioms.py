@@ -1148,6 +1148,49 @@ PAIRS = {
         "",
         "for one in model.parameters(): dist.all_reduce(one.grad)",
     ),
+    "a helper that exits": (
+        "H02",
+        "suspect",
+        """
+        import os, sys, torch.distributed as dist
+
+        def check(rank):
+            if {} not os.path.isdir("data"):
+                sys.exit(0)
+
+        dist.init_process_group("gloo")
+        check(dist.get_rank())
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+        "rank == 0 and",
+        "",
+    ),
+    "an object that needs the group": (
+        "L06",
+        "error",
+        """
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader, DistributedSampler
+        from data import train_set
+
+        class App:
+            def __init__(self):
+                {}
+                self.rank = dist.get_rank()
+
+            def load(self):
+                self.loader = DataLoader(train_set, sampler=DistributedSampler(train_set))
+
+            def start(self):
+                dist.init_process_group("gloo")
+
+        App()
+        dist.destroy_process_group()
+        """,
+        "self.load(); self.start()",
+        "self.start(); self.load()",
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from paralab.doctor.static.collective_tree import (
     Walk,
     all_meets,
 )
+from paralab.doctor.static.context import EXITS
 from paralab.doctor.static.names import (
     COLLECTIVES,
     FRAMEWORK_COLLECTIVES,
@@ -88,9 +89,11 @@ def _roots(script: Script, relevant: set[str]) -> Iterator[Scope]:
 
 
 def _relevant_names(script: Script) -> set[str]:
-    """Return the names of functions that may call a collective, directly or through others."""
+    """Return the names of functions that may call a collective or exit, directly or through
+    others."""
     inside: dict[str, set[str]] = defaultdict(set)
     names = {*COLLECTIVES, *FRAMEWORK_COLLECTIVES, "backward", "DistributedDataParallel"}
+    names |= {name.rpartition(".")[2] for name in EXITS}
     names |= GATHERS if script.methods(*SHARDS) else set()
     found: set[str] = set()
     waiting: list[str] = []
@@ -141,7 +144,8 @@ def compare(
             return
         node = lists[rank].pop(0)
         if isinstance(node, Inline):
-            lists[rank][:0] = [one for one in node.body if not isinstance(one, Leave)]
+            stays = [one for one in node.body if not isinstance(one, Leave) or one.how == "exit"]
+            lists[rank][:0] = stays  # a return only leaves the function
         elif isinstance(node, Leave):
             if node.how == "raise":
                 return  # an exception on any rank kills the job

@@ -12,10 +12,10 @@ Fix: Call init_process_group first.
 import ast
 import re
 
+from paralab.doctor.failures.semantics.order import runs_after
 from paralab.doctor.registry import Findings, Message, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.names import COLLECTIVES, DDP, INIT, SAMPLER
-from paralab.doctor.static.project import position
 from paralab.doctor.static.report import code, found, line_of
 from paralab.doctor.static.script import Script
 
@@ -42,10 +42,9 @@ def before_the_group(script: Script) -> Findings:
     starts = script.calls_of(INIT)
     if len(starts) != 1:
         return
-    inits = [starts[0], *script.callers(starts[0].scope)]
     for call in script.calls_of(*_NEED_GROUP):
-        later = next((one for one in inits if _comes_first(script, call, one)), None)
-        if later is None or _is_guarded(call):
+        later = starts[0]
+        if not _comes_first(script, call, later) or _is_guarded(call):
             continue
         if call.target == SAMPLER and call.argument(1, "num_replicas") and call.argument(2, "rank"):
             continue
@@ -58,9 +57,10 @@ def before_the_group(script: Script) -> Findings:
 
 
 def _comes_first(script: Script, call: Call, init: Call) -> bool:
-    """Return whether a call precedes the init in its function, or runs on import."""
-    if call.scope is init.scope:
-        return position(call.node) < position(init.node)
+    """Return whether a call always runs before the init, or on import."""
+    order = runs_after(script, (init.node, init.scope), (call.node, call.scope))
+    if order:
+        return order == {"after"}
     top = call.scope.parent is None and call.module is not script.modules[0]
     return top and init.scope.is_function and init.module is script.modules[0]
 
