@@ -50,7 +50,7 @@ def find_hang(folder: Path, ranks: int, late: Sequence[int]) -> Hang:
             return Hang("mismatch", rank, why, dumps[rank].where, _waiting(dumps[other]), mismatch)
     for mismatch in mismatches:
         behind = dumps[mismatch.behind[0]]
-        return hang("behind", behind, "did not reach the collective that the other ranks wait in")
+        return hang("behind", behind, "did not reach the collective in which the other ranks wait")
     if all(dump.waits_in for dump in dumps) and len(dumps) > 1:
         why = "waits in a collective that all ranks have reached: the network is the likely cause"
         return hang("network", dumps[0], why)

@@ -219,8 +219,8 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     costs = {"communication_share": share, "exposed_share": exposed}
     if any(rank.shard for rank in row.ranks) and exposed >= RULE:
         text = (
-            f"Communication takes {share:.0%} of the step, and {exposed:.0%} of the step is exposed: "
-            "within each pass, the shards exchange activations and their gradients, and wait for "
+            f"Communication takes {share:.0%} of the step; its exposed part takes {exposed:.0%}. "
+            "Within each pass, the shards exchange activations and their gradients, and wait for "
             f"them. `{tune_command(row, any_strategy=True)}` searches for a faster way to use "
             f"{plural(row.devices, 'device')}."
         )
@@ -229,16 +229,16 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
         overlap, number = metrics.overlap or 0.0, row.all_reduces_per_step
         buckets = f"{number:g} bucket" + (" hides" if number == 1 else "s hide")
         text = (
-            f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}), "
-            f"and {exposed:.0%} of the step is exposed. {buckets} {overlap:.0%} of the "
+            f"Communication takes {share:.0%} of the step (the rule of thumb is below {RULE:.0%}); "
+            f"its exposed part takes {exposed:.0%}. {buckets} {overlap:.0%} of the "
             f"communication. `{tune_command(row)}` searches for a better bucket size, accumulation, and options."
         )
         yield Finding("next", text, costs | {"overlap": overlap})
     if row.strategy == "fsdp" and row.all_gathers_per_step and exposed >= RULE:
         times = "once" if row.request.zero == 2 else "twice"
         text = (
-            f"Shard communication takes {share:.0%} of the step, and {exposed:.0%} of the step is "
-            f"exposed: each pass gathers each parameter {times}. Fewer passes per step "
+            f"Shard communication takes {share:.0%} of the step; its exposed part takes "
+            f"{exposed:.0%}. Each pass gathers each parameter {times}, so fewer passes per step "
             "(`--accumulate`) gather less. If the model fits on one device, use `ddp`, which does "
             "not gather parameters."
         )

@@ -74,11 +74,13 @@ PID = COUNT | {"metavar": "PID"}
 )
 @flag("--out", JOBS, "Keep the recorded events in DIR.", **DIR)
 @flag("--attach pid", JOBS, "Attach to a hung job and see where each rank is stuck.", **PID)
-@flag("--select", WHICH, "Report only these: ids (H03), groups (H), or ALL.", **IDS)
+@flag("--select", WHICH, "Report only these ids (H03) or groups (H); ALL reports every id.", **IDS)
 @flag("--ignore", WHICH, "Do not report these ids or groups.", **IDS)
 @flag("--exclude", WHICH, "Skip paths that match this .gitignore pattern.", **PATTERN)
 @flag("--baseline", WHICH, "Report only findings that are not in this file.", **FILE)
-@flag("--write-baseline", WHICH, "Accept the current findings: write them to the baseline.")
+@flag(
+    "--write-baseline", WHICH, "Accept all current findings by writing them to the baseline file."
+)
 @flag("--suspects", WHICH, "Also show suspects: problems that the doctor could not confirm.")
 @flag("--strict", WHICH, "Show suspects, and exit with code 1 if there are any.")
 @flag(

@@ -115,7 +115,7 @@ OUT = options_from(RunOptions, "out")
 DEVICE_MEMORY = flag(
     "--device-memory device_memory",
     DEVICES,
-    "The memory of each device: say what fits, and find the largest batch that fits.",
+    "Memory per device. Shows what fits, and the largest batch that fits.",
     "the GPU's memory",
     metavar="SIZE, such as 16GB",
     callback=_to_bytes,

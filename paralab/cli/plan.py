@@ -16,7 +16,7 @@ from paralab.plan.request import Request
 @DEVICE_MEMORY
 @JSON
 def plan(strategy: str, as_json: bool, device_memory: int | None, **options: Any) -> None:
-    """Print the plan for a run, its memory, and the reason for each choice, without training."""
+    """Print a run's plan, its memory use, and the reason for each choice, without training."""
     from paralab.experiment.memory import with_fit
     from paralab.experiment.planning import make_plan
     from paralab.show.memory import print_memory

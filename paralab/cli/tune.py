@@ -26,7 +26,7 @@ BUDGET = "Do not start another search round once half of this time has passed."
 
 DEVICES = "Search every way to use this many devices."
 ANY_BATCH = (
-    "Also search the batch size, by samples per second. A different batch size changes training."
+    "Also search over batch sizes, for samples per second. A different batch size changes training."
 )
 
 
@@ -58,7 +58,7 @@ def tune(
     accumulation steps, micro-batches, recomputation, compile, and more. Configurations that do not
     fit in memory are not measured.
 
-    The options you give stay fixed. Low precision is listed separately.
+    The options that you set stay fixed. Low precision is listed separately.
 
     \b
     paralab tune --devices 4 --workload gpt

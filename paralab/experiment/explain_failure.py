@@ -28,7 +28,7 @@ def explain_failure(outcome: Outcome, launched: RunFolder | None = None) -> RunF
         return error
 
     where = f"after step {step}" if step >= 0 else "before the first step"
-    stuck = f"It failed {where} twice without progress, so another restart would not help."
+    stuck = f"It failed twice {where} without progress, so another restart would not help."
     return RunFailed(f"{error.problem} {stuck}", detail=error.detail, fix=error.fix)
 
 

@@ -85,7 +85,7 @@ def _estimate(plan: Plan, trial: MemoryTrial | str) -> MemoryEstimate:
     notes = []
     if trial.built:
         notes.append(
-            f"the model was built with real tensors, because fake ones fail: {trial.built}"
+            f"the model was built with real tensors, because fake tensors failed: {trial.built}"
         )
     if plan.device == "cuda":
         workspace = size(trial.workspace_bytes)

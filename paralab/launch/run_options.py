@@ -37,7 +37,7 @@ class RunOptions:
     )
     tensorboard: Path | None = option("Also write TensorBoard logs, in a subfolder of DIR.", OUTPUT)
     checkpoint: Path | None = option(
-        "Save checkpoints in DIR: at the end, on a signal, and with --checkpoint-every.",
+        "Save checkpoints in DIR at the end and on a signal; --checkpoint-every adds more.",
         CHECKPOINTS,
     )
     checkpoint_every: int | None = option("Save a checkpoint every N steps.", CHECKPOINTS)

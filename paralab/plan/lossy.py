@@ -147,15 +147,15 @@ def check_lossy(request: Request) -> None:
 
     if request.sync_every_pass:
         raise UsageError(
-            f"{name} does not work with --sync-every-pass, which reduces the same gradient "
-            f"repeatedly, so it would be compressed repeatedly.",
+            f"{name} does not work with --sync-every-pass, which would reduce and compress the "
+            "same gradient several times.",
             fix="leave out one of the two",
         )
     if request.compress == "powersgd" and request.precision == "fp16":
         raise UsageError(
             "--compress powersgd does not work with --precision fp16: PowerSGD adds what it did "
-            "not send to the next step, but by then the GradScaler may have changed the scale, and "
-            "an overflow would never go away.",
+            "not send to the next step's gradient. By then, the GradScaler may have changed the "
+            "scale, and an overflow would never go away.",
             fix="--precision bf16, or --compress fp16",
         )
     if request.compress in CASTS and request.compile:

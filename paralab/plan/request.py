@@ -27,9 +27,9 @@ STRATEGIES: Mapping[str, str] = {
     "tp": "tensor parallelism: one process per shard; "
     "each has some of the heads and columns of every layer that can be split",
     "cp": "context parallelism: one process per shard; "
-    "each has a part of every sequence, and for attention some of the heads",
-    "ep": "expert parallelism: one process per shard; each trains on its part of the batch, "
-    "and has some of the experts of a mixture of experts",
+    "each has a part of every sequence, and for attention, some of the heads",
+    "ep": "expert parallelism: one process per shard; each trains on its part of the batch "
+    "and has some of the experts",
     "mp": "model parallelism: one process with its layers on multiple devices; "
     "one device works at a time",
     "pipeline": "model parallelism with micro-batches: the devices work at the same time",
@@ -107,7 +107,8 @@ class Request:
         axis=True,
     )
     zero: int | None = option(
-        "What replicas shard: 1 is optimizer state (with DDP), 2 also gradients, 3 also parameters.",
+        "What the replicas shard: 1 = optimizer state (with DDP), 2 = also gradients, "
+        "3 = also parameters.",
         PARALLELISM,
         choices=(1, 2, 3),
         strategies=SHARDED,
@@ -125,8 +126,8 @@ class Request:
         examples=({"shard_groups": 2, "replicas": 4},),
     )
     shards: int | None = option(
-        "Devices that share each layer (tp), each sequence (cp), or the experts (ep). With ep, they "
-        "split the batch; otherwise, each processes all of it.",
+        "Devices that share each layer (tp), each sequence (cp), or the experts (ep). With ep, the "
+        "devices split the batch; otherwise, each processes all of it.",
         PARALLELISM,
         strategies=(*SPLIT, *DIVIDED),
         usual={"tp": 2, "cp": 2, "ep": 2, "hybrid": 1},
@@ -149,7 +150,7 @@ class Request:
         PARALLELISM,
         choices=SCHEDULES,
         strategies=PIPELINED,
-        shown="one process for all of a replica's stages; 1f1b if --shards or --zero divides them",
+        shown="one process for all of a replica's stages; 1f1b if --shards or --zero needs more processes",
         label=str,
     )
     micro_batches: int | None = option(
@@ -198,7 +199,7 @@ class Request:
         label="{} device".format,
     )
     recompute: str | None = option(
-        "Recompute repeated blocks in the backward pass: all of a block, or only cheap operators.",
+        "Recompute repeated blocks in the backward pass: whole blocks, or only cheap operators.",
         PARALLELISM,
         choices=("full", "selective"),
         shown="keep all activations",
@@ -271,7 +272,9 @@ class Request:
         label="rank {}".format,
     )
     steps: int | None = option("Optimizer steps to train.", LENGTH, shown="20")
-    epochs: int | None = option("Epochs to train; with --steps, whichever ends first.", LENGTH)
+    epochs: int | None = option(
+        "Epochs to train; with --steps, training ends at whichever comes first.", LENGTH
+    )
     device: str = option(
         "Train on GPUs or on CPU cores; auto uses GPUs if there are any.",
         DEVICES,

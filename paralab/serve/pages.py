@@ -93,7 +93,7 @@ def _draw_lines(lines: Lines | None, name: str) -> str:
 
 def _draw_timeline(timeline: Timeline | None) -> str:
     if timeline is None:
-        return nothing("no step with details has finished yet")
+        return nothing("no step recorded in detail has finished yet")
     widths = (TIMELINE_WIDTH, NARROW)
     charts = (draw_timeline(timeline, f"timeline-{width}", width) for width in widths)
     return legend_html(timeline_legend(timeline)) + "".join(charts)

@@ -77,7 +77,7 @@ def _require_readable(path: Path) -> None:
     with suppress(FileNotFoundError):  # a link to a file that is gone
         if (bytes_ := path.stat().st_size) > MOST_BYTES:
             most = size(MOST_BYTES)
-            raise NotServed(f"{path} has {size(bytes_)}. Pages read files of at most {most}.")
+            raise NotServed(f"{path} takes {size(bytes_)}, but pages read at most {most} per file.")
 
 
 def _require_link_inside(link: Path, inside: Path) -> None:
@@ -100,6 +100,6 @@ def _require_runs_inside(path: Path, inside: Path) -> None:
         runs = each.get("runs") if isinstance(each, dict) else None
         for run in runs if isinstance(runs, list) else ():
             if not isinstance(run, str) or "\0" in run:
-                raise NotServed(f"{path} names a run {run!r}.")
+                raise NotServed(f"{path} lists {run!r}, which is not a valid run name.")
             if not (path.parent / run).resolve().is_relative_to(inside):
                 raise NotServed(f"{path} refers to the run {run!r}, which is outside {inside}.")

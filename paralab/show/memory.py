@@ -10,8 +10,8 @@ from paralab.units import plural, size
 KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "unreduced")
 NOTE = (
     "Memory: estimated with fake tensors. sum: the columns added up, each at its own maximum, as "
-    "in a run on CPU cores. peak: the most at one time, including buckets, buffers, the batch, "
-    "and temporary tensors. staging: at most, what the backend local adds to the peak."
+    "in a run on CPU cores. peak: the maximum at any one time, including buckets, buffers, the "
+    "batch, and temporary tensors. staging: the most that the backend local adds to the peak."
 )
 
 

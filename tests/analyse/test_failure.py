@@ -50,7 +50,9 @@ def test_a_rank_that_died_without_a_word(tmp_path):
 
 def test_a_rank_that_left_early(tmp_path):
     where = folder(tmp_path, [error(1.0, PEER)], [])
-    assert root_cause(where, [1, 7], where / "logs").what == "it exited with code 7 without an error"
+    assert (
+        root_cause(where, [1, 7], where / "logs").what == "it exited with code 7 without an error"
+    )
 
 
 def test_a_rank_that_the_launcher_ended_is_not_the_cause(tmp_path):
@@ -75,7 +77,9 @@ def test_a_rank_that_left_with_code_0_is_a_failure(tmp_path):
     where = folder(
         tmp_path, [step(0)], [step(0), {"event": "end", "time": 9.0, "status": "completed"}]
     )
-    assert root_cause(where, [0, 0], where / "logs").what == "it exited with code 0 without an error"
+    assert (
+        root_cause(where, [0, 0], where / "logs").what == "it exited with code 0 without an error"
+    )
 
 
 IN_TORCH = 'File "/x/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
