@@ -28,7 +28,7 @@ def table(tmp_path_factory):
         "fsdp --precision fp16",
     ]
     ways = ["fsdp --zero 1", "fsdp --zero 2", "fsdp --replicas 4 --shard-groups 2"]
-    common = ["--workload", "mlp:tiny", "--steps", "4", "--rounds", "1", "--json"]
+    common = ["--workload", "mlp:tiny", "--steps", "2", "--rounds", "1", "--json"]
     found = run_paralab(
         "compare", "ddp --replicas 2", *fsdp, *passes, *ways, *common, cwd=folder
     ).json
@@ -127,7 +127,7 @@ def test_collectives_do_not_count_as_compute(table):
     events = [
         json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()
     ]
-    one = [event for event in events if event.get("step") == 2]
+    one = [event for event in events if event.get("step") == 1]
     forwards = [event for event in one if event["event"] == "forward"]
     gathers = [event for event in one if event["event"] == "all_gather"]
     inside = [

@@ -31,7 +31,7 @@ NAMES = {
 def rows(tmp_path_factory):
     """Run one comparison, which also verifies each configuration in fp64. Return its rows."""
     folder = tmp_path_factory.mktemp("stages")
-    common = ["--workload", "gpt:tiny", "--steps", "3", "--rounds", "1", "--json"]
+    common = ["--workload", "gpt:tiny", "--steps", "2", "--rounds", "1", "--json"]
     found = run_paralab("compare", *NAMES.values(), *common, cwd=folder).json
     return dict(zip(NAMES, found["rows"], strict=True))
 

@@ -186,8 +186,8 @@ def verified(folder, workloads, **options):
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
-    # 97 = 32 + 32 + 32 + 1: at the end, one of the two ranks has no samples
-    options = {"accumulate": 1, "samples": 97, "replicas": 2, "micro_batches": 2}
+    # 33 = 32 + 1: at the end, one of the two ranks has no samples
+    options = {"accumulate": 1, "samples": 33, "steps": 2, "replicas": 2, "micro_batches": 2}
     return verified(
         tmp_path_factory.mktemp("unusual"),
         [f"unusual.py:{name}" for name in [*MODELS, "one_block"]],
@@ -279,12 +279,13 @@ def test_dropout_does_not_hide_a_mistake(file):
 
 @pytest.fixture(scope="module")
 def batch_norms(tmp_path_factory):
-    # 112 = 32 + 32 + 32 + 16
+    # 48 = 32 + 16
     found, _ = verified(
         tmp_path_factory.mktemp("norms"),
         ["cnn:tiny", "unusual.py:batch_norm_1d"],
         accumulate=1,
-        samples=112,
+        samples=48,
+        steps=2,
     )
     return found
 

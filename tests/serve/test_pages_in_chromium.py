@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEADLINE_SECONDS, ROOT, check_schema, wait_until
+from tests.launch.test_endings import SLOW
 from tests.serve.conftest import RUNS, WITHOUT
 from tests.serve.test_class_table import make_practical
 
@@ -195,7 +196,10 @@ def training(folder: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        command = "run ddp --replicas 2 --workload mlp:tiny --steps 200000 --out runs/live".split()
+        # Its steps wait, because fast ranks would take the CPU time of the browser.
+        (folder.parent / "slow.py").write_text(SLOW)
+        workload = "--workload slow.py:workload --steps 20000"
+        command = f"run ddp --replicas 2 {workload} --out runs/live".split()
         process = subprocess.Popen(
             [sys.executable, "-m", "paralab", *command],
             cwd=folder.parent,

@@ -3,7 +3,7 @@ buffers, and one optimizer step. Then check that the ranks agree with dropout on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -46,11 +46,16 @@ def prove_together(
 ) -> str | None:
     """Return the problem when the whole model is sharded, or None. `kinds` lists what to
     control."""
+
+    def all_samples() -> Iterator[Any]:
+        yield batch
+        with controlled(model, kinds):  # this is slow, so only if the batch itself is equal
+            branches = find_other_branches(workload, model, batch)
+        yield from branches
+
     sharded = copy_of(model)
-    with controlled(model, kinds):
-        branches = find_other_branches(workload, model, batch)
     how = WHOLE
-    for number, samples in enumerate([batch, *branches]):
+    for number, samples in enumerate(all_samples()):
         try:
             if not number:
                 how = shard(sharded)
