@@ -103,7 +103,7 @@ def attempts(block: ObservedBlock) -> Iterator[SplitBlock]:
             for number, shape in enumerate(block.outputs)
             if len(shape) > dim and shape[dim] == length
         )
-        split = SplitBlock(block.name, len(dims), len(block.attention), gathered=gathered)
+        split = SplitBlock(block.name, (len(dims),), len(block.attention), gathered=gathered)
         yield replace(split, cut=tuple(sorted(usual.items())))
         for number, own in (whole | usual).items():
             if number != hidden:

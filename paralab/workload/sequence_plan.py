@@ -12,7 +12,7 @@ Dims = tuple[tuple[int, int], ...]  # (number of a tensor, its sequence dim)
 class SplitBlock:
     """A block. The numbers of tensors are their positions in the block's arguments or outputs.
 
-    arguments   the number of tensor arguments; the proof does not cover calls with other numbers
+    arguments   the numbers of tensor arguments that the proof covers; a mask may be missing
     attention   the number of attention calls, each between two all-to-alls
     parameters  the number of parameters, whose gradients are summed over the ranks
     cut         arguments that are split, so that each rank takes its part
@@ -27,7 +27,7 @@ class SplitBlock:
     """
 
     name: str
-    arguments: int = 0
+    arguments: tuple[int, ...] = ()
     attention: int = 0
     parameters: int = 0
     cut: Dims = ()

@@ -37,7 +37,7 @@ def test_tensors_with_tokens_are_cut_and_masks_are_whole():
     first = next(attempts(SEEN))
     assert first.cut == ((0, 1), (1, 1), (2, 1))
     assert first.gathered == ((0, 1),)
-    assert (first.arguments, first.attention) == (4, 1)
+    assert (first.arguments, first.attention) == ((4,), 1)
 
 
 def test_then_one_argument_is_treated_differently():

@@ -86,7 +86,7 @@ def prove(trick):
 def another_argument():
     """A block that gets a mask, but did not get one in the proof."""
     block = Block("plain")
-    split = SplitBlock("", arguments=2, attention=1, cut=((0, 1),), gathered=((0, 1),))
+    split = SplitBlock("", arguments=(2,), attention=1, cut=((0, 1),), gathered=((0, 1),))
     SplitSequence(block, (split,), None, begin_together, begin_together)
     with pytest.raises(ParalabError) as refused:
         block(torch.randn(2, TOKENS, 8), torch.randn(8), torch.randn(TOKENS, TOKENS))

@@ -3,6 +3,7 @@ process that uses gloo."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from paralab.worker.proofs.model_proof import prove_together
 from paralab.worker.proofs.observe_blocks import observe_blocks
 from paralab.worker.proofs.proof_model import load_for_proof
 from paralab.worker.sharding.shard_streams import ShardStreams
-from paralab.worker.sharding.split_sequence import SplitSequence
+from paralab.worker.sharding.split_sequence import ArgumentCounts, SplitSequence
 from paralab.workload.linear_layers import Call, record_calls
 from paralab.workload.randomness import seed_everything
 from paralab.workload.repeated_blocks import repeated_blocks
@@ -45,8 +46,8 @@ def find_sequence_plan(workload: Workload, shards: int) -> SequencePlan:
     length = max((size for each in observed for size in each.lengths), default=0)
     plan = SequencePlan(shards, tuple(blocks), length)
 
-    def prove(blocks: Sequence[SplitBlock]) -> str | None:
-        return prove_together(workload, model, batch, _splitter(blocks), kinds)
+    def prove(blocks: Sequence[SplitBlock], seen: ArgumentCounts) -> str | None:
+        return prove_together(workload, model, batch, _splitter(blocks, seen), kinds)
 
     return prove_chained(plan, observed, prove)
 
@@ -54,15 +55,20 @@ def find_sequence_plan(workload: Workload, shards: int) -> SequencePlan:
 def prove_chained(
     plan: SequencePlan,
     observed: Sequence[ObservedBlock],
-    prove: Callable[[Sequence[SplitBlock]], str | None],
+    prove: Callable[[Sequence[SplitBlock], ArgumentCounts], str | None],
 ) -> SequencePlan:
     """Prove all kept blocks together. First, let each block pass its parts directly to the next."""
     if not plan.kept:
         reasons = dict.fromkeys(block.reason for block in plan.blocks)
         return replace(plan, problem=next(iter(reasons), f"it has {NO_BLOCKS}"))
     for blocks in dict.fromkeys([tuple(chain(plan.blocks, observed)), plan.blocks]):
-        problem = prove([block for block in blocks if block.kept])
-        plan = replace(plan, blocks=blocks, problem=problem)
+        seen: ArgumentCounts = defaultdict(set)
+        problem = prove([block for block in blocks if block.kept], seen)
+        proved = (
+            replace(each, arguments=tuple(sorted({*each.arguments, *seen[each.name]})))
+            for each in blocks
+        )
+        plan = replace(plan, blocks=tuple(proved), problem=problem)
         if problem is None:
             break
     return plan
@@ -78,9 +84,10 @@ def prove_block(
     return replace(proved, reason=problem or "", parameters=weights)
 
 
-def _splitter(blocks: Sequence[SplitBlock]) -> Shard:
+def _splitter(blocks: Sequence[SplitBlock], seen: ArgumentCounts | None = None) -> Shard:
     def shard(model: nn.Module) -> Sharded:
         split = SplitSequence(model, tuple(blocks), None, begin_together, begin_together)
+        split.seen = seen
 
         def draw(streams: ShardStreams) -> None:
             split.streams = streams

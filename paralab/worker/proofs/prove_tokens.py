@@ -19,7 +19,7 @@ from paralab.worker.proofs.prove_sequence import prove_block, prove_chained
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sharding.sharded_layers import watch_regions
 from paralab.worker.sharding.split_logits import reading_logits
-from paralab.worker.sharding.split_sequence import SplitSequence
+from paralab.worker.sharding.split_sequence import ArgumentCounts, SplitSequence
 from paralab.worker.sharding.split_tokens import contains, shard_groups
 from paralab.workload.linear_layers import find_layers, record_calls
 from paralab.workload.randomness import seed_everything
@@ -60,8 +60,9 @@ def find_token_plan(workload: Workload, plan: TensorPlan) -> SequencePlan:
     length = max((_tokens(seen) for seen in observed), default=0)
     found = SequencePlan(plan.shards, tuple(blocks), length)
 
-    def prove(blocks: Sequence[SplitBlock]) -> str | None:
-        return prove_together(workload, model, batch, _sharder(plan.kept, blocks, mesh), kinds)
+    def prove(blocks: Sequence[SplitBlock], seen: ArgumentCounts) -> str | None:
+        shard = _sharder(plan.kept, blocks, mesh, seen)
+        return prove_together(workload, model, batch, shard, kinds)
 
     return prove_chained(found, observed, prove)
 
@@ -73,7 +74,7 @@ def _tokens(seen: ObservedBlock) -> int:
 def _propose(seen: ObservedBlock, plan: TensorPlan, called: set[str]) -> SplitBlock:
     """Split the tokens of the first argument. A module that contains a group's columns gets the
     whole sequence; if that is the block itself, the columns do."""
-    block = SplitBlock(seen.name, len(seen.arguments))
+    block = SplitBlock(seen.name, (len(seen.arguments),))
     groups = [group for group in plan.kept if contains(block, group)]
     columns = [name for group in groups for name in group.columns]
     length = _tokens(seen)
@@ -114,12 +115,16 @@ def _within(group: TensorGroup, block: SplitBlock) -> TensorGroup:
 
 
 def _sharder(
-    groups: Sequence[TensorGroup], blocks: Sequence[SplitBlock], mesh: DeviceMesh
+    groups: Sequence[TensorGroup],
+    blocks: Sequence[SplitBlock],
+    mesh: DeviceMesh,
+    seen: ArgumentCounts | None = None,
 ) -> Shard:
     """Return a function that shards these groups of a model, and splits the tokens in blocks."""
 
     def shard(model: nn.Module) -> Sharded:
         sequence = SplitSequence(model, tuple(blocks), None, begin_together, begin_together)
+        sequence.seen = seen
         shard_groups(model, groups, mesh, sequence)
 
         def draw(streams: ShardStreams) -> None:

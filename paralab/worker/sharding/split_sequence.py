@@ -37,6 +37,8 @@ from paralab.workload.batch import map_tensors
 from paralab.workload.hooks import patched
 from paralab.workload.sequence_plan import SplitBlock, part_sizes
 
+ArgumentCounts = dict[str, set[int]]  # block -> the numbers of its tensor arguments
+
 
 class SplitSequence:
     """Splits the sequence in these blocks of a model."""
@@ -52,6 +54,7 @@ class SplitSequence:
     ) -> None:
         self.ranks, self.begin, self.flag = Ranks(group, begin_inside), begin, flag
         self.blocks = blocks
+        self.seen: ArgumentCounts | None = None  # set in the proof of the whole model
         self.streams: ShardStreams | None = None  # set if the blocks draw random numbers
         self.length: int | None = None  # length of the whole sequence, while inside a block
         self.lengths: dict[str, int] = {}  # block -> the length in its last call
@@ -98,9 +101,15 @@ class SplitSequence:
             return self.ranks.copy(tensor) if tensor.requires_grad else tensor
 
         inside = map_tensors(take, arguments)
-        if (given := next(numbers)) != block.arguments:
+        given = next(numbers)
+        if self.seen is not None and {*cut, *parts} == {
+            0
+        }:  # a missing mask changes no other number
+            self.seen[block.name].add(given)
+        elif given not in block.arguments:
+            known = " or ".join(map(str, block.arguments))
             raise ParalabError(
-                f"{self.flag}: {block.name} got {plural(given, 'tensor')}, but {block.arguments} in the proof, "
+                f"{self.flag}: {block.name} got {plural(given, 'tensor')}, but {known} in the proof, "
                 "which used the first samples. For example, it may get a mask only for some samples.",
                 fix="a model that always passes the same arguments, or another strategy",
             )
