@@ -25,6 +25,7 @@ import traceback
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo  # ranks and memory trials import it, which takes a second
 
 from paralab.machine import signals
 from paralab.worker.inspection import inspect_workload  # noqa: F401  # all commands start with it
