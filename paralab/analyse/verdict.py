@@ -291,7 +291,7 @@ def _lossy(row: Row, baseline: Row) -> Finding:
     if check and check.passed:
         trains = f"After {plural(check.steps, 'step')}: {describe_simulated(check)}"
     speed = times_as_fast(row.ratio, baseline.name)
-    text = f"`{row.name}` is lossy, so it cannot be the fastest: {speed}. {trains}."
+    text = f"`{row.name}` is lossy, so it does not count as fastest: {speed}. {trains}."
     apart = check and check.excused and check.excused.max_difference
     return Finding("lossy", text, {"speed_up": row.ratio.to_dict(), "difference": apart})
 
