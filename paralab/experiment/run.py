@@ -109,7 +109,7 @@ def find_unsaved(outcome: Outcome, reached: int) -> RunFailed | None:
         return None
     after = f"Stopped after {plural(reached, 'step')}"
     unsaved = f"{after}, but {path} cannot be used: {problem}."
-    return RunFailed(unsaved, fix="use --resume to continue from the checkpoint before it")
+    return RunFailed(unsaved, fix="use --resume to continue from the previous checkpoint")
 
 
 def finish(
