@@ -86,7 +86,7 @@ PID = COUNT | {"metavar": "PID"}
 @flag(
     "--explain id",
     FIXING,
-    "Explain a failure, with wrong and right code, or list all failures.",
+    "Explain a failure, with wrong and correct code, or list all failures.",
     metavar="ID|all",
 )
 @flag("--fix", FIXING, "Apply the patches for errors and warnings, then check again.")

@@ -25,15 +25,13 @@ BUDGET = "Do not start another search round once half of this time has passed."
 
 
 DEVICES = "Search every way to use this many devices."
-ANY_BATCH = (
-    "Also search over batch sizes, for samples per second. A different batch size changes training."
-)
+ANY_BATCH = "Also search over batch sizes. A different batch size changes training."
 
 
 @click.command(cls=Command, short_help="Search for the fastest configuration.")
 @click.argument("strategy", default=ALL, metavar="|".join([f"[{ALL}", *STRATEGIES]) + "]")
 @request_options(steps=STEPS)
-@flag("--devices", SEARCH, DEVICES, "for all: every GPU, or every core", **COUNT)
+@flag("--devices", SEARCH, DEVICES, "with all: every GPU, or every core", **COUNT)
 @DEVICE_MEMORY
 @flag("--any-batch", SEARCH, ANY_BATCH)
 @flag("--trials", SEARCH, "Limit the search to about N short runs.", **TRIALS)
@@ -58,7 +56,7 @@ def tune(
     accumulation steps, micro-batches, recomputation, compile, and more. Configurations that do not
     fit in memory are not measured.
 
-    The options that you set stay fixed. Low precision is listed separately.
+    The options that you set stay fixed. The result lists low precision separately.
 
     \b
     paralab tune --devices 4 --workload gpt

@@ -39,7 +39,7 @@ def verify(
     """Check that a STRATEGY trains like a single device: same losses, gradients, parameters, and
     buffers.
 
-    The options you give apply to every configuration. The others vary: 1 and 4 accumulation steps,
+    The options that you set apply to every configuration. The others vary: 1 and 4 accumulation steps,
     even and uneven splits, and a full and a partial last batch.
 
     Some differences are legitimate: BatchNorm statistics, random numbers, low precision, or a

@@ -126,8 +126,7 @@ class Request:
         examples=({"shard_groups": 2, "replicas": 4},),
     )
     shards: int | None = option(
-        "Devices that share each layer (tp), each sequence (cp), or the experts (ep). With ep, the "
-        "devices split the batch; otherwise, each processes all of it.",
+        "Devices that share each layer (tp), each sequence (cp), or the experts and the batch (ep).",
         PARALLELISM,
         strategies=(*SPLIT, *DIVIDED),
         usual={"tp": 2, "cp": 2, "ep": 2, "hybrid": 1},
@@ -138,8 +137,7 @@ class Request:
         examples=({"shards": 2},),
     )
     sequence_parallel: bool | None = option(
-        "Between split layers (norms, dropout, residuals), let each shard process its part of the "
-        "tokens. This saves memory.",
+        "To save memory, let each shard process only its part of the tokens between split layers.",
         PARALLELISM,
         strategies=("tp",),
         label=lambda _: "sequence parallel",
