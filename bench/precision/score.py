@@ -11,7 +11,7 @@ The path `.` is the whole repository. The doctor chooses the files, as in `paral
 Each checkout needs a `.git` folder, which may be empty: it marks the root for imports.
 To search for bugs, the script selects every id, including H17, which is off by default.
 
-A person has read each file with an error or a warning and written a verdict into verdicts.csv. A
+A person has read each file with an error or a warning and written a verdict in verdicts.csv. A
 finding without a verdict counts as unjudged, never as true. `--write` replaces the set's rows in
 docs/doctor-precision.md.
 """

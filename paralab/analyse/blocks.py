@@ -47,7 +47,7 @@ class Answer(_Block, frozen=True):
     text: str
     evidence: Evidence
     verdict: bool | None = None
-    # A correct answer has one word of each entry, such as "backward|gradient".
+    # A correct answer contains a word from each entry, such as "backward|gradient".
     terms: tuple[str, ...] = ()
     choice: str | None = None  # for a which-one question: the alternative that the answer chooses
     options: tuple[str, ...] = ()  # the alternatives, with aliases: "DDP|DistributedDataParallel"

@@ -143,7 +143,7 @@ def find_mismatches(
 ) -> list[Mismatch]:
     """Return the first difference and the ranks that are behind, in each group.
 
-    `ranks` maps each rank whose calls are known to its calls. `members` lists the ranks in each
+    `ranks` maps each rank to its calls, if they are known. `members` lists the ranks in each
     group; by default, these are the ranks with a call in the group. While the ranks run, a rank is
     behind only if another rank waits for it. `over` is True if all ranks have exited, so a rank
     that is behind will never arrive."""

@@ -218,7 +218,7 @@ def _what_if(rows: list[Row], folder: Path) -> Explorable:
         raise NotMeasured(why)
     same = [
         row
-        for row in reversed(rows)  # the first configuration with this many devices counts
+        for row in reversed(rows)  # use the first configuration with this many devices
         if (row.strategy, row.precision, row.accumulate, row.batch.size)
         == (strategy, "fp32", many.accumulate, many.batch.size)
     ]

@@ -1,9 +1,9 @@
 """Decide which configurations of a search need another round. These are pure functions on plain
 numbers.
 
-A measurement can be slow by chance, but hardly fast by chance. So a configuration leaves the race
-only if even its best round is slower than the leader's median, by a margin that shrinks with the
-number of rounds. Times relative to the default:
+A measurement can be slow by chance, but is hardly ever fast by chance. So a configuration leaves
+the race only if even its best round is slower than the leader's median, by a margin that shrinks
+with the number of rounds. Times relative to the default:
 
     round   1     2     3    median
     a      0.70  0.72  0.71   0.71   the leader

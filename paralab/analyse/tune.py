@@ -333,8 +333,8 @@ def _name_with_rate(each: Tuned) -> str:
 
 
 def _rate(each: Tuned) -> str:
-    """Return the rate of a median step and its wait for data. Over a whole run, a first step that
-    compiles would count."""
+    """Return the rate of a median step and its wait for data. The rate of a whole run would include
+    a first step that compiles."""
     own = statistics.median(each.round_seconds_per_sample) + each.data_seconds_per_sample
     return f"{rate(1 / own)} samples/s"
 

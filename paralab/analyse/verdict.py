@@ -105,7 +105,7 @@ def _fastest(best: Row, baseline: Row, rows: list[Row]) -> Finding:
 
 
 def _list(names: list[str]) -> str:
-    """List the names, but not dozens of them: the evidence has all."""
+    """List the first names. The evidence has all of them."""
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN + 1 else ""
     shown = names[:SHOWN] if more else names
     return ", ".join(f"`{name}`" for name in shown) + more

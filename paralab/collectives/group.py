@@ -82,7 +82,7 @@ class LocalGroup(ProcessGroup):  # type: ignore[misc]
         them."""
         atexit.unregister(self._leave_at_exit)
         for group in list(_groups):
-            if group._mesh.failure:  # this is why the rank leaves its other groups
+            if group._mesh.failure:  # the reason for leaving this group too
                 self._mesh.abort(group._mesh.failure)
         connections = self._connections.values()
         threads = [self._thread, *(each for pair in connections for each in pair.threads)]

@@ -59,7 +59,7 @@ class Peer:
 
     def exchange_file(self, file: int) -> int:
         """Send an open file to the peer, and return the file that it sends."""
-        with suppress(ConnectionError):  # what it sent before may give the reason
+        with suppress(ConnectionError):  # its earlier messages may give the reason
             socket.send_fds(self.control, [b"f"], [file])
         with _name_the_dead(self.name):
             words, received, _, _ = socket.recv_fds(self.control, 1, 1)

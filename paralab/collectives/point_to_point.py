@@ -28,7 +28,7 @@ HEADER = struct.Struct("!qq16s")  # tag, number of bytes, dtype
 
 @dataclass(frozen=True, eq=False)
 class Receive:
-    """A call of recv. `work` finishes when its message has arrived."""
+    """A call to recv. `work` finishes when its message has arrived."""
 
     tensor: torch.Tensor
     tag: int

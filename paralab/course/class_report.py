@@ -97,7 +97,7 @@ def _sheet_of(folder: Path, student: str) -> Path:
 
 
 def _run_of(folder: Path, name: str) -> Path:
-    """Find the run for this practical in or below a folder."""
+    """Find the run for this practical in or under a folder."""
     for manifest in (folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))):
         if manifest.exists() and about_of(manifest.parent).practical == name:
             return manifest.parent

@@ -167,7 +167,7 @@ def _report_late(first: RankNow, late: RankNow, evidence: list[str]) -> Finding:
     waits = f"while rank {first.rank} waits for it in {first.collective} at {first.place}"
     if late.state in STOPPED:
         why = f"Rank {late.rank} {STOPPED[late.state]}, {waits}."
-        fix = "`kill -CONT PID` continues a stopped process."
+        fix = "`kill -CONT PID` resumes a stopped process."
         return make_finding("H10", "error", why, late.place, evidence, late.rank, fix=fix)
     doing = "busy" if late.moves else "stuck"
     why = f"Rank {late.rank} is {doing} at {late.place}, {waits}. Attach again to see if it moves."

@@ -49,7 +49,7 @@ class Start(Event, frozen=True):
 
 
 class Init(Event, frozen=True):
-    """A call of init_process_group. `group` and `ranks` are known once it returns. `address` is the
+    """A call to init_process_group. `group` and `ranks` are known once it returns. `address` is the
     rendezvous address, if it comes from the environment. `agent` is the address of torchrun's
     agent, if the agent hosts the rendezvous."""
 
@@ -63,7 +63,7 @@ class Init(Event, frozen=True):
 
 
 class Group(Event, frozen=True):
-    """A call of new_group. `group` is None on ranks outside the group."""
+    """A call to new_group. `group` is None on ranks outside the group."""
 
     group: str | None = None
     backend: str | None = None
@@ -71,7 +71,7 @@ class Group(Event, frozen=True):
 
 
 class Destroy(Event, frozen=True):
-    """A call of destroy_process_group."""
+    """A call to destroy_process_group."""
 
     group: str | None = None
 
@@ -161,7 +161,7 @@ class Step(Event, frozen=True):
 
 
 class ZeroGrad(Event, frozen=True):
-    """A call of zero_grad. `optimizer` is None for Module.zero_grad."""
+    """A call to zero_grad. `optimizer` is None for Module.zero_grad."""
 
     optimizer: int | None = None
 
@@ -174,7 +174,7 @@ class Scheduled(Event, frozen=True, tag="scheduler"):
 
 
 class Clip(Event, frozen=True):
-    """A call of clip_grad_norm_ or clip_grad_value_. `most` is the limit. `norm` is the norm before
+    """A call to clip_grad_norm_ or clip_grad_value_. `most` is the limit. `norm` is the norm before
     clipping."""
 
     most: float | None = None
@@ -189,7 +189,7 @@ class Autocast(Event, frozen=True):
 
 
 class Amp(Event, frozen=True):
-    """A call of a GradScaler method. `op` is scale, unscale_, step, or update. `skipped` is True if
+    """A call to a GradScaler method. `op` is scale, unscale_, step, or update. `skipped` is True if
     infinities made the scaler skip this step. `scale` is the scale after an update, or the factor
     applied to a loss."""
 
@@ -257,7 +257,7 @@ class Epoch(Event, frozen=True):
 
 
 class SetEpoch(Event, frozen=True):
-    """A call of DistributedSampler.set_epoch."""
+    """A call to DistributedSampler.set_epoch."""
 
     epoch: int = 0
 
@@ -267,13 +267,13 @@ class Join(Event, frozen=True):
 
 
 class Seed(Event, frozen=True):
-    """A call of torch.manual_seed."""
+    """A call to torch.manual_seed."""
 
     seed: int = 0
 
 
 class Threads(Event, frozen=True):
-    """A call of torch.set_num_threads."""
+    """A call to torch.set_num_threads."""
 
     threads: int = 1
 
@@ -313,7 +313,7 @@ class Collective(Event, frozen=True):
 
 
 class Loss(Event, frozen=True):
-    """A call of a loss function. `valid` counts the targets that are not `ignore_index`. `value` is
+    """A call to a loss function. `valid` counts the targets that are not `ignore_index`. `value` is
     the result, if it is one number. Both are sampled on a GPU, and None if unknown."""
 
     reduction: str = "mean"
@@ -324,21 +324,21 @@ class Loss(Event, frozen=True):
 
 
 class Save(Event, frozen=True):
-    """A call of torch.save. `prefixed` counts the tensors whose names begin with "module."."""
+    """A call to torch.save. `prefixed` counts the tensors whose names begin with "module."."""
 
     path: str | None = None
     prefixed: int = 0
 
 
 class Load(Event, frozen=True):
-    """A call of torch.load."""
+    """A call to torch.load."""
 
     path: str | None = None
     map_location: str | None = None
 
 
 class LoadState(Event, frozen=True):
-    """A call of Module.load_state_dict. The state dict has `matched` of the module's `total`
+    """A call to Module.load_state_dict. The state dict has `matched` of the module's `total`
     names."""
 
     model_class: str = ""

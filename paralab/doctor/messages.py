@@ -14,7 +14,7 @@ from paralab.doctor.logs.traceback import LIBRARIES, Frame
 from paralab.doctor.registry import Entry, Finding, Message, entries
 
 LAST = "H11"  # explains exceptions that do not have their own entry
-EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what an unmatched named group leaves behind
+EMPTY = re.compile(r" \( *\)|(?<=\() +")  # what an unmatched named group leaves in the text
 WARNED = re.compile(r"(.+?):(\d+): \w*Warning: ")
 
 

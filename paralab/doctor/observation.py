@@ -301,7 +301,7 @@ def _not_shared(files: Collection[_File]) -> set[int]:
 
 
 class Reader:
-    """Reads a growing folder repeatedly, but only its new data each time."""
+    """Reads a growing folder repeatedly, and only the new data each time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -310,7 +310,7 @@ class Reader:
     def read(
         self, over: bool = True, stalled_seconds: float | None = None, **more: Any
     ) -> Observation:
-        """Return what the ranks have written so far. `more` are fields of `Observation`."""
+        """Return what the ranks have written so far. `more` holds other fields of `Observation`."""
         for path in self.folder.glob("rank[0-9]*.jsonl"):
             self._files.setdefault(path, _File(path, Tail(path, parse_watched, mapped=True)))
         latest: dict[int, _File] = {}

@@ -213,7 +213,7 @@ def _memory(facts: Facts) -> str | None:
     group = facts.cgroup or Memory()
     limit = f", {size(group.limit_bytes)} allowed" if group.limit_bytes else ""
     killed = plural(group.killed or 0, "process")
-    killed = f", {killed} killed for lack of memory" if group.killed else ""
+    killed = f", {killed} killed because memory ran out" if group.killed else ""
     return f"{size(facts.memory_bytes)}{limit}{killed}"
 
 

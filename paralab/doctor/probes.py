@@ -81,7 +81,7 @@ def two_ranks(
     devices: tuple[int | None, int | None] = (None, None),
     environment: dict[str, str] | None = None,
 ) -> tuple[Torch | None, Link]:
-    """Time an all-reduce of one bucket between two processes, and stop them. They rendezvous
+    """Time an all-reduce of one bucket between two processes, then stop them. They rendezvous
     through a file, so they do not need a port."""
     names = (
         ("rank 0", "rank 1") if devices[0] is None else (f"cuda:{devices[0]}", f"cuda:{devices[1]}")

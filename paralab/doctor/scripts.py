@@ -106,7 +106,7 @@ def _time_limit() -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        raise TooLarge(f"this takes more than {MOST_SECONDS:g} s")
+        raise TooLarge(f"the analysis takes more than {MOST_SECONDS:g} s")
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)

@@ -49,7 +49,7 @@ class Ignored:
 
 
 def find_comments(file: str, text: str) -> list[Ignore]:
-    """Return every silencing comment in a script, but no text in strings."""
+    """Return every silencing comment in a script, ignoring text in strings."""
     if "paralab" not in text.lower():
         return []
     waiting: list[tuple[int, re.Match[str]]] = []

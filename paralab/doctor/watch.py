@@ -212,7 +212,7 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
     """Return remarks that are not findings: what a trial replaced or could not watch."""
     notes = []
     for rank in seen.ranks:
-        notes += [f"replaced for the trial: {e.what} by {e.by}" for e in rank.of(Replaced)]
+        notes += [f"replaced for the trial: {e.what} with {e.by}" for e in rank.of(Replaced)]
         notes += [
             f"rank {rank.rank}: watching stopped after an error in paralab: {event.error}"
             for event in rank.of(Off)

@@ -43,7 +43,7 @@ VERIFY_STEPS = 3
 ROUNDS = 5
 MOST_ROUNDS = 1000
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
-LESS = 8  # fp64 may need 4 times the memory, so a proof without enough gets 1/8 of the batch
+LESS = 8  # fp64 may need 4 times the memory, so a proof that runs out gets 1/8 of the batch
 NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")  # on a GPU, on a CPU
 BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
 Round = list[Training]  # a run of each configuration; `case` is the configuration's number
@@ -249,7 +249,7 @@ def _create_rounds(
 
 
 def _finish_rounds(rounds: Sequence[Round], errors: Mapping[str, str]) -> list[int]:
-    """Return the rounds that every configuration without an error finished. Write the results of
+    """Return the rounds finished by all configurations that have no error. Write the results of
     those runs, and delete runs that never started."""
     complete = []
     for number, trainings in enumerate(rounds):

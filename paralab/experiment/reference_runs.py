@@ -31,7 +31,7 @@ class ReferencePair:
 
     exact: int  # the run that must be equal to its reference
     as_asked: int | None  # the run as requested, if it may differ for a known reason
-    split_problem: str | None  # why a batch cannot be split, with any strategy
+    split_problem: str | None  # why no strategy can split a batch
     hook_problem: str | None  # what may be wrong if the two differ
 
     @property

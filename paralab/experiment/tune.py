@@ -244,8 +244,8 @@ class _Search:
         self.measure(f"the best {len(finalists)}", finalists, rounds, verify=True)
 
     def race(self, keep: int) -> None:
-        """Of the configurations that train like the default, measure those that may be the fastest
-        again, until only `keep` remain. A change of precision races only against other such
+        """Among the configurations that train like the default, keep measuring those that may be
+        the fastest until only `keep` remain. A change of precision races only against other such
         changes."""
         while self.budget.is_left():
             same = self._by_precision(True)

@@ -44,7 +44,9 @@ class RankExits:
 
     codes: list[int | None]  # None if we killed the rank because another rank failed or hung
     posts: list[Post]  # each rank's last phase and step
-    late: list[LateRank] = field(default_factory=list)  # if not empty, all dumped their stacks
+    late: list[LateRank] = field(
+        default_factory=list
+    )  # if there are any, all ranks dumped their stacks
     noticed: float = 0.0  # when we noticed the first failure or the hang, as Unix time
     errors: dict[int, str] = field(default_factory=dict)  # by rank; known even if its disk is full
     unknown: tuple[int, ...] = ()  # ranks on other nodes that never reported their exit

@@ -97,7 +97,7 @@ class StopTogether:
             if self.wanted:
                 self._agree(board)
             failed = self.store.has("failed")
-        except Lost:  # rank 0 has exited, and its store with it
+        except Lost:  # rank 0 has exited, so its store is gone
             failed = True
         self.failed_at = now if failed else None
         self.next = now if self.wanted else now + ASK_SECONDS

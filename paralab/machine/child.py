@@ -30,7 +30,7 @@ def _run() -> None:
     sys.modules["paralab"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["paralab"])
     if (beside := os.path.dirname(package)) not in sys.path:
-        sys.path.append(beside)  # for child processes; put last, so that it hides no other module
+        sys.path.append(beside)  # for child processes; last, so it hides no other module
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

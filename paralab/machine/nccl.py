@@ -23,7 +23,7 @@ assert tensor.max().item() == 2, "wrong sum"
 
 
 def probe_nccl_sharing(deadline_seconds: float = 60.0) -> Probe:
-    """Let two processes all-reduce on the first GPU."""
+    """Run an all-reduce between two processes on the first GPU."""
     with tempfile.TemporaryDirectory(prefix="paralab-") as folder:
         command = [sys.executable, "-P", "-c", TRIAL, str(Path(folder, "store"))]
         ranks = [

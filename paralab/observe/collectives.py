@@ -150,7 +150,8 @@ def _find_tensor_and_group(name: str, args: tuple[Any, ...], kwargs: Fields) -> 
 
 
 def _peer(name: str, group: Any, args: tuple[Any, ...], kwargs: Fields) -> int | None:
-    """Return the global rank of the root, or of the other rank. It may be given within the group."""
+    """Return the global rank of the root, or of the other rank. The call may give its rank within
+    the group."""
     if name not in PEERS:
         return None
     given = args[PEERS[name]] if len(args) > PEERS[name] else None

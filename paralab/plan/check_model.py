@@ -73,7 +73,7 @@ def _check_kinds(request: Request, summary: Summary, zero: int | None) -> None:
 
 
 def _check_optimizer(request: Request, summary: Summary, zero: int | None) -> None:
-    """Reject optimizers that need full or all parameters, if each rank has only some of them."""
+    """Reject optimizers that need full parameters or all parameters, if no rank has them."""
     if summary.whole_tensors and zero in (2, 3):
         raise UsageError(
             f"{request.strategy} gives each rank a shard of every parameter, but "

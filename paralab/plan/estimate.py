@@ -169,9 +169,9 @@ def _constant_bytes(trial: MemoryTrial, samples: int) -> int:
 
 
 def _estimate_whole(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device with the whole model: single, tp, cp, local-sgd, ddp, and ddp with ZeRO-1.
-    ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`, gradients are views
-    of buckets, so they exist from the start of each step."""
+    """Estimate a device's memory for the whole model: single, tp, cp, local-sgd, ddp, and ddp with
+    ZeRO-1. ddp's buckets are as large as the gradients. With `gradient_as_bucket_view`, gradients
+    are views of buckets, so they exist from the start of each step."""
     samples = rank_samples(plan, rank)
     size, state = widest(samples, plan.accumulate, 1), _State.of(trial.weights)
     buckets, step_bytes = None, trial.step_bytes
@@ -244,7 +244,8 @@ def _bucket_bytes(plan: Plan) -> int:
 def _estimate_replica(
     plan: Plan, trial: MemoryTrial, rank: RankPlan, number: int
 ) -> DeviceEstimate:
-    """Estimate a device of dp. The first device computes the loss for all replicas' outputs."""
+    """Estimate a device's memory under dp. The first device computes the loss for all replicas'
+    outputs."""
     size = widest(rank_samples(plan, rank), plan.accumulate, 1)
     own = chunk_sizes(size, plan.replicas)[number]
     activations = trial.at(own, lambda each: each.saved[0]) if own else 0
@@ -259,7 +260,7 @@ def _estimate_replica(
 
 
 def _estimate_shard(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device of fsdp."""
+    """Estimate a device's memory under fsdp."""
     ranks, samples = plan.shards_per_parameter, rank_samples(plan, rank)
     state = _state_of_shards(plan, trial.weights, rank)
     size = widest(samples, plan.accumulate, 1)
@@ -313,7 +314,7 @@ def _gathered_bytes(plan: Plan, trial: MemoryTrial, weights: Sequence[Weight]) -
 
 
 def _estimate_stages(plan: Plan, trial: MemoryTrial, rank: RankPlan, name: str) -> DeviceEstimate:
-    """Estimate a device with stages, whose temporary tensors are at most as large as the whole
+    """Estimate a device's memory with stages. Temporary tensors are at most as large as the whole
     model's."""
     samples = rank_samples(plan, rank)
     own = list(_stages_on(rank, name))

@@ -41,7 +41,7 @@ def uneven(name: str, experts: int, shards: int) -> str | None:
 
 
 def without_proof(experts: Mapping[str, int], shards: int) -> ExpertPlan | None:
-    """Return the plan if no layer can be divided, so that no rank needs to start to prove it."""
+    """Return the plan if no layer can be divided: with nothing to prove, no rank needs to start."""
     layers = tuple(
         ExpertLayer(name, number, reason=uneven(name, number, shards) or "")
         for name, number in experts.items()

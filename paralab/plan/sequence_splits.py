@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The sizes in a call of F.scaled_dot_product_attention. The number of heads is 0 for tensors
+    """The sizes in a call to F.scaled_dot_product_attention. The number of heads is 0 for tensors
     with fewer than 3 dims."""
 
     heads: int

@@ -18,7 +18,7 @@ from paralab.workload.tensor_group import TensorGroup, TensorPlan
 
 
 def remark_on(plan: TensorPlan | None) -> tuple[str, ...]:
-    """State which share of the parameters is split. Plans and timings show this remark."""
+    """State what share of the parameters is split. Plans and timings show this remark."""
     if plan is None:
         return ()
     groups = f"{len(plan.kept)} of {plural(len(plan.groups), 'group')} of layers"

@@ -64,8 +64,8 @@ class StatusBoard:
         return [self.read(rank) for rank in range(self.ranks)]
 
     def agree(self) -> None:
-        """Do the launcher's part of a common stop. Call this at each poll until all ranks have
-        exited."""
+        """Do the launcher's part in stopping all ranks at the same step. Call this at each poll
+        until all ranks have exited."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if not agreed:
             self.stop(*next_stop(stop_at, [(post.step, post.waiting) for post in self.posts]))
@@ -74,8 +74,8 @@ class StatusBoard:
         HEADER.pack_into(self._map, 0, before, agreed)
 
     def stops_before(self, rank: int, step: int) -> bool:
-        """Do a rank's part of a common stop. Return whether to stop before this step. This may
-        wait until all ranks have reached the same step."""
+        """Do a rank's part in stopping all ranks at the same step. Return whether to stop before
+        this step. This may wait until all ranks have reached the same step."""
         stop_at, agreed = HEADER.unpack_from(self._map)
         if stop_at == NEVER or step < stop_at:
             return False

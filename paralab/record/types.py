@@ -51,7 +51,7 @@ def read_object(path: Path) -> JsonObject:
     except OSError as error:
         problem = f"{path.parent} is not a paralab folder: {path.name}: {error.strerror}."
         runs = []
-        if isinstance(error, FileNotFoundError):  # not if the folder cannot be read
+        if isinstance(error, FileNotFoundError):  # rather than an unreadable one
             if not path.parent.exists():
                 problem = f"{path.parent} does not exist."
             runs = sorted(path.parent.glob(f"*/{path.name}"), key=lambda run: run.stat().st_mtime)

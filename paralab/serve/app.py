@@ -59,7 +59,7 @@ class Site:
         return self._live_run(name, manifest.lstat().st_mtime_ns if manifest.exists() else 0)
 
     def rows(self, name: str) -> list[Row]:
-        """List the runs below a folder, or the runs of one experiment."""
+        """List the runs under a folder, or the runs of one experiment."""
         return self._listing(find_folder(self.root, name) if name else None).read()
 
     # --- what a stream sends: the parts, and whether they are final ---
@@ -174,7 +174,7 @@ def _answer(
     problem: str,
     headers: dict[str, str],
 ) -> Response:
-    """Make a page, or the page `problem`, which says what is wrong with the folder."""
+    """Return the page or, if the folder cannot be shown, a page that says why."""
     try:
         made = make(request)
         return made if isinstance(made, Response) else HTMLResponse(made, headers=headers)

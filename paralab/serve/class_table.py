@@ -36,7 +36,7 @@ class ClassFolder(Record, frozen=True, kw_only=True):
 def find_classes(root: Path, rows: list[Row]) -> list[ClassFolder]:
     """Find the class folders among the runs of practicals: CLASS/STUDENT or CLASS/STUDENT/RUN, with
     a sheet in CLASS or in STUDENT. A run in `runs/DATE_TIME_…` is the user's own. A single run
-    directly below the root is, too, because a practical writes a sheet into its run folder."""
+    directly under the root is, too, because a practical writes a sheet into its run folder."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
         path = Path(row.name)

@@ -1,7 +1,7 @@
-"""List the runs and experiments below a folder, newest first, without reading their events.
+"""List the runs and experiments under a folder, newest first, without reading their events.
 
 A finished run's numbers come from its result.json, and a running one's from the last lines of its
-event files. A folder that cannot be read is a row with the reason. Rows of finished runs are
+event files. A folder that cannot be read becomes a row with the reason. Rows of finished runs are
 cached, so listing 200 runs again takes milliseconds.
 """
 
@@ -39,7 +39,7 @@ Stamp = tuple[tuple[str, int], ...]
 class Row(Record, frozen=True, kw_only=True):
     """One run or experiment. Unknown numbers are None."""
 
-    name: str  # the path below the served folder
+    name: str  # the path under the served folder
     kind: str  # run, compare, scale, tune, verify, practical, slurm, or unknown
     status: Status
     configuration: str = ""

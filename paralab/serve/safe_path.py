@@ -1,8 +1,8 @@
-"""Turn a name from a URL into a folder below the served folder, and reject everything else.
+"""Turn a name from a URL into a folder under the served folder, and reject everything else.
 
 A run folder may come from someone else. Its links, or the run names in its manifest, may point to
 any file on this machine. So before a page reads a folder, `open_folder` checks that every link in
-it, and every run that it names, stays below the served folder.
+it, and every run that it names, stays under the served folder.
 """
 
 import os
@@ -21,11 +21,11 @@ MOST_BYTES = 64 << 20
 
 
 class NotServed(UsageError):
-    """The name does not refer to a folder below the served folder."""
+    """The name does not refer to a folder under the served folder."""
 
 
 def find_folder(root: Path, name: str) -> Path:
-    """Return the folder with this name. Its path may contain links that stay below `root`."""
+    """Return the folder with this name. Its path may contain links that stay under `root`."""
     parts = PurePosixPath(name).parts
     if not name or "\0" in name or "\\" in name or name.startswith("/") or ".." in parts:
         raise NotServed(f"{name!r} is not the name of a folder below {root}.")
@@ -41,7 +41,7 @@ def find_folder(root: Path, name: str) -> Path:
 
 
 def open_folder(root: Path, name: str) -> Path:
-    """Return the folder after checking that everything a page reads in it is below `root`."""
+    """Return the folder after checking that everything a page reads in it is under `root`."""
     folder = find_folder(root, name)
     require_inside(root, folder)
     return folder

@@ -9,7 +9,7 @@ from paralab.show import svg
 from paralab.show.svg import Axis
 from paralab.units import measure, plural
 
-GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly and reproducibly
+GOLDEN = 0.6180339887  # its multiples, modulo 1, spread dots evenly and reproducibly
 
 
 class Rows:
@@ -34,7 +34,8 @@ class Rows:
             self.right = max(self.right, self.left + 120)
 
     def _shorten(self, label: str, number: str) -> str:
-        """`0.74×, too few rounds` -> `0.74×` if the label needs the room. The table has all of it."""
+        """`0.74×, too few rounds` -> `0.74×` if the label needs the room. The table has the full
+        text."""
         room = self.width - svg.width_of(label) - 8
         return number if svg.width_of(number, bold=True) <= room else number.partition(",")[0]
 

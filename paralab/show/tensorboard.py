@@ -125,7 +125,7 @@ def _over_time(rank: int, events: list[Event]) -> Iterator[Point]:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    """Create a folder with a new name. TensorBoard draws runs of the same name as one line."""
+    """Create a folder with a new name. TensorBoard draws runs with the same name as one line."""
     target, number = directory / name, 2
     while target.exists():
         target, number = directory / f"{name}_{number}", number + 1

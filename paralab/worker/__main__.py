@@ -99,7 +99,7 @@ def _train_all(spec: dict[str, Any], rank: int) -> None:
             make_groups(plan, saves=bool(job["checkpoints"]))
     origin = float(spec["origin_seconds"]) - offset.seconds  # rank 0's origin on this rank's clock
 
-    gc.freeze()  # skip torch's objects, which stay alive, in later collections
+    gc.freeze()  # exclude torch's objects, which stay alive, from later collections
     gc.enable()
     for plan, job in jobs:
         deadline = job["deadline_seconds"]

@@ -24,8 +24,8 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class ExpertPlan:
-    """The expert layers of a model for a number of shards. `problem` says why they cannot be used,
-    or is None."""
+    """The expert layers of a model, divided among a number of shards. `problem` says why they
+    cannot be used, or is None."""
 
     shards: int
     layers: tuple[ExpertLayer, ...]

@@ -26,7 +26,7 @@ class StepResult(NamedTuple):
 
 
 def find_blocks(model: nn.Module, train: Callable[[], StepResult]) -> tuple[Block, ...]:
-    """Find the blocks. Every call of `train` runs the same training step."""
+    """Find the blocks. Every call to `train` runs the same training step."""
     names = repeated_blocks(model)
     if not names:
         return ()

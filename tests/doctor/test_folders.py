@@ -220,7 +220,7 @@ def goes_deep(script):
 
 @pytest.mark.parametrize(
     ("slow_check", "reason"),
-    [(never_ends, "this takes more than 0.5 s"), (goes_deep, "it is nested too deeply")],
+    [(never_ends, "the analysis takes more than 0.5 s"), (goes_deep, "it is nested too deeply")],
 )
 def test_a_script_that_is_too_large_costs_one_line(slow_check, reason, project, monkeypatch):
     every = catalog.registered["script"]

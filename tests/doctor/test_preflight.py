@@ -178,7 +178,7 @@ def test_sound_machines_give_nothing():
         (
             machine({**TORCHRUN, "OMP_NUM_THREADS": "1"}),
             ("L09", "suspect"),
-            "one thread where 4 are free",
+            "each rank uses one thread, but could use 4",
         ),
         (
             with_gpus(H200, H200, cores=2),

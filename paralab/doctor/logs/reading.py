@@ -1,7 +1,7 @@
-"""Read the logs of a job, each file once and in blocks, so that a log of any length fits into
+"""Read the logs of a job, each file once and in blocks, so that a log of any length fits in
 memory.
 
-This keeps lines with a keyword, and assembles tracebacks and exits. In a block without keywords,
+It keeps the lines with a keyword, and assembles tracebacks and exits. In a block without keywords,
 only the last lines are parsed, to find out where each rank was."""
 
 import gzip

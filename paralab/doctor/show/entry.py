@@ -84,7 +84,10 @@ def url(source: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    about = f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) lists which source finds which."
+    about = (
+        f"{len(ENTRIES)} ways in which parallel training goes wrong. [The doctor](../doctor.md) "
+        f"lists which source finds which failure."
+    )
     about += " †: we know of no other tool that reports it for plain PyTorch."
     index = ["# The catalog", "", about, ""]
     for group, entries in _by_group():

@@ -152,7 +152,7 @@ class TrainingState:
             )
             if parameter is not None and id(parameter) not in updated:
                 continue  # with --zero 1, another rank updates this parameter
-            if parameter is not None and entry.size == parameter.shape:  # shard it too
+            if parameter is not None and entry.size == parameter.shape:  # shard this one too
                 state[key] = _target(torch.empty_like(parameter, requires_grad=False))
             elif parameter is not None or kind in ("shared", "plain") or key == own:
                 state[key] = torch.empty(entry.size, dtype=entry.properties.dtype)

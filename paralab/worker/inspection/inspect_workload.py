@@ -218,14 +218,14 @@ class _Inspector:
         """Return why a batch cannot be split, and the casts that `verify` must know about."""
         workload, model = self.workload, self.model
         casts = find_casts(workload, model, self.batch)
-        if OUTSIDE in trial.state:  # verification cannot restore it, so parts would seem to mix
+        if OUTSIDE in trial.state:  # verification cannot restore it, so samples would seem to mix
             changing = f"each forward pass changes {OUTSIDE} (such as a global), and then uses it"
             return {"casts": casts, "split_problem": changing}
         started = time.perf_counter()
         problem = find_split_problem(workload, model, self.batch, trial.controls)
         # A small batch may lack the rare samples that reveal a problem, so try a larger one.
-        # If the model draws random numbers or has state, the first call has already replaced its
-        # forward.
+        # But do not repeat this if the model draws random numbers or has state: the first call has
+        # already replaced its forward.
         again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
         if not problem and again and workload.batch_size < ENOUGH:
             problem = find_split_problem(workload, model, self.load(ENOUGH), trial.controls)

@@ -44,8 +44,8 @@ def prove_together(
     shard: Shard,
     kinds: Sequence[str],
 ) -> str | None:
-    """Return the problem when the whole model is sharded, or None. `kinds` lists what to
-    control."""
+    """Shard the whole model. Return a problem, or None if it trains like the plain model. `kinds`
+    lists what `controlled` holds fixed."""
 
     def all_samples() -> Iterator[Any]:
         yield batch

@@ -18,7 +18,7 @@ from paralab.workload.recompute import python_random_state
 
 
 class _Observer:
-    """Notes what passes through the blocks with these names."""
+    """Records what passes through the blocks with these names."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = names

@@ -55,7 +55,7 @@ def find_expert_plan(workload: Workload, shards: int) -> ExpertPlan:
 
 
 def observe_experts(model: nn.Module, inputs: Any, shards: int) -> Iterator[ExpertLayer]:
-    """Yield all expert layers. A layer that cannot be divided has the reason."""
+    """Yield all expert layers. A layer that cannot be divided comes with the reason."""
     calls: dict[str, list[Any]] = {name: [] for name in stacked_experts(model)}
 
     def enter(name: str, arguments: Any) -> None:

@@ -72,8 +72,8 @@ def _tokens(seen: ObservedBlock) -> int:
 
 
 def _propose(seen: ObservedBlock, plan: TensorPlan, called: set[str]) -> SplitBlock:
-    """Split the tokens of the first argument. A module that contains a group's columns gets the
-    whole sequence; if that is the block itself, the columns do."""
+    """Split the tokens of the first argument. The module that contains a group's columns gets the
+    whole sequence. If that module is the block itself, the columns get it."""
     block = SplitBlock(seen.name, (len(seen.arguments),))
     groups = [group for group in plan.kept if contains(block, group)]
     columns = [name for group in groups for name in group.columns]

@@ -45,8 +45,8 @@ class Ranks:
         return whole
 
     def join(self, part: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-        """Return the whole sequence, of which each rank computes something else. In backward, sum
-        the ranks' gradients, and take this rank's part."""
+        """Return the whole sequence, from which each rank computes something different. In
+        backward, sum the ranks' gradients, and take this rank's part."""
         whole: torch.Tensor = _Join.apply(part, self, dim, length)  # type: ignore[no-untyped-call]
         return whole
 

@@ -270,7 +270,7 @@ class TimedCollective:
 
 @contextmanager
 def explain_dtypes(plan: Plan) -> Iterator[None]:
-    """Explain that FSDP does not cast everything in low precision, and mixes no dtypes."""
+    """Explain that FSDP does not cast everything to low precision, and rejects mixed dtypes."""
     try:
         yield
     except AssertionError as error:

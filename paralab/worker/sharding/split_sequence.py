@@ -126,7 +126,7 @@ class SplitSequence:
         return inside
 
     def _join(self, arguments: Any) -> Any:
-        """Join the arguments that are parts. Others, such as masks, are whole already."""
+        """Join the arguments that are parts. Others, such as masks, are already whole."""
         assert self.length is not None
         length, own = self.length, part_sizes(self.length, self.ranks.size)[self.ranks.rank]
 

@@ -32,7 +32,7 @@ FIX = f"{UNCUT}: a replica's stages then share a process, and can use each other
 
 
 class _Cut(BaseException):
-    """Raised where the next stage begins. Not an Exception, because user code might catch that."""
+    """Raised where the next stage begins. Not an Exception, which user code might catch."""
 
     def __init__(self, values: tuple[torch.Tensor, ...]) -> None:
         super().__init__()

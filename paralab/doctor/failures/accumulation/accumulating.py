@@ -16,7 +16,7 @@ _DIVIDES = re.compile(rf"/=?[^\n,=]*({_ACCUMULATION})|\.(div|mul)_?\([^\n]*({_AC
 
 
 def accumulations(script: Script) -> Iterator[tuple[Call, Call]]:
-    """Yield the backward and the step of `if i % accumulation_steps == 0: optimizer.step()`."""
+    """Yield a backward pass and its step, `if i % accumulation_steps == 0: optimizer.step()`."""
     for step in script.methods("step"):
         if not script.is_kind(step.receiver, step.scope, "optimizer", "scaler"):
             continue

@@ -74,7 +74,7 @@ def synchronized_every_time(seen: Observation) -> Findings:
         spent = sum(one.backward.seconds or 0.0 for one in early if reduces(one))
         why = (
             f"In one optimizer step, {sum(map(reduces, window.micro_steps))} of {count} backward passes "
-            "all-reduce the gradients. Only the last one has to."
+            "all-reduce the gradients. Only the last one needs to."
         )
         evidence = f"rank {rank.rank}: {seconds(spent)} per step in the other backward passes"
         yield make_finding("G02", "warning", why, early[0].backward, evidence)

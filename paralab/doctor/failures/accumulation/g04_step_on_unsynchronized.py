@@ -147,7 +147,7 @@ def always_quiet(script: Script) -> Findings:
 
 
 def _another_remainder(script: Script) -> Findings:
-    """Suspect `no_sync` under `i % n != 0` if the step runs under `(i + 1) % n == 0`."""
+    """Flag `no_sync` under `i % n != 0` if the step runs under `(i + 1) % n == 0`."""
     for node, scope in _no_syncs(script):
         quiet_when, where = _remainders(script, node, scope.module), at(node, scope)
         for step in [call for call in script.methods("step") if call.module is scope.module]:

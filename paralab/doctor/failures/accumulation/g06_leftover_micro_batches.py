@@ -109,7 +109,8 @@ def left_over(rank: WatchedRank) -> Finding | None:
             continue
         leaks = fate == "leak"
         why = (
-            f"{usual} micro-batches make one step, and the loader has {epoch.batches}. The gradients of "
+            f"{usual} micro-batches make up one step, and the loader has {epoch.batches}. The "
+            f"gradients of "
             f"the last {count} "
             + ("leak into the first step of the next epoch." if leaks else "never reach a step.")
         )

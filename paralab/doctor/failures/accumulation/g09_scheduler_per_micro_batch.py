@@ -34,7 +34,7 @@ def schedule_runs_ahead(script: Script) -> Findings:
                 call, step = event.call, window.step.call
                 why = (
                     f"`{code(call.node)}` runs for every micro-batch, but `{code(step.node)}` "
-                    f"({line_of(step, call)}) only once in {window.many} micro-batches, so the "
+                    f"({line_of(step, call)}) only once every {window.many} micro-batches, so the "
                     f"learning rate changes too fast."
                 )
                 doubt = "if the schedule counts optimizer steps"

@@ -33,7 +33,7 @@ _ENDS = ("forward", "backward", "step")
 
 
 def wasteful(seen: Observation) -> Iterator[tuple[WatchedRank, Window, list[MicroStep]]]:
-    """Yield one step per rank that synchronizes more than once, and those of its passes in which
+    """For each rank, yield a step that synchronizes more than once, and its passes in which
     `no_sync` covers only backward."""
     for rank in seen.ranks if seen.world > 1 else []:
         every = list(accumulated(rank)) if ddp_wraps(rank) else []

@@ -93,8 +93,8 @@ def averaged_by(script: Script, step: Event) -> str | None:
 def parts(
     script: Script, node: ast.expr, scope: Scope, items: bool = False
 ) -> Iterator[Expression]:
-    """Yield the parts of an expression, and of the values that its names and project functions
-    have."""
+    """Yield the parts of an expression, including those of its names' values and of the values that
+    project functions return."""
     seen: set[ast.AST] = set()
     waiting = deque([(node, scope)])
     follow = {"assign", "augmented", "parameter", *(["item"] if items else [])}

@@ -76,7 +76,7 @@ def wrapper_is_saved(script: Script) -> Findings:
 
 
 def _by_name(script: Script) -> Findings:
-    """Suspect a saved model whose variable refers to the wrapper, in a project that never unwraps
+    """Flag a saved model whose variable refers to the wrapper, in a project that never unwraps
     it."""
     wrapped = {_name(target) for target in _wrapped_names(script)} - {""}
     for save in script.calls_of("torch.save") if wrapped else ():

@@ -112,7 +112,7 @@ def every_rank_saves(script: Script) -> Findings:
 
 
 def _folders_by_name(script: Script) -> Findings:
-    """Suspect `save_pretrained`, `rmtree`, or `copytree` if every rank of a training script calls
+    """Flag `save_pretrained`, `rmtree`, or `copytree` if every rank of a training script calls
     it."""
     here = script.modules[0]
     is_job = trains(script) or script.calls_of(DDP, ACCELERATOR)
@@ -130,7 +130,7 @@ def _folders_by_name(script: Script) -> Findings:
 
 
 def _by_name(script: Script, judged: list[Call]) -> Findings:
-    """Suspect a save in a file that mentions ranks, if no condition before the save does."""
+    """Flag a save in a file that mentions ranks, if no condition before the save does."""
     here = script.modules[0]
     if script.imports(*_SAVE_TOGETHER) or not _RANKS_HERE.search(here.text):
         return
@@ -152,7 +152,7 @@ def _by_name(script: Script, judged: list[Call]) -> Findings:
 
 
 def _on_every_machine(script: Script, saves: list[Call]) -> Findings:
-    """Suspect `if local_rank == 0: save()` if the script also has the global rank."""
+    """Flag `if local_rank == 0: save()` if the script also has the global rank."""
     for call in saves if any(_GLOBAL.search(one.text) for one in script.modules) else ():
         for test in guards(script, call):
             text = code(test, 200)

@@ -79,7 +79,7 @@ def no_sampler(script: Script) -> Findings:
 
 
 def _by_name(script: Script) -> Findings:
-    """Suspect a shuffled training loader in a project without a DistributedSampler."""
+    """Flag a shuffled training loader in a project without a DistributedSampler."""
     for loader in script.calls_of(LOADER):
         data, shuffle = loader.argument(0, "dataset"), loader.argument(2, "shuffle")
         samplers = (loader.argument(3, "sampler"), loader.argument(4, "batch_sampler"))
@@ -93,7 +93,7 @@ def _by_name(script: Script) -> Findings:
 
 @check("T01", source="script")
 def sampler_left_out(script: Script) -> Findings:
-    """Suspect a DistributedSampler that is never passed to a loader."""
+    """Flag a DistributedSampler that is never passed to a loader."""
     for sampler in script.calls_of(SAMPLER):
         targets = getattr(sampler.module.parents.get(sampler.node), "targets", [])
         if len(targets) != 1 or not isinstance(targets[0], ast.Name):
@@ -155,7 +155,7 @@ def _identical(seen: Observation, use: Use, others: list[Use]) -> Finding | None
         return None
     loader, doubt = use.loader, _doubt(seen, use)
     if loader.replicas and len({other.loader.replica for other in others}) == len(others):
-        return None  # the sampler divides the samples, so the dataset makes up the rows (S10)
+        return None  # the sampler divides the samples, so the dataset repeats its rows (S10)
     evidence = f"{count} inspected batches have the same rows on all {len(others)} ranks"
     if loader.iterable:
         why = f"All {seen.world} ranks read the same samples of {loader.dataset}: its __iter__ ignores the rank."

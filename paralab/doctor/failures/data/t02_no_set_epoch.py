@@ -166,7 +166,7 @@ _ORDERS = ("shuffle", "randperm", "permutation", "sample")
 
 @check("T02", source="script")
 def shuffled_once(script: Script) -> Findings:
-    """Suspect a sampler that shuffles when it is created, and never again."""
+    """Flag a sampler that shuffles when it is created, and never again."""
     classes = [scope for scope in script.scopes if scope.is_class]
     for owner in classes if is_parallel(script) else ():
         if not script.is_a(owner, "Sampler", "BatchSampler") or script.method(owner, "set_epoch"):

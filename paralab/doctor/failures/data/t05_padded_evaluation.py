@@ -30,7 +30,7 @@ ENTRY = describe(__doc__, silent=True)
 
 @check("T05", source="script")
 def padded_evaluation(script: Script) -> Findings:
-    """Suspect an evaluation with a DistributedSampler, which repeats samples until all ranks have
+    """Flag an evaluation with a DistributedSampler, which repeats samples until all ranks have
     the same number."""
     padded = [
         (loader, sampler)

@@ -124,7 +124,7 @@ def _wrapper(script: Script, node: ast.Attribute, scope: Scope) -> tuple[Call | 
 
 @check("D05", source="script")
 def attribute_of_prepared(script: Script) -> Findings:
-    """Suspect an attribute of a model that the script reads after Accelerate wrapped it in DDP."""
+    """Flag an attribute of a model that the script reads after Accelerate wrapped it in DDP."""
     calls = script.methods_on("accelerator", "prepare", "prepare_model")
     trained = script.methods("train", "parameters", "requires_grad_") if calls else []
     models = {dotted_key(one.receiver) for one in trained if one.receiver is not None} - {None}

@@ -1,5 +1,5 @@
-"""Explain the signals that killed ranks, from logs. SIGKILL comes from another process (H12), other
-signals from native code."""
+"""Explain the signals that killed ranks, from logs. SIGKILL comes from another process (H12); other
+signals come from native code."""
 
 from paralab.doctor.logs.blame import Event, blame
 from paralab.doctor.logs.job import Logs

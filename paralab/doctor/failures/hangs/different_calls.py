@@ -59,8 +59,8 @@ def different_sizes(seen: Observation) -> Finding | None:
 
 
 def wait_for_each_other(seen: Observation) -> Finding | None:
-    """Report a hang in which all ranks wait, and one of them for a rank that waits for something
-    else: two ranks that both receive, or a receive while the sender is in a barrier."""
+    """Report a hang in which ranks wait for each other: two ranks that both receive, or a receive
+    while the sender is in a barrier."""
     waits = {rank.rank: each for rank in seen.ranks if (each := _waits_in(rank)) is not None}
     if seen.stalled_seconds is None or len(waits) < seen.world:
         return None

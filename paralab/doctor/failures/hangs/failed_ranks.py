@@ -27,7 +27,7 @@ def used_other_parameters(seen: Observation) -> Finding | None:
                 continue
             if one in complaining:
                 is_cause = other not in complaining and bool(waits or number < len(theirs))
-            else:  # if both ranks finished, the gradients are old, or DDP finds unused parameters
+            else:  # unless both ranks finished, gradients are old, or DDP finds unused parameters
                 hangs = waits is not None and isinstance(waits.operation, Backward)
                 is_cause = bool(its is None and hangs and not one.raised and seen.stalled_seconds)
             if is_cause:

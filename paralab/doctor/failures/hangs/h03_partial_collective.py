@@ -142,7 +142,7 @@ _PARTS = re.compile(
 
 @check("H03", source="script")
 def guarded_by_name(script: Script) -> Findings:
-    """Suspect a collective under `if rank == 0:` that the other ranks never match."""
+    """Flag a collective under `if rank == 0:` that the other ranks never match."""
     for call in script.methods(*COLLECTIVES, *FRAMEWORK_COLLECTIVES, "prepare"):
         known = call.target.startswith("torch.distributed.") or call.method in FRAMEWORK_COLLECTIVES
         known = known or (call.method == "prepare" and _wraps_a_model(script, call))

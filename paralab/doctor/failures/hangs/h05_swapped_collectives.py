@@ -60,7 +60,8 @@ def _code(place: Place) -> tuple[str, str]:
 
 
 def _text(call: Collective) -> tuple[tuple[str, str], ...]:
-    """Return a call's code, because its line differs if both branches of an `if` contain it."""
+    """Return a call's code. The line cannot identify a call that both branches of an `if`
+    contain."""
     assert call.site
     return tuple(map(_code, call.site.stack))
 

@@ -32,7 +32,8 @@ ENTRY = describe(
                 r"Ranks make different calls: call (?P<number>\d+) of rank (?P<rank>\d+) is "
                 r"(?P<call>[\w()]+(?: with root \d+)?) of (?P<mine>\w+ \[[\d, ]*\]).*?, but rank "
                 r"(?P<other>\d+) calls (?P=call) of (?P<its>\w+ \[[\d, ]*\])",
-                "At collective {number}, rank {rank} calls {call} of {mine}, and rank {other} of {its}{at}.",
+                "At collective {number}, rank {rank} calls {call} with {mine}, and rank {other} "
+                "calls it with {its}{at}.",
             ),
             (
                 r"Sizes differ in (?P<call>\w+) \(call (?P<number>\d+)\): rank (?P<rank>\d+) sends "

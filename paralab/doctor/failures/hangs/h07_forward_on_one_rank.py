@@ -26,8 +26,8 @@ ENTRY = describe(__doc__)
 
 @check("H07", source="script")
 def forward_by_name(script: Script) -> Findings:
-    """Suspect a validation through the DDP wrapper that only the main process runs, judging by the
-    names of the conditions."""
+    """Flag validation through the DDP wrapper if the names in its conditions suggest that only
+    the main process runs it."""
     for name in ("broadcast_buffers", "forward_sync_buffers"):
         if any(is_constant(one.argument(99, name), False) for one in wraps(script)):
             return

@@ -70,7 +70,7 @@ def local_early_stop(script: Script) -> Findings:
 
 
 def _break_by_name(script: Script, node: ast.Break, scope: Scope) -> Findings:
-    """Suspect `if rank == 0: … break` in a training loop, and `if bad_epochs >= patience: break` in
+    """Flag `if rank == 0: … break` in a training loop, and `if bad_epochs >= patience: break` in
     a DDP script in which the ranks never exchange a decision."""
     around = script.context(node, scope.module)
     last = max((place for place, one in enumerate(around) if isinstance(one, Loop)), default=-1)

@@ -80,7 +80,7 @@ def no_device_chosen(script: Script) -> Findings:
 
 
 def _by_name(script: Script, start: Call) -> Findings:
-    """Suspect a project that uses GPUs but never sets a rank's GPU, even if every tensor names its
+    """Flag a project that uses GPUs but never sets a rank's GPU, even if every tensor names its
     GPU."""
     chosen = {"set_device", "set_default_device", "CUDA_VISIBLE_DEVICES"}
     is_whole = trains(script) and start.module is script.modules[0]

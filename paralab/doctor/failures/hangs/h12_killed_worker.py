@@ -89,7 +89,11 @@ def _report_killed_worker(logs: Logs) -> Findings:
     ranks = {event.rank for event in killed} or {line.rank for line in memory}
     rank = next(iter(ranks)) if len(ranks) == 1 else None
     who = killed[0].who if len(killed) == 1 else "A rank" if rank is None else f"Rank {rank}"
-    known = "The kernel reports that memory ran out." if memory else "It could not print an error."
+    known = (
+        "The kernel reports that memory ran out."
+        if memory
+        else "SIGKILL leaves no time to print an error."
+    )
     evidence = dict.fromkeys([*map(str, memory[:3]), *(str(event.line) for event in killed)])
     why = (
         f"Another process killed {who} with SIGKILL. {known} The other ranks only lost their "

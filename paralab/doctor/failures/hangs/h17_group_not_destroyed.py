@@ -62,7 +62,7 @@ CLOSES_GROUPS = ("accelerate", "deepspeed", "lightning", "pytorch_lightning", "i
 
 @check("H17", source="script")
 def nobody_destroys_the_group(script: Script) -> Findings:
-    """Suspect a missing destroy_process_group. Most scripts exit cleanly without it."""
+    """Flag a missing destroy_process_group. Most scripts exit cleanly without it."""
     starts, ends = script.calls_of(INIT), script.methods("destroy_process_group")
     named = any("destroy_process_group" in module.text for module in script.modules)
     named = named and not (ends and all(_is_unused(script, call.scope) for call in ends))

@@ -112,8 +112,8 @@ def too_few_ranks(seen: Observation) -> Findings:
 
 @check("H18", source="ranks")
 def other_address(seen: Observation) -> Findings:
-    """Report a program that sets a different address from torchrun's. torchrun's agent runs the
-    rendezvous, so no process listens at the other address."""
+    """Report a program that replaces the address that torchrun sets. torchrun's agent runs the
+    rendezvous, so no process listens at the new address."""
     inits = [(rank, init) for rank in seen.ranks for init in _inits(rank)]
     waiting = [(r, i) for r, i in inits if i in r.doing or (i.error and WAITED.search(i.error))]
     elsewhere = [(rank, init) for rank, init in waiting if _is_elsewhere(init)]
@@ -142,7 +142,7 @@ SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 @check("H18", source="script")
 def more_ranks_than_processes(script: Script) -> Findings:
-    """Report an init_process_group that waits for more ranks than mp.spawn starts."""
+    """Report an init_process_group call that waits for more ranks than mp.spawn starts."""
     spawns, starts = script.calls_of(*SPAWNS), script.calls_of(INIT)
     if len(spawns) != 1 or len(starts) != 1:
         return

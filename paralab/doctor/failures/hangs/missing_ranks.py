@@ -155,7 +155,7 @@ def did_not_come(seen: Observation) -> Finding | None:
 
 
 def _last_number(mismatch: Mismatch, rank: WatchedRank) -> tuple[int, float]:
-    """Return a sort key, by which the rank that exited after the fewest collectives comes first."""
+    """Return a sort key that puts the rank that exited after the fewest collectives first."""
     last, end = mismatch.last.get(rank.rank), rank.last(Exit) or rank.last(End)
     return (last.number or 0) if last else -1, end.t if end else math.inf
 

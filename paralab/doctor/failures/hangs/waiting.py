@@ -145,7 +145,7 @@ def _left_early(logs: Logs, first: Event) -> Findings:
     failed."""
     was = f"{named([first.rank])} was {_describe_position(first)}"
     if first.alone:
-        yield _alone(first, f"{was} when the others had exited.")
+        yield _alone(first, f"{was} after the others had exited.")
         return
     silent, sure = blame(logs).silent, first.alone is False
     if not silent and not logs.exits and not sure and first.rank is None:

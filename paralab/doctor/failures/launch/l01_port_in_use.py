@@ -42,7 +42,7 @@ ENTRY = describe(
 
 @check("L01", source="script")
 def every_rank_serves(script: Script) -> Findings:
-    """Suspect a TCPStore that every rank tries to host on one port."""
+    """Flag a TCPStore that every rank tries to host on one port."""
     for store in script.calls_of("torch.distributed.TCPStore"):
         port, serves = store.argument(1, "port"), store.argument(3, "is_master")
         shared = store.argument(99, "multi_tenant")

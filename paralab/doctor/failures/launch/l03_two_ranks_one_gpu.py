@@ -46,7 +46,7 @@ _ALL_VISIBLE = "unless the launcher makes only one GPU visible to each rank"
 
 @check("L03", source="script")
 def one_gpu_for_all_ranks(script: Script) -> Findings:
-    """Suspect a script in which every rank uses the same GPU."""
+    """Flag a script in which every rank uses the same GPU."""
     starts = script.calls_of(INIT)
     backends = [start.argument(0, "backend") for start in starts]
     if not starts or hides_gpus(script) or all("gloo" in code(one) for one in backends):
@@ -101,7 +101,8 @@ def _problem(asked: str, gpus: int) -> tuple[Severity, str, str] | None:
 
 
 def _one_each(facts: Facts) -> bool:
-    """Return whether Slurm shows each task only its own GPUs, so fewer GPUs than ranks are fine."""
+    """Return whether Slurm shows each task only its own GPUs: then it is fine to see fewer GPUs
+    than ranks."""
     on_node = facts.environment.get("SLURM_GPUS_ON_NODE", "")
     enough = on_node.isdigit() and int(on_node) >= (facts.launch.local_ranks or 0)
     return enough or "SLURM_GPUS_PER_TASK" in facts.environment

@@ -49,7 +49,7 @@ def cuda_before_set_device(script: Script) -> Findings:
 
 @check("L04", source="script")
 def global_rank_as_device(script: Script) -> Findings:
-    """Suspect a device whose number is the global rank."""
+    """Flag a device whose number is the global rank."""
     for call in [*script.calls_of(SET_DEVICE), *script.calls_of("torch.device")]:
         device = call.node.args[-1] if call.node.args else None
         if device is not None and _is_global_rank(script, device, call):

@@ -1,7 +1,7 @@
 """L08: device_ids for a model on the CPU.
 
 Symptom: 'DistributedDataParallel device_ids and output_device arguments only work with … GPU
-modules', although the message also names CPU.
+modules or CPU modules, but got device_ids …'.
 Cause: The model was not moved to the GPU before wrapping, or a GPU script runs on CPU ranks.
 Fix: Move the model first (`model.to(device)`). On CPU ranks, leave out device_ids.
 

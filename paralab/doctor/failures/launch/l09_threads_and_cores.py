@@ -1,6 +1,7 @@
 """L09: Too many or too few threads per rank.
 
-Symptom: CPU work is slow: one thread per rank although cores are free, or every rank uses all cores.
+Symptom: CPU work is slow: each rank has one thread although cores are free, or every rank uses all
+cores.
 Cause: torchrun sets OMP_NUM_THREADS to 1 if you do not set it. mp.spawn does not set it, so each rank uses all cores.
 Fix: Set the number of threads per rank to cores ÷ ranks.
 Reported: pytorch/pytorch#22501 #20037 #22451 Lightning-AI/pytorch-lightning#18677
@@ -68,7 +69,10 @@ def threads(facts: Facts) -> Findings:
     if crowded and facts.torch.threads > 1:
         yield replace(crowded, evidence=evidence)
     elif asked == "1" and share >= MANY_CORES:
-        why = f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: torch uses one thread where {share} are free."
+        why = (
+            f"OMP_NUM_THREADS=1 with {facts.cores} cores for {ranks} ranks: each rank uses one "
+            f"thread, but could use {share}."
+        )
         fix = f"Set OMP_NUM_THREADS={share}."
         doubt = "if the ranks compute on the CPU (transforms, losses)"
         yield make_finding("L09", "suspect", why, None, evidence, fix=fix, doubt=doubt)

@@ -22,7 +22,7 @@ SLOWEST_GPU_LINK = 1e9  # bytes per second; even PCIe through host memory is fas
 
 @check("M03", source="machine")
 def slow_link(facts: Facts) -> Findings:
-    """Report a slow network, or a slow all-reduce between two ranks or two GPUs of this machine."""
+    """Report a slow network, or a slow all-reduce between two ranks or two GPUs on this machine."""
     yield from _between_ranks(facts)
     for pair in facts.pairs:
         if (pair.direct.bytes_per_second or SLOWEST_GPU_LINK) < SLOWEST_GPU_LINK:
@@ -50,7 +50,10 @@ def _between_ranks(facts: Facts) -> Findings:
         return
     if link.seconds is None and "gloo" in facts.torch.backends:
         why = f"Two ranks on this machine did not complete an all-reduce: {link.problem}."
-        fix = "Set GLOO_SOCKET_IFNAME=lo. Check for a firewall on the loopback interface, and that /tmp is writable."
+        fix = (
+            "Set GLOO_SOCKET_IFNAME=lo. Check that no firewall blocks the loopback interface, and "
+            "that /tmp is writable."
+        )
         doubt = "if it happens again on an idle machine"
         yield make_finding("M03", "suspect", why, None, evidence, fix=fix, doubt=doubt)
     elif link.seconds and link.copy_seconds and link.seconds > AGAINST_COPY * link.copy_seconds:

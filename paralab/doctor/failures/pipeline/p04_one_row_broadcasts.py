@@ -17,7 +17,7 @@ ENTRY = describe(
     Message(
         r"Failed to run stage backward:.*?Stage output: \('?Tensor\(torch\.Size\(\[(?P<sent>[\d, ]+)\]\)"
         r".*?Output gradient: \('?Tensor\(torch\.Size\(\[(?P<got>[\d, ]+)\]\)",
-        "{who} sent a micro-batch of shape ({sent}) and got a gradient of shape ({got}) back{at}. "
+        "{who} sent a micro-batch of shape ({sent}) and got back a gradient of shape ({got}){at}. "
         "The next stage received it into a larger buffer, and broadcasting in the loss hid the "
         "mismatch.",
     ),

@@ -48,7 +48,10 @@ def judge_bubble(
         f"With {plural(stages, 'stage')} and {passes}, the stages idle {measured:.0%} of the "
         f"time. With so few micro-batches, {schedule} idles at least {ideal:.0%}."
     )
-    fix = f"Use n_microbatches={enough} (paralab: --micro-batches {enough}), which idles {better:.0%} at best."
+    fix = (
+        f"Use n_microbatches={enough} (paralab: --micro-batches {enough}). The stages then idle "
+        f"{better:.0%} at best."
+    )
     return Finding("P05", "warning", why, fix, gain=max(0.0, measured - better))
 
 

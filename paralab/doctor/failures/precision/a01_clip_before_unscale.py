@@ -71,7 +71,7 @@ def clipped_before_unscale(script: Script) -> Findings:
 
 
 def _by_name(script: Script) -> Findings:
-    """Suspect clipping in a project that scales losses and never calls `unscale_`."""
+    """Flag clipping in a project that scales losses and never calls `unscale_`."""
     others = ("accelerator", "fsdp")
     clips = [c for c in script.methods(*CLIPS) if not script.is_kind(c.receiver, c.scope, *others)]
     scales = script.methods_on("scaler", "scale") or script.methods_on("scaler", "step")

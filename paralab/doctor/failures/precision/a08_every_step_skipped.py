@@ -2,7 +2,8 @@
 
 Symptom: Training seems to run, but the model learns nothing and the scale halves in every step.
 Cause: The model itself produces NaN. The scaler treats it as an overflow, skips the step, and halves the scale, forever.
-Fix: Find the first module that returns NaN (anomaly detection, hooks): often a log, sqrt, or division of zero.
+Fix: Find the first module that returns NaN (anomaly detection, hooks): often a logarithm or square
+root of zero, or a division by zero.
 
   scaler.step(optimizer)
   scaler.update()

@@ -196,8 +196,8 @@ def _values(
 
 
 def autocasts_around(script: Script, event: Event) -> Iterator[Call]:
-    """Yield the `autocast` calls of with-blocks and decorators around an event, innermost first. Skip
-    one that is made in the opposite branch: `if fp16: context = autocast()`."""
+    """Yield the `autocast` calls of with-blocks and decorators around an event, innermost first.
+    Skip one that is created in the opposite branch: `if fp16: context = autocast()`."""
     tests = {text: taken for (_, text), taken in event.tests().items()}
     blocks = list(event.blocks())
     scopes = [event.scope_at(event.chain[:depth]) for depth in range(len(event.chain) + 1)]

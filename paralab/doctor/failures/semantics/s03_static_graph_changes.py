@@ -45,7 +45,7 @@ def find_changed_graph(seen: Observation) -> Finding | None:
         unused = f" ({listed(names)} had no gradient in the first pass)" if names else ""
         why = (
             f"Pass {len(passes)} used different parameters than the first one{unused}, although "
-            "static_graph=True promises that every pass uses the same."
+            "static_graph=True promises that every pass uses the same ones."
         )
         evidence = f"rank {rank.rank}, {rank.raised.place}: {message.splitlines()[0][:160]}"
         return make_finding("S03", "error", why, wrap, evidence)

@@ -1,6 +1,7 @@
 """S07: requires_grad changes after wrapping.
 
-Symptom: Unfrozen after wrapping: the gradients silently differ between ranks. Frozen after wrapping: the error of S01.
+Symptom: The gradients of parameters unfrozen after wrapping silently differ between ranks.
+Parameters frozen after wrapping cause the error of S01.
 Cause: DDP decides which parameters to synchronize when it wraps the model.
 Fix: Freeze and unfreeze before wrapping, or wrap again and create a new optimizer.
 Reported: huggingface/transformers#416 JDAI-CV/fast-reid#178

@@ -52,7 +52,7 @@ def same_seed(script: Script) -> Findings:
 
 
 def _by_name(script: Script) -> Findings:
-    """Suspect a seed in a parallel project in which no seed mentions the rank."""
+    """Flag a seed in a parallel project in which no seed mentions the rank."""
     words = words_of_project(script)
     calls = [call for call in script.methods(*_SEEDS) if call.scope.is_function]
     calls = [
@@ -117,7 +117,8 @@ def _evaluates(script: Script, scope: Scope) -> bool:
 
 
 def _runs(script: Script, call: Call, depth: int = 4) -> bool:
-    """Return whether all enclosing conditions of a call are known, also in its callers."""
+    """Return whether all enclosing conditions of a call are known, including those in its
+    callers."""
     if not is_decided(script, call):
         return False
     callers = script.callers(call.scope) if call.scope.is_function and depth else []
@@ -187,7 +188,7 @@ def _states(rank: WatchedRank) -> dict[int, int]:
 
 
 def _inside_a_pass(rank: WatchedRank, number: int) -> bool:
-    """Return whether no pass over a loader began right before this forward, because the start of a
-    pass draws a random number."""
+    """Return False if a pass over a loader began right before this forward: starting a pass draws a
+    random number."""
     before, after = rank.of(Forward)[number - 1 : number + 1]
     return not any(before.t < event.t < after.t for event in rank.of(Loader))

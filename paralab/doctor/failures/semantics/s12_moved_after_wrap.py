@@ -3,7 +3,8 @@
 Symptom: No error. From then on, DDP does not synchronize gradients.
 Cause: The move replaces the parameters that DDP has hooks on.
 Fix: Copy the tensors of the state_dict to the CPU instead of moving the model, or wrap again.
-Limits: On CPU ranks, the move changes nothing. So without a GPU, the doctor finds it only in the script.
+Limits: On CPU ranks, the move changes nothing, so without a GPU the doctor finds this only in the
+script.
 Reported: pytorch/pytorch#104336
 
   model = DistributedDataParallel(net)

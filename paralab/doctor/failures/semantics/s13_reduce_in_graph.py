@@ -60,7 +60,7 @@ def reduced_before_backward(script: Script) -> Findings:
 
 @check("S13", source="script")
 def reduce_in_loss(script: Script) -> Findings:
-    """Suspect a loss module whose `forward` reduces or gathers in a way that autograd does not
+    """Flag a loss module whose `forward` reduces or gathers in a way that autograd does not
     see."""
     for call in script.calls_of(*(f"torch.distributed.{name}" for name in _IN_FORWARD)):
         owner = call.scope.class_around

@@ -77,7 +77,7 @@ _DIVIDES = re.compile(
 
 @check("S14", source="script")
 def sum_by_name(script: Script) -> Findings:
-    """Suspect a summed loss in a function without division, if no caller uses the world size."""
+    """Flag a summed loss in a function without division, if no caller uses the world size."""
     for reduce in script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"):
         given, op = reduce.argument(0, "tensor"), reduce.argument(99, "op")
         group = reduce.argument(99, "group")
@@ -153,7 +153,7 @@ def _is_shown(use: ast.Name, scope: Scope) -> bool:
 
 @check("S14", source="script")
 def metric_of_one_rank(script: Script) -> Findings:
-    """Suspect a number that rank 0 prints about its own share of the evaluation data."""
+    """Flag a number that rank 0 prints about its own share of the evaluation data."""
     shared = [
         call
         for call in script.calls_of(LOADER)
@@ -178,7 +178,7 @@ def metric_of_one_rank(script: Script) -> Findings:
 
 @check("S14", source="script")
 def metric_without_exchange(script: Script) -> Findings:
-    """Suspect `compute()` of a torcheval metric, which knows only its own rank's samples."""
+    """Flag `compute()` of a torcheval metric, which knows only its own rank's samples."""
     if not is_parallel(script) or any("sync_and_compute" in one.text for one in script.modules):
         return
     for call in script.methods("compute"):

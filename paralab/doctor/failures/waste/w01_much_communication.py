@@ -1,6 +1,6 @@
 """W01: Communication takes over a tenth of the step.
 
-Symptom: Adding ranks barely makes training faster.
+Symptom: Adding ranks barely speeds up training.
 Cause: Ranks send many bytes per synchronization, but compute little in between.
 Fix: Compute more per synchronization, with a larger batch per rank or accumulation under no_sync()
 (paralab: --accumulate). Or send less, with bf16_compress_hook. Or overlap more, with smaller
@@ -42,7 +42,7 @@ def judge_communication(
     why = (
         f"Communication takes {seconds(communication)}, {communication / step:.0%} of a step of "
         f"{seconds(step)} (below {RULE:.0%} is normal): {how}. {seconds(exposed)} of it "
-        f"({exposed / step:.0%} of the step) does not overlap with computing."
+        f"({exposed / step:.0%} of the step) does not overlap with computation."
     )
     return Finding("W01", "warning", why, gain=exposed / step)
 

@@ -39,8 +39,8 @@ def judge_straggler(rank: int, waited: float, step: float, last_in: int, of: int
     sure = share >= BY_CHANCE and waited >= 2 * SLICE_SECONDS
     sure = sure and of >= ENOUGH_STEPS and last_in >= ALWAYS * of
     why = (
-        f"Rank {rank} arrives last in {last_in} of {of} steps, and another rank waits for it for "
-        f"{seconds(waited)} of every step ({share:.0%})."
+        f"Rank {rank} arrives last in {last_in} of {of} steps, and another rank waits "
+        f"{seconds(waited)} for it in every step ({share:.0%})."
     )
     doubt = (
         ""
