@@ -81,10 +81,10 @@ def statement_at(place: Place) -> str:
 
 
 def call_at(place: Place) -> str:
-    """Return the call that begins here, or "" if that is unknown."""
+    """Return the call that begins here, or its statement if the column is unknown."""
     calls = (node for node in around(place) if isinstance(node, ast.Call))
     here = (c for c in calls if (c.lineno, c.col_offset) == (place.line, place.column))
-    return next(map(ast.unparse, here), "")
+    return next(map(ast.unparse, here), None) or statement_at(place)
 
 
 def ways_out_of_loops(site: Site, loop_line: int | None, only_around: bool) -> list[Leaving]:

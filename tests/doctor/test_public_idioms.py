@@ -1128,25 +1128,27 @@ PAIRS = {
         "group",
         "groups[rank]",
     ),
-    "a share of the data, but no wrapper": (
-        "S08",
-        "suspect",
+    "a loss of rows that this rank moves to its own device": (
+        "H08",
+        "error",
         """
         import torch, torch.distributed as dist
-        from torch.utils.data import DataLoader, DistributedSampler
-        from data import train_set
+        from torch.nn.parallel import DistributedDataParallel as DDP
 
         dist.init_process_group("gloo")
-        loader = DataLoader(train_set, sampler=DistributedSampler(train_set))
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for x, y in loader:
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            {}
-            optimizer.step()
+        rank = dist.get_rank()
+        data = torch.arange(64.0).reshape(16, 4)
+        model = DDP(torch.nn.Linear(4, 1).to(rank))
+        for rows in {}:
+            noise = torch.ones(4, device=rank)
+            loss = model(rows.to(rank) + noise).square().mean()
+            loss.backward()
+            if loss.item() < 0.1:
+                break
+        dist.destroy_process_group()
         """,
-        "",
-        "for one in model.parameters(): dist.all_reduce(one.grad)",
+        "data[rank::2]",
+        "data",
     ),
     "a helper that exits": (
         "H02",

@@ -352,10 +352,8 @@ def meets_in(script: Script, call: Call) -> tuple[str, bool] | None:
     if script.is_kind(call.node.func, call.scope, "ddp") and not call.made:
         return "forward", False
     if call.method in GATHERS and script.methods(*SHARDS):
-        is_plain = call.method == "state_dict" and not script.is_kind(
-            call.receiver, call.scope, "fsdp"
-        )
-        return None if is_plain else (call.method, False)
+        sharded = call.method != "state_dict" or script.is_kind(call.receiver, call.scope, "fsdp")
+        return (call.method, False) if sharded else None
     return None
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import If, Loop
-from paralab.doctor.static.facts import Call, once_per_node
+from paralab.doctor.static.facts import SAME_VALUE, Call, once_per_node
 from paralab.doctor.static.kinds import Kinds
 from paralab.doctor.static.names import COLLECTIVES, GROUP_POSITION
 from paralab.doctor.static.project import Definition, Scope
@@ -137,7 +137,11 @@ class Script(Kinds):
         receiver = [call.receiver] if call.receiver is not None and not call.target else []
         if not call.target.startswith(_PURE) and not receiver:
             return "unknown"
-        return self._worst([*call.arguments, *receiver], call.scope)
+        if call.method in SAME_VALUE and receiver:  # `x.to(rank)`
+            return self._worst(receiver, call.scope)
+        device = call.argument(99, "device")
+        given = [one for one in call.arguments if one is not device]
+        return self._worst([*given, *receiver], call.scope)
 
     def _gets_batch(self, call: Call) -> bool:
         """Return whether a forward pass gets this rank's own batch."""

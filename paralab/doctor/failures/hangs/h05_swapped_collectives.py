@@ -90,14 +90,14 @@ def _report(
 ) -> Finding:
     first, partner = _first_different(mine[window[0]], its[window[0]])
     why = (
-        f"Collective number {window[0]} is `{_shown(first)}` on rank {one.rank} and "
-        f"`{_shown(partner)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
+        f"Collective number {window[0]} is `{call_at(first)}` on rank {one.rank} and "
+        f"`{call_at(partner)}` at {partner} on rank {other.rank}. Both ranks silently got a mixture "
         "of the two values."
     )
     evidence = []
     for number in window[:4]:
         pair = zip((one.rank, other.rank), _first_different(mine[number], its[number]), strict=True)
-        each = (f"rank {rank} {_shown(place)} at {place}" for rank, place in pair)
+        each = (f"rank {rank} {call_at(place)} at {place}" for rank, place in pair)
         evidence.append(f"number {number}: {' | '.join(each)}")
     return make_finding("H05", "error", why, first, evidence)
 
@@ -108,8 +108,3 @@ def _first_different(mine: Collective, its: Collective) -> tuple[Place, Place]:
     assert its.site
     pairs = list(zip(mine.site.stack, its.site.stack, strict=False))
     return next((pair for pair in pairs if _code(pair[0]) != _code(pair[1])), pairs[0])
-
-
-def _shown(place: Place) -> str:
-    statement, call = _code(place)
-    return call or statement

@@ -36,7 +36,6 @@ from paralab.doctor.registry import Finding
 from paralab.doctor.windows import windows
 
 ALL_WATCHED = 64  # ranks record everything in this many first steps
-AVERAGE = "Wrap the model in DistributedDataParallel, or all-reduce every gradient after backward and divide it by the number of ranks."
 # Collectives in which some ranks only receive.
 RECEIVE = {
     "broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "barrier",
@@ -175,9 +174,10 @@ def _never_averaged(drift: Drift) -> Finding | None:
         f"{drift.number}, the gradients of {listed(drift.names)} differ, and no collective exchanges "
         "gradients or parameters. Every rank trains its own model."
     )
+    fix = "Wrap the model in DistributedDataParallel, or all-reduce every gradient after backward and divide it by the number of ranks."
     doubt = "" if whole else "unless the ranks average their parameters later"
     evidence = drift.norms("gradients")
-    return make_finding("S08", "error", why, drift.steps[0], evidence, fix=AVERAGE, doubt=doubt)
+    return make_finding("S08", "error", why, drift.steps[0], evidence, fix=fix, doubt=doubt)
 
 
 def _trains_on_a_share(rank: WatchedRank) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paralab.doctor.static.facts import Facts, Loop
+from paralab.doctor.static.facts import Call, Facts, Loop
 from paralab.doctor.static.project import Scope, position
 
 Way = tuple[tuple[Scope, ast.AST], ...]
@@ -35,12 +35,9 @@ def runs_after(
     return found - {""}
 
 
-def runs_later(script: Facts, method: str, place: tuple[ast.AST, Scope]) -> bool:
-    """Return whether a call of a method, such as `backward`, may run after a place."""
-    return any(
-        runs_after(script, (call.node, call.scope), place) - {"before"}
-        for call in script.methods(method)
-    )
+def runs_later(script: Facts, calls: list[Call], place: tuple[ast.AST, Scope]) -> bool:
+    """Return whether any of the calls may run after a place."""
+    return any(runs_after(script, (one.node, one.scope), place) - {"before"} for one in calls)
 
 
 def _compare(script: Facts, one: Way, other: Way) -> str:

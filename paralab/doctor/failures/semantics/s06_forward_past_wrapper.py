@@ -170,4 +170,4 @@ def _is_thrown_away(script: Script, backward: Call) -> bool:
     ]
     if later:
         return later[0].method == "zero_grad"
-    return not runs_later(script, "step", (backward.node, backward.scope))
+    return not runs_later(script, script.methods("step"), (backward.node, backward.scope))

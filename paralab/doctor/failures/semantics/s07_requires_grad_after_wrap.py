@@ -54,7 +54,7 @@ def requires_grad_after_wrap(script: Script) -> Findings:
             if position(change.node) < again or toggles or not _is_of(script, change, wrap):
                 continue
             before = [one for one in near if one not in later and one.name == change.name]
-            if runs_later(script, "backward", (change.node, change.scope)):
+            if runs_later(script, script.methods("backward"), (change.node, change.scope)):
                 yield from _judge(script, change, wrap, any(not one.to for one in before))
 
 

@@ -14,21 +14,18 @@ Fix: Step on every rank, and keep only printing and saving in the branch.
 import ast
 from functools import partial
 
-from paralab.doctor.failures.data.loaders import FRAMEWORKS, trained_loaders
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
-from paralab.doctor.failures.semantics.drift import AVERAGE, find_cause
+from paralab.doctor.failures.semantics.drift import find_cause
 from paralab.doctor.failures.semantics.order import runs_later
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, If
 from paralab.doctor.static.models import wraps
-from paralab.doctor.static.names import SHARDS
 from paralab.doctor.static.project import Scope
-from paralab.doctor.static.report import code, found, line_of, out_of_branch
+from paralab.doctor.static.report import code, found, out_of_branch
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.ways import guard_of
 
 ENTRY = describe(__doc__, silent=True)
-_WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "deepspeed", "horovod")
 
 
 @check("S08", source="script")
@@ -67,7 +64,7 @@ def load_on_some_ranks(script: Script) -> Findings:
         guard, _ = guard_of(script, call, partial(_parts, script)) or (None, None)
         if guard is None or script.kinds(model or call.node, call.scope) != {"ddp"}:
             continue
-        if not runs_later(script, "backward", (call.node, call.scope)):
+        if not runs_later(script, script.methods("backward"), (call.node, call.scope)):
             continue  # the model of rank 0 is only evaluated
         why = (
             f"Only some ranks load these weights (`{code(guard.test)}`) into a model that DDP has already made "
@@ -77,26 +74,6 @@ def load_on_some_ranks(script: Script) -> Findings:
         both = getattr(guard.node, "orelse", [])
         doubt = "if the other ranks do not load the same" if both else ""
         yield found(script, "S08", "error", call, why, fix, doubt=doubt)
-
-
-@check("S08", source="script")
-def never_averaged(script: Script) -> Findings:
-    """Suspect a job whose ranks share the data, but that neither wraps a model nor reduces
-    gradients."""
-    texts = [module.text for module in script.modules]
-    if any(word in text for word in _WRAPPERS for text in texts) or script.imports(*FRAMEWORKS):
-        return
-    if gradient_reductions(script) or script.methods(*SHARDS, "DistributedOptimizer"):
-        return
-    for loader, passes in trained_loaders(script).items():
-        if script.is_kind(loader.argument(3, "sampler"), loader.scope, "distributed sampler"):
-            why = (
-                f"Each rank trains on its own share of the data ({line_of(loader, passes[0])}), but nothing wraps the "
-                "model in DistributedDataParallel or averages its gradients. Every rank trains its own model."
-            )
-            doubt = "if no other code averages the gradients"
-            yield found(script, "S08", "suspect", passes[0], why, AVERAGE, doubt=doubt)
-            return
 
 
 def _parts(script: Script, test: If, scope: Scope) -> bool:

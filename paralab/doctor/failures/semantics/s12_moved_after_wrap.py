@@ -16,7 +16,7 @@ Reported: pytorch/pytorch#104336
 import ast
 
 from paralab.doctor.failures.semantics.by_hand import gradient_reductions
-from paralab.doctor.failures.semantics.order import runs_after
+from paralab.doctor.failures.semantics.order import runs_after, runs_later
 from paralab.doctor.failures.semantics.s06_forward_past_wrapper import holds_inner
 from paralab.doctor.registry import Findings, check, describe
 from paralab.doctor.static.facts import Call, is_constant
@@ -38,7 +38,7 @@ def moved_to_cpu(script: Script) -> Findings:
         if not (call.method == "cpu" or _is_cpu(call)) or not _is_wrapper(script, call):
             continue
         place = (call.node, call.scope)
-        if any(runs_after(script, (w.node, w.scope), place) - {"before"} for w in wraps(script)):
+        if runs_later(script, wraps(script), place):
             continue  # the script wraps the model again
         trains = [
             (backward, runs_after(script, (backward.node, backward.scope), place))
