@@ -128,13 +128,18 @@ def returns_before(place: Place, after: int) -> list[Leaving]:
 def around(place: Place) -> list[ast.AST]:
     """Return the nodes that enclose a line, from its function inward. If the file is unreadable,
     return an empty list."""
+    return _around(place.file, place.line, place.column)
+
+
+@lru_cache(maxsize=4096)
+def _around(file: str, line: int, column: int | None) -> list[ast.AST]:
     chain: list[ast.AST] = []
-    node: ast.AST | None = _tree(place.file)
+    node: ast.AST | None = _tree(file)
     while node is not None:
         if isinstance(node, Function):
             chain = []
         chain.append(node)
-        inner = (child for child in ast.iter_child_nodes(node) if _covers(child, place))
+        inner = (child for child in ast.iter_child_nodes(node) if _covers(child, line, column))
         node = next(inner, None)
     return chain
 
@@ -176,10 +181,10 @@ def _loopsaround(place: Place) -> list[ast.For | ast.While]:
     return [node for node in around(place) if isinstance(node, (ast.For, ast.While))]
 
 
-def _covers(node: ast.AST, place: Place) -> bool:
-    if isinstance(node, (ast.expr, ast.keyword)) and place.column is not None:
-        start, at = (node.lineno, node.col_offset), (place.line, place.column)
+def _covers(node: ast.AST, line: int, column: int | None) -> bool:
+    if isinstance(node, (ast.expr, ast.keyword)) and column is not None:
+        start, at = (node.lineno, node.col_offset), (line, column)
         return start <= at < (node.end_lineno or 0, node.end_col_offset or 0)
     if not isinstance(node, (ast.stmt, ast.ExceptHandler)):
         return False
-    return node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    return node.lineno <= line <= (node.end_lineno or node.lineno)

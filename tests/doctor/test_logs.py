@@ -8,7 +8,7 @@ import pytest
 
 from paralab.doctor.catalog import apply
 from paralab.doctor.logs.reading import read_logs
-from paralab.doctor.source_context import _tree
+from paralab.doctor.source_context import _around, _tree
 
 LOGS = Path(__file__).parent / "logs"
 
