@@ -255,7 +255,9 @@ def test_the_file_tells_who_of_two_is_to_blame(tmp_path, condition, what, expect
     log.write_text(WAITED.format(file=script, what=what))
     assert ids_in(log) == expected
     script.unlink()  # without the file, no rank is blamed; the doctor caches files that it has read
-    _tree.cache_clear()
+    for cache in (_tree, _around):
+        cache.cache_clear()
     linecache.clearcache()
     assert [rank for _, rank, _ in ids_in(log)] == [None]
-    _tree.cache_clear()
+    for cache in (_tree, _around):
+        cache.cache_clear()
