@@ -39,6 +39,7 @@ from paralab.doctor.place import Place, Site
 from paralab.doctor.rank_checks import differing, equal, odd_one_out
 from paralab.doctor.rank_exceptions import with_exceptions_explained
 from paralab.doctor.windows import windows
+from paralab.observe import sites
 
 
 def site(line):
@@ -386,6 +387,13 @@ def test_the_sum_of_losses_that_are_already_divided_is_their_mean(tmp_path, mean
 
 
 # --- calls on one line
+
+
+def test_a_watched_call_has_a_column():
+    one, other = (sites.places(sites.where())[0], sites.places(sites.where())[0])
+    assert one[:3] == other[:3]
+    assert None not in (one[3], other[3])
+    assert one[3] < other[3]
 
 
 @pytest.mark.parametrize(
