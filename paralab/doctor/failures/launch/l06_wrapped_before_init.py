@@ -23,7 +23,7 @@ ENTRY = describe(
     __doc__,
     Message(
         r"(?:Default )?process group (?:has not been|is not) initialized",
-        "{who} uses the process group{at} before init_process_group was called.",
+        "{who} used the process group{at} before init_process_group was called.",
     ),
 )
 
