@@ -250,9 +250,13 @@ def _next(row: Row, rows: list[Row]) -> Iterator[Finding]:
     if metrics.bubble and metrics.bubble.measured > 0.15:
         text = (
             f"The stages are idle {metrics.bubble.measured:.0%} of the time "
-            f"({metrics.bubble.ideal:.0%} is ideal for these micro-batches). Use more "
-            "`--micro-batches`, or more balanced stages (`paralab plan` shows their times)."
+            f"({metrics.bubble.ideal:.0%} is ideal for these micro-batches). "
         )
+        more = "more `--micro-batches`" if row.strategy != "mp" else "`pipeline`'s micro-batches"
+        text += f"Use {more}"
+        if metrics.bubble.measured > metrics.bubble.ideal + 0.05:
+            text += ", or more balanced stages (`paralab plan` shows their times)"
+        text += "."
         yield Finding("next", text, metrics.bubble.to_dict())
     if late := metrics.straggler:
         wait = f"they wait for it during {late.share_of_step:.0%} of each step"
@@ -271,7 +275,7 @@ def _waits(rows: list[Row], baseline: Row) -> Iterator[Finding]:
     ratios = {row.name: _with_data(baseline) / _with_data(row) for row in others}
     for row_name, ratio in ratios.items():
         text += f" With it, `{row_name}` is {factor(ratio)} times as fast as `{baseline.name}`."
-    text += " More loader workers or cheaper transforms shorten the wait."
+    text += " For a Dataset, more loader workers or cheaper transforms shorten the wait."
     evidence = {"data_wait_seconds": waits, "speed_up_with_data": ratios}
     yield Finding("warning" if others else "next", text, evidence)
 
@@ -321,14 +325,16 @@ def _same(rows: list[Row]) -> Iterator[Finding]:
     evidence = {"equal": len(equal), "as_simulated": len(simulated), "of": len(checked)}
     tolerance = {"tolerance": checked[0][1].tolerance}
     yield Finding("same", text, evidence | {"max_difference": largest} | tolerance)
+    wrong: dict[tuple[str, str], dict[str, float | None]] = defaultdict(dict)
     for row, check in checked:
         if not check.passed:
             than = "a single device" if check.as_simulated is None else "its simulation"
-            wrong = (
-                f"differs from {than}" if check.ran else "could not be proved, because it failed"
-            )
-            text = f"`{row.name}` {wrong}: {(check.cause or '').rstrip('.')}."
-            yield Finding("warning", text, tolerance | {"max_difference": check.max_difference})
+            verb = f"differs from {than}" if check.ran else "could not be proved, because it failed"
+            wrong[verb, (check.cause or "").rstrip(".")][row.name] = check.max_difference
+    for (verb, cause), rows_ in wrong.items():
+        several = verb.replace("differs", "differ").replace("it failed", "they failed")
+        text = f"{_list(list(rows_))} {verb if len(rows_) == 1 else several}: {cause}."
+        yield Finding("warning", text, tolerance | {"max_differences": rows_})
 
 
 def _busy(baseline: Row, machine_cores: int) -> Iterator[Finding]:

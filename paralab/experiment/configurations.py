@@ -72,7 +72,9 @@ def resolve_all(
         workload = check_reference(each.request.workload)
         if workload not in inspections:
             blocks = any(uses_blocks(each.request) for each in configurations)
-            inspections[workload] = inspect_once(each.request, strategies[workload], blocks=blocks)
+            inspections[workload] = inspect_once(
+                each.request, strategies[workload], blocks=blocks, verify=True
+            )
         inspected = inspections[workload]
         request = replace(
             each.request,
@@ -113,7 +115,7 @@ def choose_steps(request: Request, inspected: Inspected) -> int:
 
 def default_configurations(base: Request) -> list[Configuration]:
     """Return each strategy on two devices, and each low precision that this machine supports."""
-    machine, _ = inspect_once(base, ["pipeline", "hybrid"])
+    machine, _ = inspect_once(base, ["pipeline", "hybrid"], verify=True)
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     low = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     asked: list[Options] = [

@@ -80,7 +80,7 @@ def tune(
     if base.strategy != ALL:
         check(first)
     started = time.perf_counter()
-    inspected = inspect_once(first, names, blocks=True)
+    inspected = inspect_once(first, names, blocks=True, verify=True)
     machine, summary = inspected
     on_gpu = bool(machine.gpus) and base.device != "cpu"
     if base.strategy == ALL and devices is None:

@@ -20,7 +20,7 @@ from paralab.analyse.compare import (
 from paralab.analyse.confidence import speed_up
 from paralab.analyse.judge import judge as judge_ranks
 from paralab.analyse.manifest import Pruned, SearchNotes
-from paralab.analyse.metric_types import StepShares
+from paralab.analyse.metric_types import Bubble, StepShares
 from paralab.analyse.phrases import compile_cost
 from paralab.analyse.report import report, same_training
 from paralab.analyse.result import Compilation, Spread
@@ -421,6 +421,36 @@ def test_compiling_pays_off_only_if_it_is_faster(compared, noise, steps, words):
     cost = _with_break_even(made, [eager, made]).compilation
     assert cost.break_even_steps == steps
     assert words in compile_cost(cost)
+
+
+def test_configurations_that_differ_for_the_same_reason_are_listed_together(compared):
+    """A loss that cannot be split gave 24 equal warnings."""
+    rows = typed(timed(without_data(compared), 0.1, 0.2)).rows
+    wrong = judge_ranks("fp64", [Verify(**EQUAL | {"losses": [2.0, 1.0]})], "a sum")
+    wrong = replace(wrong, equal=False, cause="a sum")
+    differing = [replace(rows[1], name=name, verify=wrong) for name in ("a", "b")]
+    found = verdict(replace(typed(compared), rows=[rows[0], *differing]))
+    [warning] = [finding for finding in found if finding.kind == "warning"]
+    assert list(warning.evidence["max_differences"]) == ["a", "b"]
+    assert "`a`, `b` differ from" in warning.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "measured", "words"),
+    [
+        ("mp", 0.51, "`pipeline`'s micro-batches."),  # mp has no --micro-batches
+        ("pipeline", 0.21, "more `--micro-batches`."),  # balanced stages cannot do better
+        ("pipeline", 0.4, "more balanced stages"),
+    ],
+)
+def test_advice_about_idle_stages(compared, strategy, measured, words):
+    row = typed(timed(compared, 0.1, 0.1)).rows[1]
+    metrics = replace(row.metrics, bubble=Bubble(measured=measured, ideal=0.2))
+    if strategy == "mp":
+        metrics = replace(metrics, bubble=Bubble(measured=measured, ideal=0.5))
+    row = replace(row, strategy=strategy, metrics=metrics)
+    [advice] = [each.text for each in _next(row, [row]) if "idle" in each.text]
+    assert words in advice
 
 
 def without_data(comparison):

@@ -266,7 +266,7 @@ def test_each_round_needs_a_folder():
 
 
 def test_compare_all_has_every_strategy_and_way_to_divide_it(monkeypatch):
-    monkeypatch.setattr(configurations, "inspect_once", lambda *_: INSPECTED)
+    monkeypatch.setattr(configurations, "inspect_once", lambda *_, **__: INSPECTED)
     found = all_configurations(Request("single"))
     names = [each.label for each in found]
     assert len(set(names)) == len(names)
@@ -281,3 +281,17 @@ def test_compare_all_has_every_strategy_and_way_to_divide_it(monkeypatch):
     assert [n for n in names if "recompute" in n] == [f"single · recompute {m}" for m in MODES]
     fixed = all_configurations(Request("single", precision="bf16"))
     assert {each.request.precision for each in fixed} == {"bf16"}
+
+
+def test_a_comparison_checks_whether_a_batch_can_be_split(monkeypatch):
+    """Without a `weight` for padded targets, ddp differs. `verify` named the loss as the reason, but
+    `compare` blamed the samples, and called a lossy configuration proved."""
+    asked = []
+
+    def inspect_once(*_, **more):
+        asked.append(more)
+        return INSPECTED
+
+    monkeypatch.setattr(configurations, "inspect_once", inspect_once)
+    configurations.resolve_all([Configuration(Request("single"))])
+    assert [more["verify"] for more in asked] == [True]
