@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 # The exceptions that the analysis of a damaged or edited folder can raise.
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+# What the exceptions contain that torch raises without enough memory: on a GPU, and on a CPU.
+NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
 class ParalabError(Exception):

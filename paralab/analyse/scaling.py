@@ -130,7 +130,8 @@ def _finding(row: Row, one: Row, cores: int) -> Finding:
     evidence = {"speed_up": row.ratio.to_dict(), "perfect": perfect}
     evidence |= {"efficiency": row.efficiency, "lost_seconds": lost}
     devices = plural(row.devices, "device")
-    text = f"{devices}: {times_as_fast(row.ratio)}; {perfect:g} would be perfect."
+    other = one.name if one.devices > 1 else None
+    text = f"{devices}: {times_as_fast(row.ratio, other)}; {perfect:g} would be perfect."
     close = row.ratio.reaches(GOOD * perfect)
     if (row.efficiency or 0.0) >= GOOD and close is not False:
         how = " That is close to perfect scaling."

@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 from paralab.analyse.compare import Comparison, Measured, Outcome, comparison_of
 from paralab.analyse.manifest import About, Planned
 from paralab.analyse.verify import Verification
-from paralab.errors import RunFailed, UsageError
+from paralab.errors import NO_MEMORY, RunFailed, UsageError
 from paralab.experiment.configurations import (
     Configuration,
     Resolved,
@@ -44,7 +44,6 @@ ROUNDS = 5
 MOST_ROUNDS = 1000
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
 LESS = 8  # fp64 may need 4 times the memory, so a proof that runs out gets 1/8 of the batch
-NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")  # on a GPU, on a CPU
 BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
 Round = list[Training]  # a run of each configuration; `case` is the configuration's number
 

@@ -281,6 +281,18 @@ def test_a_recurrent_layer_has_no_estimate():
     assert sum(run_trial(make_plan(gated), gated, [4]).passes[0].saved) > 0
 
 
+def test_fsdp_in_bf16_has_an_estimate_for_convolutions():
+    """The optimizer's trial ran fp32 modules on bf16 samples, which a convolution rejects."""
+
+    def model():
+        return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten())
+
+    workload = make_workload(model=model)
+    plan = replace(make_plan(workload), strategy="fsdp", precision="bf16", zero=3)
+    assert plan.shards_parameters
+    assert [each.bytes for each in run_trial(plan, workload, [4]).weights] == [24, 8]
+
+
 def test_a_model_that_needs_values_while_it_is_built():
     """The model reads its initial values, which fake tensors do not have. So it is built with
     real tensors."""

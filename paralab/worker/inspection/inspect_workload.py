@@ -25,7 +25,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
-from paralab.errors import UsageError
+from paralab.errors import NO_MEMORY, UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
 from paralab.plan.batches import GlobalBatch
 from paralab.worker.inspection.answers import answer
@@ -39,7 +39,7 @@ from paralab.worker.optimizer import (
     state_bytes_per_byte,
 )
 from paralab.worker.samples import dataset_samples, rank_batches
-from paralab.workload.batch import call_model, copied, map_tensors, take, unpack
+from paralab.workload.batch import call_model, copied, map_tensors, num_samples, take, unpack
 from paralab.workload.batch_split_trial import find_casts, find_split_problem
 from paralab.workload.cut_points import find_layers
 from paralab.workload.expert_layers import stacked_experts
@@ -54,6 +54,7 @@ from paralab.workload.summary import Block, Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, OUTSIDE, try_step
 from paralab.workload.workload import Workload
 
+LESS = 8  # without enough memory, test 1/8 of the batch
 ENOUGH = 32  # samples to test whether a batch can be split
 Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 
@@ -215,18 +216,31 @@ class _Inspector:
         }
 
     def splits(self, trial: Trial) -> Details:
-        """Return why a batch cannot be split, and the casts that `verify` must know about."""
+        """Return why a batch cannot be split, and the casts that `verify` must know about. In fp64,
+        a batch needs more memory than in training, so a part of it may have to do."""
+        samples = num_samples((self.workload.unpack or unpack)(self.batch)[0])
+        for part in (samples, min(samples, max(4, samples // LESS))):
+            try:
+                whole = part == samples
+                return self._splits_of(trial, self.batch if whole else take(self.batch, 0, part))
+            except Exception as error:
+                if not any(word in f"{type(error).__name__}: {error}" for word in NO_MEMORY):
+                    raise
+        return {}  # not checked
+
+    def _splits_of(self, trial: Trial, batch: Any) -> Details:
         workload, model = self.workload, self.model
-        casts = find_casts(workload, model, self.batch)
+        casts = find_casts(workload, model, batch)
         if OUTSIDE in trial.state:  # verification cannot restore it, so samples would seem to mix
             changing = f"each forward pass changes {OUTSIDE} (such as a global), and then uses it"
             return {"casts": casts, "split_problem": changing}
         started = time.perf_counter()
-        problem = find_split_problem(workload, model, self.batch, trial.controls)
+        problem = find_split_problem(workload, model, batch, trial.controls)
         # A small batch may lack the rare samples that reveal a problem, so try a larger one.
         # But do not repeat this if the model draws random numbers or has state: the first call has
         # already replaced its forward.
-        again = time.perf_counter() - started < 1.0 and not (trial.random or trial.state)
+        quick = time.perf_counter() - started < 1.0 and batch is self.batch
+        again = quick and not (trial.random or trial.state)
         if not problem and again and workload.batch_size < ENOUGH:
             problem = find_split_problem(workload, model, self.load(ENOUGH), trial.controls)
         return {"casts": casts, "split_problem": problem}

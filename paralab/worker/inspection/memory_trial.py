@@ -179,7 +179,7 @@ class _Trial:
         with _KnownSizes():  # type: ignore[no-untyped-call]
             output = call_model(self.model, inputs)
         if self.low and self.by_module:  # compute the loss in fp32, as fsdp does
-            output = map_tensors(lambda t: t.float() if t.is_floating_point() else t, output)
+            output = _to_fp32(output)
         before_loss()
         return output, gathered(self.workload.loss(output, targets))
 
@@ -198,7 +198,10 @@ class _Trial:
                 if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                     group["foreach"] = True
         with self.fake:
-            self._forward(resize(self.sample, samples))[1].backward()
+            batch = resize(self.sample, samples)
+            if self.low and self.by_module:  # the modules are not cast yet
+                batch = _to_fp32(batch)
+            self._forward(batch)[1].backward()
             optimizer.step()  # this step creates the state
             step_bytes = self._peak_of(optimizer.step, optimizer)
             state = {p: list(tensors(dict(values))) for p, values in optimizer.state.items()}
@@ -295,6 +298,10 @@ class _KnownSizes(TorchDispatchMode):
         if operator.name() in self.UNKNOWN:
             raise ValueError(f"fake tensors do not show the workspace of {operator.name()}")
         return operator(*args, **kwargs or {})
+
+
+def _to_fp32(tree: Any) -> Any:
+    return map_tensors(lambda t: t.float() if t.is_floating_point() else t, tree)
 
 
 def _make_tracker() -> Any:
