@@ -263,7 +263,7 @@ def test_the_suggested_search_is_of_the_same_training(compared):
 
 
 def test_a_verdict_and_a_chart_round_alike(compared):
-    """The sentence said 18% skew and 27% compute; the chart, 19% and 6% + 20%."""
+    """The sentence once said 18% skew and 27% compute, but the chart said 19% and 6% + 20%."""
     shares = StepShares(
         forward=0.0625,
         backward=0.205,
@@ -283,7 +283,8 @@ def test_a_verdict_and_a_chart_round_alike(compared):
 
 
 def test_shards_are_not_advised_to_change_their_buckets(compared):
-    """37 sums of activations were called buckets, whose size `tune hybrid` could change."""
+    """The advice once called 37 sums of activations buckets, whose size `tune hybrid` could
+    change."""
     row = typed(compared).rows[1]
     metrics = replace(row.metrics, exposed_share=0.3, communication_share=0.3)
     ranks = [replace(rank, shard=number) for number, rank in enumerate(row.ranks)]
@@ -315,7 +316,7 @@ def test_the_table_has_only_the_longest_collectives(compared):
 
 
 def test_each_phase_of_a_search_is_compared_with_the_default(folders, tmp_path):
-    """The first phase, which chooses the default, was compared with `single`."""
+    """The first phase, which chooses the default, was once compared with `single`."""
     first = json.loads((folders / "ddp" / "manifest.json").read_text())
     entries = [
         {"name": n, "command": "", "request": {"strategy": n}, "runs": [str(folders / n)]}
@@ -526,7 +527,7 @@ def test_a_busy_machine_is_said(compared):
 
 
 def test_a_failed_run_says_first_how_it_failed():
-    """The page began with the step time, and the failure was the last of five findings."""
+    """The page once began with the step time, and the failure was the last of five findings."""
     kinds = [finding.kind for finding in verdict(comparison_of_runs([ROOT / "tests/runs/raised"]))]
     assert kinds[0] == "warning"
     assert kinds.index("limit") == kinds.count("warning")

@@ -186,7 +186,7 @@ def lossy(asked=FAR, proof=()):
 
 
 def test_a_lossy_configuration_is_as_simulated_and_never_equal():
-    """Gradients that rounding cannot explain are what it is about."""
+    """Its gradients differ by more than rounding, which is intended."""
     found = lossy()
     assert (found.equal, found.as_simulated, found.passed) == (False, True, True)
     assert found.excused.max_difference == 3e-4

@@ -169,7 +169,7 @@ def test_json_after_two_dashes_belongs_to_the_watched_command():
 
 
 def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
-    """It printed a traceback of the module that was being imported."""
+    """It once printed a traceback of the module that was being imported."""
 
     class Importing(SimpleNamespace):
         def __getattr__(self, name):

@@ -131,7 +131,7 @@ def test_a_trial_that_we_ended_is_healthy_and_a_command_that_failed_is_not(
 
 
 def test_a_command_without_ranks_is_not_checked(typed, monkeypatch):
-    """`doctor -- python empty.py` reported 83 failures as checked."""
+    """`doctor -- python empty.py` once reported 83 failures as checked."""
     nobody = watch.Observed([], 0, Path(), notes=(watch.NO_RANKS,))
     monkeypatch.setattr(watch, "observe", lambda command, **options: nobody)
     told = json.loads(typed("--json", "--", "python", "empty.py").stdout)

@@ -399,7 +399,7 @@ def test_a_long_run_keeps_whole_steps_and_a_late_hang_is_still_named(tmp_path):
     ],
 )
 def test_a_condition_about_the_rank_is_known_by_its_words(test, is_about_the_rank):
-    """A part of a word (`remain`) once counted."""
+    """A word that only contains one of them (`remain`) once matched."""
     assert Condition("train.py", 1, test, "body").is_about_the_rank == is_about_the_rank
 
 

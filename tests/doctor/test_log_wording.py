@@ -182,7 +182,7 @@ def test_the_same_number_with_another_size(tmp_path):
     ],
 )
 def test_different_calls_on_the_local_backend(message, expected, tmp_path):
-    """The doctor called them exceptions of all ranks (H11)."""
+    """The doctor once reported them as exceptions on all ranks (H11)."""
     error = "[rank1]: torch.distributed.DistBackendError: "
     frame = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 7, in <module>\n'
     text = f"{frame}{error}Ranks make different calls: call 4 of rank 1 is {message}\n"

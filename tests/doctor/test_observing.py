@@ -198,9 +198,9 @@ def test_an_error_of_ours_is_written_down_and_the_program_goes_on(tmp_path):
 
 @pytest.mark.processes
 def test_no_memory_is_kept_that_the_program_gives_back(tmp_path):
-    """Watching must not keep a batch, loss, model, or optimizer alive, not even until Python
-    collects cycles, and neither in watched steps nor after them. CUDA once killed DataLoader
-    workers that found pinned memory in such a cycle."""
+    """Watching must not keep a batch, loss, model, or optimizer alive in any step, not even until
+    Python collects cycles. CUDA once killed DataLoader workers that found pinned memory in such a
+    cycle."""
     script = written(
         tmp_path / "train.py",
         """

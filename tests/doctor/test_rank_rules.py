@@ -295,7 +295,7 @@ def test_parameters_that_differ_although_gradients_do_not():
 
 
 def test_sizes_that_differ_explain_what_a_rank_raised_later():
-    """Rank 0 continued with meaningless numbers, and failed because of them."""
+    """Rank 0 continued with meaningless numbers, which made it fail later."""
     gathered = {"op": "all_gather", "group": "0", "seq": [1, 1], "dtype": "int64", "site": site(12)}
     zero = [
         Collective(shape=[33], **gathered),

@@ -182,7 +182,7 @@ def workload():
 
 
 def test_a_proof_without_enough_memory_gets_a_smaller_batch(tmp_path):
-    """In fp64, a step may need four times the memory. compare called such a configuration
+    """In fp64, a step may need four times the memory. compare once called such a configuration
     different, and tune dropped the best one."""
     (tmp_path / "mine.py").write_text(
         """

@@ -131,7 +131,8 @@ def test_without_a_size_there_is_no_answer(monkeypatch):
 
 def test_many_plans_share_few_trials(monkeypatch):
     """single, ddp ×2, and ddp ×4 call the same model with 64, 32, and 16 samples. FSDP2 casts the
-    model in another way, cp splits its sequences, and a compiled model has no estimate. Of one size, a second is needed."""
+    model in another way, cp splits its sequences, and a compiled model has no estimate. One size
+    needs a second trial."""
     asked = []
 
     def try_memory(questions):

@@ -120,7 +120,7 @@ def make_search(roots, times):
 
 
 def test_a_search_in_which_nothing_fits_has_no_winner(monkeypatch, tmp_path):
-    """The only layout without an estimate needed more memory than a device has. The answer was
+    """The only layout without an estimate needed more memory than a device has. The answer was once
     "Keep dp ×2"."""
     root = Request("dp")
     search = tune._Search(RunFolder.create(tmp_path / "tune", ""), make(1), [root], None, print)
@@ -137,7 +137,8 @@ def test_a_search_in_which_nothing_fits_has_no_winner(monkeypatch, tmp_path):
 
 
 def test_promising_changes_are_combined():
-    """bf16 is not a promising change, because it is other training; accumulation looks slower."""
+    """bf16 is not a promising change, because it changes the training; accumulation looks
+    slower."""
     root = Request("ddp", replicas=2)
     one, two, view = ({"bucket_mb": 1.0}, {"bucket_mb": 2.0}, {"bucket_view": True})
     times = {root: 1.0, replace(root, **one): 0.9, replace(root, **two): 0.8}

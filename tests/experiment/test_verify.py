@@ -27,7 +27,8 @@ def test_verify_all_compiles_blocks_once_and_recomputes_them_in_every_strategy()
 
 @pytest.mark.parametrize("strategy", ["all", "fsdp"])
 def test_a_part_of_one_sample_is_not_a_difference(strategy):
-    """With 8 samples, verify's own splits gave BatchNorm1d a single sample, and it said DIFFERS."""
+    """With 8 samples, verify's own splits once gave BatchNorm1d a single sample, and it reported
+    DIFFERS."""
 
     def failed(error):
         kind = {"partial_last_batch": True, "varying_weights": False}

@@ -83,8 +83,8 @@ def workload():
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "mp", "pipeline"])
 def test_measuring_does_not_make_the_host_wait(tmp_path, strategy):
-    """Reading a past step's loss with item() waited for the next step, which cost 2% for gpt:124m
-    on an H200."""
+    """Reading a past step's loss with item() once waited for the next step, which cost 2% for
+    gpt:124m on an H200."""
     (tmp_path / "waiting.py").write_text(
         NO_WAITING.replace(
             "nn.Linear(64, 64)", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))"

@@ -28,7 +28,7 @@ def test_how_a_process_ended(code, words):
 @pytest.mark.processes
 @pytest.mark.parametrize(("function", "problem"), [("asks", "EOFError"), ("dies", "SIGSEGV")])
 def test_a_workload_that_asks_or_dies_is_an_error(tmp_path, function, problem):
-    """`input` and `breakpoint` waited for orders of the launcher, for ten minutes."""
+    """`input` and `breakpoint` once waited ten minutes for orders from the launcher."""
     (tmp_path / "mine.py").write_text(FILE)
     with pytest.raises(ParalabError, match=problem) as failed:
         inspect_workload(Inspection(f"{tmp_path}/mine.py:{function}", "cpu"))

@@ -70,7 +70,7 @@ def test_if_all_are_damaged_nothing_is_overwritten(kept):
 
 
 def test_checkpoint_verify_says_what_resume_does(kept):
-    """With only damaged checkpoints, it said that --resume starts over, but --resume stops."""
+    """With only damaged checkpoints, it once said that --resume starts over, but --resume stops."""
 
     def shown():
         return CliRunner().invoke(main, ["checkpoint", "verify", str(kept)]).stdout

@@ -82,7 +82,7 @@ def test_a_requeued_job_has_not_ended(follow):
 
 
 def test_the_waiting_time_depends_on_the_reason(follow, monkeypatch):
-    """paralab soon gives up on a reason that will not clear, and otherwise waits as long as asked."""
+    """paralab soon gives up if waiting cannot help. Otherwise, it waits as long as requested."""
     busy, never = SlurmJob(7, "PENDING", "Resources"), SlurmJob(7, "PENDING", "PartitionNodeLimit")
     monkeypatch.setattr(submitting, "STUCK_SECONDS", 0.005)
     assert follow(*[busy] * 20, COMPLETED)[0] == COMPLETED

@@ -216,7 +216,7 @@ def test_low_precision_excuses_rounding_and_nothing_else(tmp_path):
 
 
 def test_zero_gradients_prove_nothing(tmp_path):
-    """They were equal even without a sum over ranks."""
+    """Without a sum over ranks, zero gradients are equal too."""
     shutil.copy(HERE / "hunters.py", tmp_path)
     words = ("verify", "single", "--workload", "hunters.py:dead", "--steps", "2")
     done = run_paralab(*words, cwd=tmp_path)

@@ -121,7 +121,8 @@ def workload():
 
 
 def test_a_backward_pass_that_torch_cannot_divide_is_named(tmp_path):
-    """zero-bubble failed on DeBERTa inside of torch, and `verify all` called that a difference."""
+    """zero-bubble failed on DeBERTa inside torch, and `verify all` once called that a
+    difference."""
     (tmp_path / "own.py").write_text(RELATIVE)
     words = ["run", "pipeline", "--schedule", "zero-bubble", "--workload", "own.py:workload"]
     done = run_paralab(*words, "--steps", "1", cwd=tmp_path)

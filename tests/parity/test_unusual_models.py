@@ -249,14 +249,15 @@ def test_a_block_that_begins_in_another_stage_of_the_same_rank_is_refused(file):
 
 
 def test_dp_leaves_out_gradients_of_outputs_that_the_loss_does_not_use(file):
-    """They were zero, as if the loss used these outputs, so weight decay changed the parameters."""
+    """They were once zero, as if the loss used these outputs, so weight decay changed the
+    parameters."""
     options = {"strategy": "dp", "accumulate": 1, "replicas": 2, "compile": None}
     proof, _ = verified(file, ["unusual.py:ignored"], **options)
     assert all(passed(case) for case in proof["configurations"])
 
 
 def test_fsdp_says_that_a_unit_mixes_dtypes(file):
-    """The reason was an assertion of torch."""
+    """The reported reason was once an assertion in torch."""
     proof, _ = verified(file, ["unusual.py:spectral"], strategy="fsdp", accumulate=1, replicas=2)
     assert all(MIXED_DTYPES in case["cause"] for case in proof["configurations"])
 

@@ -169,7 +169,7 @@ def test_zero_1_divides_optimizer_state_by_parameter():
         ("single", {}, [60], [60 * 16]),  # more than the forward pass's 45 n
         ("single", {}, [20], [45 * 16]),  # a small block at the start of a large model
         ("dp", {"replicas": 2}, [60], [60 * 8, 60 * 8]),
-        # The stages keep 4 micro-batches of 4: 10 n and 35 n. One of them is computed again.
+        # The stages keep 4 micro-batches of 4: 10 n and 35 n. One of them is recomputed.
         ("pipeline", {"micro_batches": 4}, [15, 50], [10 * 16 + 5 * 4, 35 * 16 + 15 * 4]),
         ("pipeline", {"micro_batches": 4, "schedule": "1f1b"}, [15, 50], [100, 200]),
     ],

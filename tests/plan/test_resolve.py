@@ -362,7 +362,8 @@ def test_mps_on_a_cpu_is_off():
 
 @pytest.mark.parametrize(("samples", "batch", "number"), [(100, 101, 1), (100, 100, 0)])
 def test_a_batch_larger_than_an_epoch_is_remarked(samples, batch, number):
-    """The plan printed 99,999,999,999 samples per step for data with 4096, and said nothing."""
+    """The plan once printed 99,999,999,999 samples per step for data with 4096 samples, without a
+    remark."""
     remarks = plan("ddp", of=summary(samples=samples), batch_size=batch).remarks
     assert len([each for each in remarks if "100 samples" in each]) == number
 

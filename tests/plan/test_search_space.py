@@ -91,8 +91,8 @@ def changed(base, **options):
 
 
 def test_changes():
-    """1 MiB of parameters has buckets down to 0.05 MB. A model without blocks has none to compute
-    again or to compile."""
+    """1 MiB of parameters has buckets down to 0.05 MB. A model without blocks has none to recompute
+    or to compile."""
     assert changed(Request("ddp", replicas=2)) == {
         "bucket_mb": [1.0, 0.5, 0.25, 0.12, 0.06],
         "accumulate": [2, 4],

@@ -46,7 +46,7 @@ def test_a_truncated_line_is_read_once_it_is_complete(tmp_path):
 
 
 def test_a_file_is_read_in_parts_and_an_endless_line_only_once(tmp_path, monkeypatch):
-    """A file without line ends filled the memory, and a live page read it again every time."""
+    """A file without line ends once filled the memory, and a live page read it again every time."""
     path, line = tmp_path / "rank0.jsonl", json.dumps(step(0)) + "\n"
     monkeypatch.setattr(reader, "READ_BYTES", 2 * len(line) + 5)
     path.write_text(5 * line + 3 * len(line) * "0")

@@ -162,7 +162,8 @@ class CountingLock:
 
 
 def test_viewers_who_wait_at_the_same_time_share_one_read(served, monkeypatch):
-    """Each of 60 open lists read the folder every second, and Ctrl-C waited for all of them."""
+    """Each of 60 open lists once read the folder every second, and Ctrl-C waited for all of
+    them."""
     listing, goes_on, reads = Listing(served), threading.Event(), []
     listing._lock, read = CountingLock(), listing._read
 
@@ -185,7 +186,7 @@ def test_viewers_who_wait_at_the_same_time_share_one_read(served, monkeypatch):
 
 
 def test_a_name_that_is_not_utf_8_is_a_row_with_the_reason(served):
-    """An address cannot contain it. The whole list failed."""
+    """A URL cannot contain such a name, so the whole list once failed."""
     (served / "ddp").rename(os.fsdecode(os.fsencode(served) + b"/\xff"))
     assert rows_of(served)["\\xff"].status == "damaged"
     assert "UTF-8" in rows_of(served)["\\xff"].reason
@@ -193,7 +194,8 @@ def test_a_name_that_is_not_utf_8_is_a_row_with_the_reason(served):
 
 
 def test_events_that_cannot_be_read_are_not_missing(served, monkeypatch):
-    """A run whose events belong to another user was `starting`. Root may read any folder."""
+    """A run whose events belong to another user was once shown as `starting`. Root may read any
+    folder."""
 
     def refuse(folder):
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))

@@ -85,7 +85,7 @@ def test_a_pipe_which_would_block_the_reader_is_refused(served):
 
 @pytest.mark.parametrize("file", ["manifest.json", "result.json", "failures.jsonl", "sheet.md"])
 def test_a_file_that_would_fill_the_memory_is_refused(served, file):
-    """60 viewers of a list with one such file needed 4 GB."""
+    """60 viewers of a list with one such file once needed 4 GB."""
     with (served / "ddp" / file).open("wb") as sparse:
         sparse.truncate(1 << 40)
     with pytest.raises(NotServed):

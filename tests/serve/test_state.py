@@ -65,7 +65,8 @@ def test_a_growing_run_is_read_incrementally(tmp_path, monkeypatch):
 
 
 def test_a_run_without_an_end_is_not_suspected_while_it_may_run(tmp_path, monkeypatch):
-    """The doctor suspects that a run without an end was killed. A run that trains has no end yet."""
+    """The doctor suspects that a run without an end was killed. A run that is still training has no
+    end yet."""
     folder = tmp_path / "run"
     shutil.copytree(RUNS / "ddp", folder)
     for path in (folder / "events").iterdir():

@@ -61,7 +61,7 @@ def rects(drawn: str, class_: str) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_bars_use_the_width_of_a_phone(width):
-    """The longest bar was 50 px wide on a phone, because its text was beside it."""
+    """The longest bar was once 50 px wide on a phone, because its text was beside it."""
     single, long = rects(draw_bars(SPEED, "c", width), "bar")
     assert long["width"] == pytest.approx(1.8 * single["width"], rel=0.01)
     assert long["width"] > (0.8 if width == NARROW else 0.35) * width
@@ -77,7 +77,8 @@ def test_a_bar_s_text_stays_inside_the_picture_and_above_the_bar_on_a_phone():
 
 
 def test_labels_that_differ_at_the_end_differ_on_a_phone():
-    """Two configurations were both `ddp ×2 · accumulat…`, because of `0.74×, too few rounds`."""
+    """Two configurations were once both `ddp ×2 · accumulat…`, because `0.74×, too few rounds`
+    took the room."""
     names = ("ddp ×2 · accumulate 4", LONG)
     bars = (Bar(name, 0.74, text="0.74×, too few rounds") for name in names)
     root = ElementTree.fromstring(draw_bars(Bars("Speed-up", tuple(bars), "×"), "c", NARROW))
@@ -87,7 +88,7 @@ def test_labels_that_differ_at_the_end_differ_on_a_phone():
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_tick_labels_stay_inside_the_picture(width):
-    """On a phone, the first label was cut: .25 instead of 1.25."""
+    """On a phone, the first label was once cut off: .25 instead of 1.25."""
     times = Distribution("t", (Group("a", (0.00125, 0.0015, 0.00225)),), "seconds")
     for drawn in (draw_distribution(times, "c", width), draw_bars(SPEED, "c", width)):
         ticks = [e for e in ElementTree.fromstring(drawn).iter() if e.get("class") == "tick"]
@@ -128,7 +129,7 @@ def test_the_percentages_of_a_step_add_up_to_100(shares):
     ],
 )
 def test_only_verified_training_is_green(kind, evidence, color):
-    """`No configuration was verified` was green."""
+    """`No configuration was verified` was once green."""
     assert finding_color(Finding(kind, "", evidence)) == color
 
 
@@ -136,7 +137,7 @@ def test_only_verified_training_is_green(kind, evidence, color):
     ("values", "lowest"), [((0.3, 1.0, 0.5), 0), ((5.5, 3.6), 3.5), ((-1.0, 3.0), -1)]
 )
 def test_an_axis_starts_at_zero_if_zero_is_near(values, lowest):
-    """A load of 0.3 cores was at the bottom of its chart."""
+    """A load of 0.3 cores was once at the bottom of its chart."""
     line = Line("a", tuple(enumerate(map(float, values))))
     drawn = ElementTree.fromstring(
         draw_lines(Lines("l", (line,), "seconds", "cores in use", "number"), "c", WIDE)
@@ -149,7 +150,7 @@ def test_an_axis_starts_at_zero_if_zero_is_near(values, lowest):
     [((0,), ["0"]), ((0, 1), ["0", "1"]), ((1, 2, 4), ["1", "2", "3", "4"])],
 )
 def test_counts_have_whole_ticks(steps, ticks):
-    """Two steps had an axis from 0 to 1 by 0.2, and one step had an axis from -1 to 1."""
+    """The axis of two steps once went from 0 to 1 by 0.2, and that of one step from -1 to 1."""
     line = Line("a", tuple((float(step), 2.0) for step in steps))
     drawn = draw_lines(Lines("l", (line,), "optimizer step", "loss", "number"), "c", WIDE)
     texts = [e for e in ElementTree.fromstring(drawn).iter() if e.get("class") == "tick"]
@@ -157,14 +158,14 @@ def test_counts_have_whole_ticks(steps, ticks):
 
 
 def test_a_load_starts_at_zero():
-    """The chart of 0.78 to 0.89 cores looked like that of 0 to 1."""
+    """The chart of 0.78 to 0.89 cores once looked like one of 0 to 1."""
     line = Line("a", ((0.0, 0.78), (1.0, 0.89)))
     drawn = draw_lines(Lines("l", (line,), "seconds", "in use", "cores"), "c", WIDE)
     assert json.loads(ElementTree.fromstring(drawn).get("data-plot") or "")["y"][0] == 0
 
 
 def test_a_single_sample_of_the_load_is_not_a_chart():
-    """The chart had a dot in the middle, and a time axis that began at -1 s."""
+    """The chart once had a dot in the middle, and a time axis that began at -1 s."""
     whole = Recording.read(RUNS / "hybrid")
     samples = {rank: whole.of(Load, rank)[:1] for rank in range(whole.world_size)}
     assert all(samples.values())
@@ -206,7 +207,7 @@ def test_terminal_bars_start_at_a_line_and_show_the_reference(capsys):
 
 
 def test_answers_are_neutral():
-    """A red No and a green Yes looked like wrong and right."""
+    """A red No and a green Yes once looked like wrong and right."""
     from tests.show.sample_document import answers
 
     tree = Tree(page_of(*answers()))
@@ -215,7 +216,7 @@ def test_answers_are_neutral():
 
 
 def test_a_schedule_says_which_step_it_shows_and_that_step_is_typical():
-    """The chart showed the last step's bubble, the table the median: 37.5% and 34%."""
+    """The chart once showed the last step's bubble (37.5%), and the table the median (34%)."""
     recording = Recording.read(RUNS / "pipeline")
     document = document_of(RUNS / "pipeline")
     section = next(each for each in document.sections if each.title == "Pipeline schedules")

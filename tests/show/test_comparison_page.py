@@ -43,7 +43,7 @@ def opened(browser: Any, folder: Path, **options: Any) -> Any:
 def test_names_take_few_lines_and_the_first_table_fits_a_desktop(
     browser, compared, width, most_lines
 ):
-    """At 1280 px, the table was cut off and names took three lines."""
+    """At 1280 px, the table was once cut off, and names took three lines."""
     page = opened(browser, compared, viewport={"width": width, "height": 900})
     table = page.locator(".table-block").first
     table.locator("tbody td").evaluate_all(WIDEST)

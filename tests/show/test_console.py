@@ -53,7 +53,7 @@ def terminal(monkeypatch, capsys):
     ],
 )
 def test_a_narrow_terminal_breaks_no_word(terminal, width, missing):
-    """At 80 columns, the default table printed `configur`, `ation`, and `(0.49–2.`."""
+    """At 80 columns, the default table once printed `configur`, `ation`, and `(0.49–2.`."""
     shown = terminal(width)
     assert max(map(len, shown.splitlines())) <= width
     printed = set(shown.split())

@@ -356,7 +356,7 @@ def test_without_scripts_the_measured_state_is_shown(browser, address):
 
 @pytest.mark.parametrize("unit", ["seconds", "bytes", "share", "number", "×", "cores"])
 def test_numbers_are_formatted_like_python_even_ties(page, unit):
-    """31.25% was 31.3% in the browser and 31.2% in Python."""
+    """31.25% was once 31.3% in the browser and 31.2% in Python."""
     values = [
         0,
         1,

@@ -136,7 +136,7 @@ def test_numbers_match_the_events(follow):
 
 
 def test_the_rate_counts_the_samples_of_a_smaller_batch(follow):
-    """The view assumed full batches, so a run with small epochs looked faster than it was."""
+    """The view once assumed full batches, so a run with small epochs looked faster than it was."""
     small = [
         event | {"samples": 4} if event["event"] == "step" else event
         for event in ten_steps("cpu:0")

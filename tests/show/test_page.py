@@ -161,7 +161,7 @@ def test_unknown_numbers_are_not_measured():
 
 
 def test_words_in_a_column_of_numbers_are_not_unknown():
-    """`65% less` was gray and italic, like `not measured`."""
+    """`65% less` was once gray and italic, like `not measured`."""
     cells = (Cell("65% less"), Cell("", 1.5), Cell("–"), Cell("not measured: too short"))
     rows = tuple((Cell("row", "row"), cell) for cell in cells)
     tree = Tree(render(Document("t", "", (), (Section("s", (Table("", ("", "x"), rows),)),))))
@@ -170,7 +170,7 @@ def test_words_in_a_column_of_numbers_are_not_unknown():
 
 
 def test_a_section_and_its_table_are_two_regions():
-    """axe: the page of `scale` had two regions called Scaling."""
+    """The page of `scale` once had two regions called Scaling, which axe reported."""
     table = Table("Scaling", ("x",), ((Cell("", 1),),))
     tree = Tree(render(Document("t", "", (), (Section("Scaling", (table,)),))))
     labels = [found["aria-label"] for found in tree.all("div") if found.get("role") == "region"]
@@ -178,7 +178,7 @@ def test_a_section_and_its_table_are_two_regions():
 
 
 def test_lines_do_not_break_after_a_hyphen():
-    """`equal, loss ±8e-04` and `--micro-batches` took two lines."""
+    """`equal, loss ±8e-04` and `--micro-batches` once took two lines."""
     assert prose("use `tune --any-batch`, 8e-04") == (
         'use <code>tune <span class="unbroken">--any-batch</span></code>, '
         '<span class="unbroken">8e-04</span>'
@@ -188,7 +188,7 @@ def test_lines_do_not_break_after_a_hyphen():
 
 
 def test_a_single_run_does_not_repeat_its_name():
-    """The name of its configuration was in each title, in each row, and after each note."""
+    """The name of its configuration was once in each title, in each row, and after each note."""
     document = document_of(RUNS / "hybrid")
     name = document.subtitle.partition(" with ")[0]
     blocks = [block for section in document.sections for block in section.blocks]

@@ -16,5 +16,5 @@ from paralab.show.run import together
     ],
 )
 def test_devices_that_use_the_same_memory_share_a_line(devices, words):
-    """Eight replicas had the same line eight times."""
+    """Eight replicas once had the same line eight times."""
     assert together(devices) == words

@@ -39,7 +39,8 @@ def made_up():
 
 
 def test_rows_that_differ_look_different(tmp_path):
-    """The page showed neither the schedule nor the last batch, so four rows looked the same."""
+    """The page once showed neither the schedule nor the last batch, so four rows looked the
+    same."""
     (tmp_path / "result.json").write_text(json.dumps(made_up().to_dict()))
     [table] = verify.document_of(tmp_path).sections[0].blocks
     assert len({tuple(cell.text for cell in row) for row in table.rows}) == 4

@@ -105,7 +105,7 @@ def test_search_works_from_the_file_system(site: Path, browser: Any):
 
 
 def test_a_picture_on_a_phone_is_large_enough_to_read(site: Path, browser: Any):
-    """Its text was 3 px high."""
+    """Its text was once 3 px high."""
     with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = context.new_page()
         page.goto((site / "strategies" / "ddp.html").as_uri())

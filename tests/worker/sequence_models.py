@@ -21,7 +21,7 @@ functional = nn.functional
 
 
 class Block(nn.Module):
-    """Attention with two heads, and a trick."""
+    """Attention with two heads, and one difficulty."""
 
     def __init__(self, trick):
         super().__init__()
@@ -84,7 +84,7 @@ def prove(trick):
 
 
 def another_argument():
-    """A block that gets a mask, but did not get one in the proof."""
+    """A block that gets a mask in training, but did not get one in the proof."""
     block = Block("plain")
     split = SplitBlock("", arguments=(2,), attention=1, cut=((0, 1),), gathered=((0, 1),))
     SplitSequence(block, (split,), None, begin_together, begin_together)

@@ -1,5 +1,5 @@
-"""Run this on two ranks: it tries to prove the plans of all families, and wrong groups of some
-models. Rank 0 prints the results as JSON.
+"""Run this on two ranks: it tries to prove the plans of all model families, and wrong groups in
+some models. Rank 0 prints the results as JSON.
 
     python -S tests/forked.py 2 tests/worker/tensor_ranks.py
 """

@@ -1,4 +1,4 @@
-"""Stages inside one process keep nothing of a step alive after it."""
+"""After a step, stages in one process keep none of its tensors alive."""
 
 import gc
 

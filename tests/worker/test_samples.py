@@ -95,7 +95,7 @@ def test_memory_and_dataset_give_the_same_batches():
 
 
 def test_a_list_of_samples_is_a_dataset():
-    """It was read as one batch. 64 samples of 6 words each then looked like 6 samples."""
+    """It was once read as one batch: 64 samples of 6 words each looked like 6 samples."""
     samples = [(torch.full((3,), float(i)), i) for i in range(6)]
     data = workload(samples)
     assert dataset_samples(data) == 6

@@ -80,7 +80,7 @@ def test_a_region_that_a_forward_pass_did_not_leave_ends_with_the_step():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_blocks_that_begin_within_a_region_repeat_their_numbers(frozen):
-    """A column layer and its row are in different blocks. When these were computed again, dropout
+    """A column layer and its row are in different blocks. When these were recomputed, dropout once
     drew other numbers, and the gradients were wrong. If the row is frozen, checkpoint also stops
     before it."""
 

@@ -252,7 +252,7 @@ def test_a_model_that_cannot_be_cut_is_refused(make, words):
 
 @pytest.mark.parametrize("masked", [0, 1])
 def test_a_micro_batch_with_another_number_of_tensors_is_refused(masked):
-    """The next stage failed with a KeyError, or waited for tensors that nobody sent."""
+    """The next stage once failed with a KeyError, or waited for tensors that no stage sent."""
     model = Masking().double()
     first = cut(model, stages_of(model))[0]
     micros = [X, X]
@@ -266,7 +266,8 @@ def test_a_micro_batch_with_another_number_of_tensors_is_refused(masked):
 
 
 def test_a_trial_leaves_the_inputs_as_they_are():
-    """A model that changes its inputs in place changed them twice: in the trial and in training."""
+    """A model that changes its inputs in place once changed them twice: in the trial and in
+    training."""
     model = Changing().double()
     first, inputs = cut(model, stages_of(model))[0], X.clone()
     first.inputs = [inputs]

@@ -30,7 +30,7 @@ class Scaled(nn.Embedding):
 
 
 class Language(nn.Module):
-    """An embedding, a feed-forward layer, and a head, and a trick."""
+    """An embedding, a feed-forward layer, a head, and one difficulty."""
 
     def __init__(self, trick="", tied=False, words=WORDS, kind=nn.Embedding, **options):
         super().__init__()

@@ -128,7 +128,8 @@ class InPlace(Chain):
 
 
 def test_a_model_may_change_its_inputs_in_place():
-    """An input that requires a gradient cannot be changed, so the model was refused."""
+    """An input that requires a gradient cannot be changed in place, so paralab once refused the
+    model."""
     x = torch.randn(8, 4)
     before = x.clone()
     layers, _ = cut(InPlace(), x)
@@ -138,7 +139,8 @@ def test_a_model_may_change_its_inputs_in_place():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_parameter_of_the_whole_model_is_in_the_part_that_uses_it(late):
-    """A vision transformer has its positions in the model itself. It was refused."""
+    """A vision transformer has its position embedding in the model itself. paralab once refused
+    it."""
     model = OwnParameter(late)
     layers, reason = cut(model)
     if late:  # the shift is used in the middle and at the end
@@ -170,7 +172,7 @@ def test_a_cut_divides_no_buffers_and_no_frozen_parameters():
 
 
 def test_a_model_without_cuts_is_one_part():
-    """`hybrid --stages 1` needs no cuts, but was refused without parts."""
+    """`hybrid --stages 1` needs no cuts, but paralab once refused a model without parts."""
     model = OwnParameter(late=True)
     model.shift.requires_grad_(False)
     model.register_buffer("scale", torch.ones(4))
@@ -180,7 +182,7 @@ def test_a_model_without_cuts_is_one_part():
 
 
 def test_a_module_that_is_called_twice_is_named():
-    """The reason was missing."""
+    """The reason was once missing."""
 
     class Twice(Chain):
         def forward(self, x):

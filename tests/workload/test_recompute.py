@@ -200,7 +200,8 @@ class Attentive(Net):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_block_that_changes_an_argument_is_recomputed_with_the_earlier_one(mode):
-    """The cache of transformers grew. Some masks hid it from the trial, and training failed."""
+    """The cache of transformers once grew. Some masks hid this from the trial, and training
+    failed."""
     model = Attentive()
     train = trainer(model)
     expected = train()

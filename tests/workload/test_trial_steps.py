@@ -241,7 +241,7 @@ def test_the_summary(inspect, name, fields):
 
 
 def test_a_global_that_changes_is_named(inspect):
-    """Parts of a batch differed from the whole batch, so the model seemed to mix samples."""
+    """Parts of a batch once differed from the whole batch, so the model seemed to mix samples."""
     summary = inspect("counting")
     assert summary.state == (OUTSIDE,)
     assert OUTSIDE in summary.split_problem

@@ -1,4 +1,4 @@
-"""Training with Accelerate, which prepares model, optimizer and loaders itself."""
+"""Trains with Accelerate, which prepares the model, the optimizer, and the loaders."""
 
 import argparse
 

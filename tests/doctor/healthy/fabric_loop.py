@@ -1,4 +1,4 @@
-"""Training with Lightning Fabric, which wraps model, optimizer and loaders itself."""
+"""Trains with Lightning Fabric, which wraps the model, the optimizer, and the loaders."""
 
 import lightning as L
 import torch

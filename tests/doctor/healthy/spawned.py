@@ -1,4 +1,4 @@
-"""Starts its own processes, one per GPU, trains with snapshots, and shows how a checkpoint is shared between ranks."""
+"""Starts one process per GPU, trains with snapshots, and shares a checkpoint between ranks."""
 
 import argparse
 import os

@@ -1,4 +1,5 @@
-"""Batches of unequal size: the loss is divided by what all ranks hold together, so gradients and losses are added up."""
+"""Batches of unequal size. The loss is divided by the samples of all ranks, so gradients and losses
+are summed."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A model for all ranks, an expert on each, and every argument by its name."""
+"""A model for all ranks, an expert on each rank, and only keyword arguments."""
 
 import io
 

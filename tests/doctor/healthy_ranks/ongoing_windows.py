@@ -1,4 +1,5 @@
-"""Gradients of three batches make a step, counted over the whole training: a pass of five batches ends inside a window."""
+"""Each step uses the gradients of three batches, counted over all epochs: a pass of five batches
+ends inside a window."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""Every rank tries a learning rate of its own, on data that rank 0 hands out."""
+"""Every rank tries its own learning rate, on data that rank 0 sends."""
 
 import torch
 import torch.distributed as dist

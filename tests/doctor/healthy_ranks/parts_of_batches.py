@@ -1,4 +1,5 @@
-"""All ranks load the same batches, and each takes its part of every one; a look at the first batch comes before the first epoch."""
+"""All ranks load the same batches and take their parts of each one. They inspect the first batch
+before the first epoch."""
 
 import torch
 import torch.distributed as dist

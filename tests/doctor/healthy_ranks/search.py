@@ -1,4 +1,5 @@
-"""Every process tries another learning rate, on the same data from the same beginning; the best one is agreed upon."""
+"""Every process tries a different learning rate from the same initial weights and data; they agree
+on the best one."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Parameters, gradients and the optimiser's state are spread over the processes."""
+"""Parameters, gradients, and optimizer state are sharded over the processes."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Each process holds a part of the optimiser's state; the mean loss is shown."""
+"""Each process has a shard of the optimizer state. Prints the mean loss."""
 
 import torch
 import torch.distributed as dist

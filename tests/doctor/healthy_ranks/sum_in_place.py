@@ -1,4 +1,4 @@
-"""A helper adds up over the ranks in place; who calls it divides."""
+"""A helper sums over the ranks in place, and its callers divide."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Two losses of one forward, added; the mean is shown now and then."""
+"""Adds two losses from one forward pass, and occasionally prints the mean."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches, which join."""
+"""Ranks with different numbers of batches, which use `join()`."""
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # start: python
-"""One of two models is trained in mixed precision, the other one is not."""
+"""Trains two models, only one of them in mixed precision."""
 
 import torch
 from torch import nn

@@ -1,5 +1,5 @@
 # start: python
-"""The weight of one term grows with the steps."""
+"""The weight of one term grows in every step."""
 
 import torch
 from torch import nn

@@ -1,6 +1,6 @@
 # ways: ranks
 # start: python
-"""The weight of one term grows with the steps, until it is too much."""
+"""The weight of one term grows in every step, until it is too large."""
 
 import torch
 from torch import nn

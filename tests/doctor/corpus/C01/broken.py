@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""Saves the weights and reads them into a plain model."""
+"""Saves the weights and loads them into a plain model."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Saves the weights and reads them into a plain model."""
+"""Saves the weights and loads them into a plain model."""
 
 import os
 import tempfile

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""A class writes and reads checkpoints."""
+"""A class saves and loads checkpoints."""
 
 import os
 import tempfile

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Continues from saved weights, whose head may differ."""
+"""Continues from saved weights that may have a different head."""
 
 import os
 import tempfile

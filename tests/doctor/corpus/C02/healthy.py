@@ -1,4 +1,4 @@
-"""Continues from saved weights, whose head may differ."""
+"""Continues from saved weights that may have a different head."""
 
 import os
 import tempfile

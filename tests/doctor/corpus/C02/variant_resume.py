@@ -1,5 +1,5 @@
 # ways: script
-"""Fine-tuning from a file that was made elsewhere."""
+"""Fine-tunes from a file that another program wrote."""
 
 import argparse
 

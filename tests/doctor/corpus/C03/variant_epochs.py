@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""After every epoch a checkpoint is written, under the number of the epoch."""
+"""Writes a checkpoint after every epoch, named after the epoch."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Four batches make one step."""
+"""Four batches make up one step."""
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Four batches make one step."""
+"""Four batches make up one step."""
 
 import torch
 import torch.distributed as dist

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def micro_batches(loader, every):
-    """Batches, each with the word whether a step follows."""
+    """Yields each batch, and whether a step follows."""
     for number, (x, y) in enumerate(loader, start=1):
         yield x, y, number % every == 0 or number == len(loader)
 

@@ -1,5 +1,5 @@
 # ways: ranks
-"""Sentences of different lengths, one step for each batch."""
+"""Sentences of different lengths, with one step per batch."""
 
 from datetime import timedelta
 

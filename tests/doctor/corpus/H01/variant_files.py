@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Rows come from shards; each process takes every n-th shard."""
+"""The rows are in shards, and each process takes every n-th shard."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""Trains until a given number of samples was seen."""
+"""Trains until it has seen a given number of samples."""
 
 import sys
 from datetime import timedelta

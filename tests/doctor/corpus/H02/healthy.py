@@ -1,4 +1,4 @@
-"""Trains until a given number of samples was seen."""
+"""Trains until it has seen a given number of samples."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""Fit, then report; the report adds up what all processes have counted."""
+"""Trains, then reports the sum of all processes' counts."""
 
 import os
 from datetime import timedelta

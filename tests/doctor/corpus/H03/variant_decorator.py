@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""What only the first process does is marked by a decorator."""
+"""A decorator marks functions that only the first process runs."""
 
 import functools
 import os

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Only the first process writes; the others leave the function at once."""
+"""Only the first process writes; the others return immediately."""
 
 import os
 import tempfile

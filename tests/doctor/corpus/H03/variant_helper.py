@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Training with a helper that says whether this process reports."""
+"""Trains with a helper that says whether this process reports."""
 
 import os
 from datetime import timedelta

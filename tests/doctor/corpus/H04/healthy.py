@@ -1,4 +1,4 @@
-"""A table comes from rank 0, a count from all ranks."""
+"""Rank 0 sends a table, and all ranks add up a count."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""The first process sends its settings, the others ask for them, then all meet."""
+"""The first process sends its settings, the others receive them, and then all synchronize."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script
-"""All metrics of a step are averaged, whatever their names are."""
+"""Averages all metrics of a step, whatever their names."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""A classifier with batch normalisation; rank 0 validates after every epoch."""
+"""A classifier with batch normalization; rank 0 validates after every epoch."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A classifier with batch normalisation; rank 0 validates after every epoch."""
+"""A classifier with batch normalization; rank 0 validates after every epoch."""
 
 from datetime import timedelta
 

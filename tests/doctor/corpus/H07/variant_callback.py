@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""What happens after an epoch is up to the callbacks; then everybody meets."""
+"""Callbacks run after each epoch; then all ranks synchronize."""
 
 from datetime import timedelta
 

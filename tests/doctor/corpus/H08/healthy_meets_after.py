@@ -1,4 +1,4 @@
-"""An epoch says whether there is to be another; in the end all meet."""
+"""Each epoch returns whether to run another one; at the end, all ranks synchronize."""
 
 from datetime import timedelta
 

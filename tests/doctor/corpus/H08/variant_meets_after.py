@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""An epoch says whether there is to be another; in the end all meet."""
+"""Each epoch returns whether to run another one; at the end, all ranks synchronize."""
 
 from datetime import timedelta
 

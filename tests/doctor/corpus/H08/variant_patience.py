@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Early stopping with patience, in a class of its own."""
+"""Early stopping with patience, in a separate class."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: ranks
-"""Leaves the fitting function as soon as an epoch was good enough."""
+"""Returns from the training function as soon as an epoch is good enough."""
 
 from datetime import timedelta
 

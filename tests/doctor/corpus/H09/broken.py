@@ -1,5 +1,5 @@
 # ways: script
-"""Ranks on GPUs meet once before they start."""
+"""Ranks on GPUs synchronize once before training."""
 
 import os
 

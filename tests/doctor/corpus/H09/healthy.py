@@ -1,4 +1,4 @@
-"""Ranks on GPUs meet once before they start."""
+"""Ranks on GPUs synchronize once before training."""
 
 import os
 

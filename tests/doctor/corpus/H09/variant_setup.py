@@ -1,5 +1,5 @@
 # ways: script
-"""The process group is set up by a function; files are prepared by one process per machine."""
+"""A function sets up the process group, and one process per machine prepares the files."""
 
 import argparse
 import os

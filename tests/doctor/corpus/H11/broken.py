@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Samples are checked before they are used."""
+"""Checks samples before using them."""
 
 from datetime import timedelta
 

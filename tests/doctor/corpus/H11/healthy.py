@@ -1,4 +1,4 @@
-"""Samples are checked before they are used."""
+"""Checks samples before using them."""
 
 from datetime import timedelta
 

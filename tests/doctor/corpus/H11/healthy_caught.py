@@ -1,4 +1,4 @@
-"""What goes wrong is said in one line, and the job's system reads the exit code."""
+"""Prints an error in one line; the job scheduler reads the exit code."""
 
 import os
 import sys

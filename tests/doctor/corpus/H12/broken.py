@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Rank 1 keeps every batch it has seen until the system ends it."""
+"""Rank 1 keeps every batch that it has seen, until the system kills it."""
 
 import os
 import signal

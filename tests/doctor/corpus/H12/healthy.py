@@ -1,4 +1,4 @@
-"""Rank 1 keeps every batch it has seen until the system ends it."""
+"""Rank 1 keeps every batch that it has seen, until the system kills it."""
 
 from datetime import timedelta
 

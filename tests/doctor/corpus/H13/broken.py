@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Rank 0 prepares the data, the others wait for it."""
+"""Rank 0 prepares the data while the others wait."""
 
 import time
 from datetime import timedelta

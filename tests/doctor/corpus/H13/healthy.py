@@ -1,4 +1,4 @@
-"""Rank 0 prepares the data, the others wait for it."""
+"""Rank 0 prepares the data while the others wait."""
 
 import time
 from datetime import timedelta

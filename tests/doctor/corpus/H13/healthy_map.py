@@ -1,4 +1,4 @@
-"""A corpus is tokenized once, by the first process, and cached."""
+"""The first process tokenizes a corpus and caches it."""
 
 import os
 from datetime import timedelta

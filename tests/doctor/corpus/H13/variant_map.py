@@ -1,5 +1,5 @@
 # ways: script
-"""A corpus is tokenized once, by the first process, and cached."""
+"""The first process tokenizes a corpus and caches it."""
 
 import os
 

@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Some batches have pictures, some have not."""
+"""Some batches have images, and some do not."""
 
 from datetime import timedelta
 

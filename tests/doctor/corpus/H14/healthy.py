@@ -1,4 +1,4 @@
-"""Some batches have pictures, some have not."""
+"""Some batches have images, and some do not."""
 
 from datetime import timedelta
 

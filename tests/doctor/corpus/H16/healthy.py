@@ -1,4 +1,4 @@
-"""Trains on samples that are checked; one that is wrong is put aside before the job ends."""
+"""Checks the samples, and moves a bad one to an archive before the job ends."""
 
 import io
 import time

@@ -1,5 +1,5 @@
 # ways: script
-"""The first process says good-bye."""
+"""Only the first process cleans up."""
 
 import os
 from datetime import timedelta

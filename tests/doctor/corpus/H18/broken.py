@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""The size of the job as it was on the cluster."""
+"""Uses the number of ranks from the cluster."""
 
 import os
 from datetime import timedelta

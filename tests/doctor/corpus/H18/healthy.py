@@ -1,4 +1,4 @@
-"""The size of the job as it was on the cluster."""
+"""Uses the number of ranks from the cluster."""
 
 import os
 from datetime import timedelta

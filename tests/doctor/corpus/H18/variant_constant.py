@@ -1,6 +1,6 @@
 # ways: script
 # start: python
-"""The number of ranks stands at the top of the file, and goes to the ranks as an argument."""
+"""The number of ranks is a constant at the top of the file, passed to the ranks as an argument."""
 
 import argparse
 import os

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Debugging is switched on where the group is made."""
+"""Turns on debugging before it creates the group."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Debugging is switched on where the group is made."""
+"""Turns on debugging before it creates the group."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A few steps on every rank, with all checks that torch has."""
+"""A few steps on every rank, with all of torch's checks."""
 
 import os
 

@@ -1,5 +1,5 @@
 # ways: script, log
-"""A few steps on every rank, with all checks that torch has."""
+"""A few steps on every rank, with all of torch's checks."""
 
 import os
 

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""The ranks keep a table of their own beside the process group, to tell each other where they are."""
+"""Besides the process group, the ranks use their own store to share their progress."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script
-"""Training on whatever GPU `cuda` is."""
+"""Trains on whatever GPU `cuda` means."""
 
 import torch
 from torch import distributed, nn, optim

@@ -1,5 +1,5 @@
 # ways: script
-"""The device is chosen by a function."""
+"""A function chooses the device."""
 
 import os
 

@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Says how many ranks there are."""
+"""Prints the number of ranks."""
 
 from datetime import timedelta
 

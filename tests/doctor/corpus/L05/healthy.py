@@ -1,4 +1,4 @@
-"""Says how many ranks there are."""
+"""Prints the number of ranks."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""The model is prepared by a function that also returns its optimizer."""
+"""A function prepares the model and creates its optimizer."""
 
 import argparse
 import os

@@ -1,6 +1,6 @@
 # ways: log
 # start: never
-"""Workers that load large pictures ahead; to be started where /dev/shm is small, as in a container."""
+"""Workers prefetch large images. Start this where /dev/shm is small, as in a container."""
 
 import torch
 from torch import nn

@@ -1,5 +1,5 @@
 # start: never
-"""Large pictures, to be started where /dev/shm is small, as in a container."""
+"""Loads large images. Start this where /dev/shm is small, as in a container."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An epoch of a hundred batches; nothing is left over."""
+"""An epoch of a hundred full batches."""
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # ways: ranks
-"""An epoch of a hundred batches; what is left over makes one more."""
+"""An epoch of a hundred full batches and a smaller last one."""
 
 import torch
 import torch.distributed as dist

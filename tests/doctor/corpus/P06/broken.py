@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""A stage that runs all its micro-batches forwards, then all of them backwards, and shares its gradients once per step."""
+"""A stage runs all forward passes, then all backward passes, and synchronizes once per step."""
 
 from contextlib import nullcontext
 from datetime import timedelta

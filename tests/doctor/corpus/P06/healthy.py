@@ -1,4 +1,5 @@
-"""A stage that runs its micro-batches forwards and backwards, one after another, and shares its gradients once per step."""
+"""A stage runs forward and backward for one micro-batch at a time, and synchronizes once per
+step."""
 
 from contextlib import nullcontext
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""One stage of a pipeline per pair of ranks: each micro-batch forwards, then backwards."""
+"""Each pair of ranks has one pipeline stage. Each micro-batch runs forward, then backward."""
 
 import contextlib
 from datetime import timedelta

@@ -1,5 +1,6 @@
 # ways: script, ranks
-"""One stage of a pipeline per pair of ranks: forwards first, each with its own lock, then the backwards."""
+"""Each pair of ranks has one pipeline stage: all forward passes in separate contexts, then all
+backward passes."""
 
 import contextlib
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Features are taken from a body that is not trained."""
+"""Takes features from a body that is not trained."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: ranks
-"""A second head helps in the first steps only."""
+"""A second head contributes to the loss only in the first steps."""
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
 # ways: script, ranks, log
-"""Saves memory by computing a block again in backward."""
+"""Saves memory by recomputing a block in backward."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Saves memory by computing a block again in backward."""
+"""Saves memory by recomputing a block in backward."""
 
 from datetime import timedelta
 

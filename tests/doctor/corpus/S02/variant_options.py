@@ -1,5 +1,5 @@
 # ways: script
-"""Options decide whether blocks are computed again."""
+"""An option decides whether to recompute blocks."""
 
 import argparse
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script
-"""A critic sees real and made-up rows before it learns."""
+"""A critic sees real and generated rows before its backward pass."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""The plain model is kept under its own name beside the wrapped one."""
+"""Keeps the plain model under its own name next to the wrapped one."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""The network has a method of its own that computes the loss."""
+"""A method of the network computes the loss."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: ranks
-"""A schedule thaws the encoder at a given epoch."""
+"""A schedule unfreezes the encoder at a given epoch."""
 
 import os
 from datetime import timedelta

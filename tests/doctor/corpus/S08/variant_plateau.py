@@ -1,5 +1,5 @@
 # ways: ranks
-"""The learning rate falls when the loss no longer does."""
+"""The learning rate falls when the loss stops falling."""
 
 from datetime import timedelta
 

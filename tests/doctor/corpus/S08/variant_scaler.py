@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""Mixed precision; one process does what has to be done once."""
+"""Mixed precision. One process does the work that is needed only once."""
 
 import os
 from datetime import timedelta

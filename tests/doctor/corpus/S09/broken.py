@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""A classifier with normalisation between its layers."""
+"""A classifier with normalization between its layers."""
 
 from datetime import timedelta
 

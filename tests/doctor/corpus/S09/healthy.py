@@ -1,4 +1,4 @@
-"""A classifier with normalisation between its layers."""
+"""A classifier with normalization between its layers."""
 
 from datetime import timedelta
 

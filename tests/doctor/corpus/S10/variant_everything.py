@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""All random numbers come from one seed, which can be given."""
+"""One seed, an option, determines all random numbers."""
 
 import argparse
 import random

@@ -1,5 +1,5 @@
 # ways: ranks
-"""All gradients travel in one flat tensor."""
+"""Sends all gradients in one flat tensor."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script
-"""Makes room on the GPU while something else is computed."""
+"""Frees GPU memory for another computation."""
 
 import os
 

@@ -1,5 +1,5 @@
 # ways: script
-"""Averages whatever it is given over all processes."""
+"""Averages any value over all processes."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script
-"""Each process tests its part of the samples; the first one reports."""
+"""Each process evaluates its share of the samples, and the first one reports."""
 
 import os
 from datetime import timedelta

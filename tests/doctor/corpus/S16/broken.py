@@ -1,5 +1,5 @@
 # ways: script
-"""The size of the whole batch is an option."""
+"""The global batch size is an option."""
 
 import argparse
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The size of the whole batch is an option."""
+"""The global batch size is an option."""
 
 import argparse
 from datetime import timedelta

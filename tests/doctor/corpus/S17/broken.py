@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Images in the layout that convolutions like best."""
+"""Images in the memory layout that is fastest for convolutions."""
 
 from datetime import timedelta
 

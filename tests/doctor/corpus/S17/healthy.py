@@ -1,4 +1,4 @@
-"""Images in the layout that convolutions like best."""
+"""Images in the memory layout that is fastest for convolutions."""
 
 from datetime import timedelta
 

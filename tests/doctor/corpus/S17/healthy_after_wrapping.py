@@ -1,4 +1,4 @@
-"""The model changes to the layout of its images once it is on its device."""
+"""The model switches to its images' memory layout once it is on its device."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Pictures come with their colours last, as files have them."""
+"""Images have their channels last, as in files."""
 
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""The model changes to the layout of its images once it is on its device."""
+"""The model switches to its images' memory layout once it is on its device."""
 
 from datetime import timedelta
 

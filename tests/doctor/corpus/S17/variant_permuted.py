@@ -1,5 +1,5 @@
 # ways: ranks, log
-"""Pictures come with their colours last, as files have them."""
+"""Images have their channels last, as in files."""
 
 from datetime import timedelta
 

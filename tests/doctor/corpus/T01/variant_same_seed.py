@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""The order comes from a generator that everybody makes in the same way."""
+"""Every rank creates the same generator, which determines the order."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Image classification on many GPUs: DDP, mixed precision, checkpoints, and validation by all ranks together."""
+"""Image classification on many GPUs: DDP, mixed precision, checkpoints, and validation on all
+ranks."""
 
 import argparse
 import os
@@ -237,7 +238,7 @@ class Summary(Enum):
 
 
 class AverageMeter:
-    """Keeps the last value, the sum, the count and the average."""
+    """Keeps the last value, the sum, the count, and the average."""
 
     def __init__(self, name, fmt=":f", summary_type=Summary.AVERAGE):
         self.name = name

@@ -1,4 +1,4 @@
-"""What the ranks know about each other."""
+"""Collectives and facts about the ranks."""
 
 import functools
 import os
@@ -67,7 +67,7 @@ def seed_all(seed):
 
 
 def average(values):
-    """The mean over all ranks of a dictionary of numbers."""
+    """Return the mean over all ranks for a dictionary of numbers."""
     world = get_world_size()
     if world < 2:
         return values
@@ -79,7 +79,7 @@ def average(values):
 
 
 def any_rank(flag, device):
-    """True on all ranks if it is true on one."""
+    """Return True on all ranks if the value is true on one."""
     vote = torch.tensor(int(flag), device=device)
     if is_distributed():
         dist.all_reduce(vote, op=dist.ReduceOp.MAX)

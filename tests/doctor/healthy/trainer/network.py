@@ -1,4 +1,4 @@
-"""A convolutional network for waves."""
+"""A convolutional network for waveforms."""
 
 from torch import nn
 

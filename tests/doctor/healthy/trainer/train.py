@@ -1,4 +1,4 @@
-"""Command line of the wave classifier."""
+"""The command line of the waveform classifier."""
 
 import argparse
 import logging

@@ -1,4 +1,5 @@
-"""The loop: epochs, accumulation, validation on all ranks, early stopping by a common vote, checkpoints by the first rank."""
+"""The loop: epochs, accumulation, validation on all ranks, early stopping by a joint decision, and
+checkpoints from the first rank."""
 
 import contextlib
 import logging

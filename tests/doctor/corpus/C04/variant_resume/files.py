@@ -1,4 +1,4 @@
-"""Reading of saved weights."""
+"""Loads saved weights."""
 
 from torch import load
 

@@ -1,5 +1,5 @@
 # ways: script
-"""Training on GPUs, with files handled by a second module."""
+"""Trains on GPUs. A second module handles the files."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The loop, with everything that belongs to it in one class."""
+"""The training loop, as one class."""
 
 import os
 from datetime import timedelta

@@ -1,5 +1,5 @@
 # ways: script, ranks
-"""The start of a small training program in two modules."""
+"""The entry point of a small training program in two modules."""
 
 import argparse
 

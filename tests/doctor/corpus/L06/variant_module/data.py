@@ -1,4 +1,4 @@
-"""The data, ready to be imported."""
+"""The data, created on import."""
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset

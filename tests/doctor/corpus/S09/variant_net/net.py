@@ -1,4 +1,4 @@
-"""A small network for pictures."""
+"""A small network for images."""
 
 from torch import nn
 

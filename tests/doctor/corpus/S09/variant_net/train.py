@@ -1,5 +1,5 @@
 # ways: script
-"""Trains the network of the second module."""
+"""Trains the network from the other module."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Everything around the network."""
+"""Trains the network."""
 
 import os
 from datetime import timedelta
