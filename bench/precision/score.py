@@ -134,7 +134,7 @@ def score_healthy(checkouts: Path, half: str) -> str:
 
 def score_bugs(checkouts: Path, half: str) -> Iterator[str]:
     """Yield rows that count the known bugs found before their fix, and those still reported after
-    it: one row for each id, then the sum."""
+    it. Yield one row for each id, then the sum."""
     chosen = [row for row in rows("bugs.csv") if row["half"] == half]
     results = {}
     for side in ("before", "after"):

@@ -2,8 +2,8 @@
 numbers.
 
 A measurement can be slow by chance, but is hardly ever fast by chance. So a configuration leaves
-the race only if even its best round is slower than the leader's median, by a margin that shrinks
-with the number of rounds. Times relative to the default:
+the race only if even its best round is slower than the leader's median by some margin. The margin
+shrinks with the number of rounds. Times relative to the default:
 
     round   1     2     3    median
     a      0.70  0.72  0.71   0.71   the leader

@@ -4,8 +4,8 @@ The data itself goes through shared memory (staging.py). A waiting rank sleeps. 
 kernel closes its sockets, so the others know immediately which rank it was. On Linux, neither
 bells nor addresses have a name in a file system, so nothing remains, even after kill -9.
 
-A bell is an eventfd. Writing to a socket would also work, but Linux would move the reader to the
-writer's core, and the two ranks would take turns on one core.
+A bell is an eventfd. Writing to a socket would also work. But Linux would move the reader to the
+writer's core, where the two ranks would take turns.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def for_classroom50(s: Submission) -> JsonObject:
 
 
 def _one_or_all(make: Callable[[Submission], JsonObject], submissions: Sequence[Submission]) -> str:
-    """Return one object, or for a class, one per student."""
+    """Return one object or, for a class, one per student."""
     results = {submission.student: make(submission) for submission in submissions}
     return json.dumps(next(iter(results.values())) if len(results) == 1 else results)
 

@@ -75,7 +75,7 @@ def _read(path: Path) -> Counter[Accepted]:
     try:
         content = json.loads(path.read_text("utf-8"))
         if content["version"] != VERSION:
-            raise UsageError(f"{path} is a baseline from a different version.", fix=again)
+            raise UsageError(f"{path} was written by a different version of paralab.", fix=again)
         return Counter(
             {
                 Accepted(str(row["id"]), str(row["file"]), str(row["code"])): int(row["count"])

@@ -1,7 +1,7 @@
 """Group one rank's backward passes into windows: the passes whose gradients one optimizer step
 applies together.
 
-Optimizers may take turns (a GAN has two): every step ends a window, and passes whose gradients were
+Optimizers may take turns (a GAN has two), so every step ends a window. Passes whose gradients were
 cleared before the step do not belong to it. A step that the scaler skipped also ends a window.
 """
 

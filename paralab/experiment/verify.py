@@ -147,9 +147,10 @@ def _resolve(
 
 
 def _cannot_run(each: Verified, strategy: str) -> bool:
-    """Return whether a configuration that `verify` chose does not suit the model: BatchNorm rejects
-    parts of one sample, a schedule cannot cut the model, torch.compile cannot compile it, fsdp ranks
-    take different branches, torch cannot run the optimizer on shards, or dp cannot gather outputs.
+    """Return whether a configuration that `verify` chose does not suit the model. BatchNorm rejects
+    parts of one sample, a schedule cannot cut the model, or torch.compile cannot compile it. Or
+    fsdp ranks take different branches, torch cannot run the optimizer on shards, or dp cannot
+    gather outputs.
     """
     cause = each.cause or ""
     if strategy != "all":  # the user chose the strategy, and verify chose the split

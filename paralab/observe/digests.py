@@ -1,7 +1,7 @@
 """Digests: the norm and sum of a tensor, which the checks compare between ranks.
 
-All ranks must compute digests in the same steps, so the choice depends only on the step number: the
-first few steps, then fewer, then one in 64.
+All ranks must compute digests in the same steps, so the choice depends only on the step number. It
+includes the first few steps, then fewer, then one in 64.
 """
 
 import ctypes

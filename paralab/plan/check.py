@@ -138,7 +138,7 @@ def _check_grid(request: Request) -> None:
         )
     if request.zero and stages == 1 and shards == 1:
         raise UsageError(
-            f"hybrid --zero {request.zero} with one stage and one shard is fsdp.",
+            f"hybrid --zero {request.zero} with one stage and one shard is the same as fsdp.",
             fix=f"fsdp --zero {request.zero}, or --shards 2",
         )
 

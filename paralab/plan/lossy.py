@@ -102,7 +102,7 @@ def describe_loss(lossy: Lossy) -> tuple[str, ...]:
     if lossy.compress in CASTS:
         return (f"gradients are rounded to {lossy.compress} before and after they are added",)
     if lossy.compress:
-        return ("PowerSGD sends gradients as matrices of low rank, and adds the rest later",)
+        return ("PowerSGD sends gradients as low-rank matrices, and adds the rest later",)
     if lossy.sync_every:
         return (
             f"each replica takes {plural(lossy.sync_every, 'optimizer step')} on its own samples "
@@ -139,7 +139,7 @@ def check_lossy(request: Request) -> None:
     momentum = request.outer_momentum
     if momentum is not None and not 0 <= momentum < 1:
         raise UsageError(
-            f"--outer-momentum {momentum:g} is not at least 0 and below 1.",
+            f"--outer-momentum {momentum:g} must be at least 0 and less than 1.",
             fix="--outer-momentum 0.9",
         )
     if not request.compress:

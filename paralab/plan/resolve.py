@@ -222,8 +222,8 @@ def _describe_axes(
 def _choose_length(
     request: Request, summary: Summary, reasons: Reasons
 ) -> tuple[int | None, int | None]:
-    """Return the samples per epoch (None if the data is endless) and the number of optimizer steps
-    (None if only the number of epochs limits the run)."""
+    """Return the samples per epoch and the number of optimizer steps. The first is None if the data
+    is endless, and the second if only the number of epochs limits the run."""
     available = summary.samples
     if request.samples is not None and available is not None and request.samples > available:
         raise UsageError(

@@ -115,7 +115,7 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def parse_watched(line: bytes) -> JsonObject | None:
-    """Parse an event of a watched script (`paralab.observe`), which has other fields."""
+    """Parse an event of a watched script (`paralab.observe`), which has different fields."""
     event = parse_object(line)
     return event if isinstance(event.get("event"), str) else None
 

@@ -59,7 +59,7 @@ def read_object(path: Path) -> JsonObject:
         raise UsageError(problem, fix) from error
     except (ValueError, RecursionError) as error:
         problem = f"{path} is damaged: {error}."
-        raise UsageError(problem, fix="pass another folder, or run it again") from error
+        raise UsageError(problem, fix="pass another folder, or repeat the run") from error
     return value
 
 
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> JsonObject:
     version = manifest.get("schema")
     if version != SCHEMA_VERSION:
         older = isinstance(version, int) and version < SCHEMA_VERSION
-        fix = "run it again, or use an older paralab" if older else "install a newer paralab"
+        fix = "repeat the run, or use an older paralab" if older else "install a newer paralab"
         known = f"this paralab reads version {SCHEMA_VERSION}"
         raise UsageError(f"{folder} has schema version {version}, but {known}.", fix)
     return manifest

@@ -2,7 +2,7 @@
 shown, not interpreted.
 
 A run folder, a log, a script, or a checkpoint may come from someone else, and a terminal executes
-control sequences: ESC ] 0 ; sets its title, ESC [ 2 J erases it, and a bidirectional override
+control sequences. ESC ] 0 ; sets its title, ESC [ 2 J erases it, and a bidirectional override
 reverses a line. All printed text passes through `visible`: `console` and `errors` apply it to each
 segment, and `echo` to a line.
 """

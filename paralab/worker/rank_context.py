@@ -44,8 +44,8 @@ AccumulationStep = list[MicroBatch]
 
 
 def with_idle_steps(steps: list[AccumulationStep], needed: int) -> list[AccumulationStep]:
-    """Add steps with weight zero if a small last batch has fewer steps than `needed`, because all
-    ranks must run the same collectives the same number of times."""
+    """Add steps with weight zero if a small last batch has fewer steps than `needed`. All ranks
+    must run the same collectives the same number of times."""
     # The model may change inputs in place, so idle steps have their own.
     idle = [replace(micro, inputs=copied(micro.inputs), share=0.0) for micro in steps[0]]
     return [idle] * (needed - len(steps)) + steps

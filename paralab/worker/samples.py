@@ -1,8 +1,8 @@
 """The sequence of global batches. It depends only on a seed and a sample counter, not on the ranks,
 so all strategies train on the same samples.
 
-Each rank loads only its own span of a global batch. The exception is a `get_batch` function: all
-ranks call it with the same seed and create the full batch, so that the samples do not depend on the
+Each rank loads only its own span of a global batch. The exception is a `get_batch` function. All
+ranks call it with the same seed and create the full batch, so the samples do not depend on the
 number of ranks.
 """
 

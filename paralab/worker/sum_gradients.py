@@ -25,7 +25,7 @@ def sum_gradients(
     """Sum the gradients, or this rank's shards of them. All ranks must pass the same parameters."""
     for number, bucket in enumerate(_buckets(parameters, (bucket_mb or BUCKET_MB) * 2**20)):
         # A parameter may have a gradient on only some ranks, but all ranks must send the same
-        # number of bytes, so send zeros and one flag per parameter. A parameter that no rank uses
+        # number of bytes. So send zeros and one flag per parameter. A parameter that no rank uses
         # must not get a gradient, because weight decay would then change the parameter.
         flags = [parameter.grad is not None for parameter in bucket]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]

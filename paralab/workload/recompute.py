@@ -144,8 +144,8 @@ def is_expensive(operator: Any) -> bool:
 
 
 class _Together:
-    """Combines multiple contexts into one, which can be entered repeatedly, because a zero-bubble
-    schedule recomputes a block twice: for the gradients of its input and of its weights."""
+    """Combines multiple contexts into one that can be entered repeatedly. A zero-bubble schedule
+    recomputes a block twice: for the gradients of its input and of its weights."""
 
     def __init__(self, contexts: list[MakeContext]) -> None:
         self.contexts = contexts

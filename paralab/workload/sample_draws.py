@@ -77,8 +77,8 @@ def seeded_loss(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a loss that also draws per sample, with a seed derived from the sample's target."""
 
     def seeded(output: Any, target: Any) -> Any:
-        # Do not lock here, because this micro-batch is still in the last stage, and another
-        # micro-batch with the lock may be waiting for that stage.
+        # Do not lock here. This micro-batch is still in the last stage, and another micro-batch
+        # with the lock may be waiting for that stage.
         with draw_per_sample(target, {}, "the loss"):
             return loss(output, target)
 

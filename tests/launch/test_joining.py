@@ -48,7 +48,8 @@ def team(store, rank=0):
 
 @pytest.fixture
 def run_rank_0(tmp_path, monkeypatch, clock):
-    """Run rank 0, whose own rank ends like `own`; rank 1 has left the note `other`."""
+    """Run the leader of a job. Its own rank exits like `own`, and rank 1 has left the note
+    `other`."""
     monkeypatch.setattr(joined_ranks.atexit, "register", lambda *arguments, **options: None)
 
     def run_rank_0(own, other, status="completed", folder="run", **options):

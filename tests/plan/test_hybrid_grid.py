@@ -221,8 +221,8 @@ def test_launched_ranks_are_replicas_of_stages_and_shards():
     ("options", "problem", "fix"),
     [
         ({"zero": 3, "schedule": "zero-bubble"}, "--zero 3", "--zero 2"),
-        ({"zero": 3, "stages": 1}, "is fsdp", "fsdp --zero 3"),
-        ({"zero": 1, "stages": 1}, "is fsdp", "fsdp --zero 1"),
+        ({"zero": 3, "stages": 1}, "is the same as fsdp", "fsdp --zero 3"),
+        ({"zero": 1, "stages": 1}, "is the same as fsdp", "fsdp --zero 1"),
         ({"zero": 3, "placement": "same"}, "--zero 3", "leave out"),
         ({"zero": 2, "bucket_view": True}, "--zero 2", "leave out"),
         ({"stages": 1, "shards": 2, "micro_batches": 4}, "--stages 1", "--accumulate"),

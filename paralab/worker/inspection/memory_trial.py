@@ -54,8 +54,8 @@ def _reply(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class EarlierTrials(NamedTuple):
-    """Measurements of earlier trials that do not depend on the cuts between stages: the optimizer's
-    state and temporary tensors, and the peaks of two passes, by number of samples."""
+    """Measurements of earlier trials that do not depend on the cuts between stages. They are the
+    optimizer's state and temporary tensors, and the peaks of two passes by number of samples."""
 
     optimizers: dict[Kind, tuple[tuple[Weight, ...], int]]
     peaks: dict[Kind, tuple[int, int]]

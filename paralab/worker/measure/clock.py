@@ -79,7 +79,7 @@ class Clock:
         index = mark.device.index
         base, seconds = self._bases[index]
         resolved = float(seconds + base.elapsed_time(mark) / 1e3)
-        # CUDA returns milliseconds as a 32-bit float, which is accurate enough for the time between
+        # CUDA returns milliseconds as a 32-bit float. That is accurate enough for the time between
         # two marks, but not for the time since the start of a long run.
         self._bases[index] = (mark, resolved)
         return resolved

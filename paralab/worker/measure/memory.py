@@ -62,8 +62,8 @@ class ActivationMeter:
         self.peak[device] = max(self.peak.get(device, 0), sum(sizes))
 
     def watch(self, block: nn.Module) -> Watched:
-        """Count the bytes of a recomputed block: those it keeps, and those that exist while it is
-        recomputed, when its activations add to the tensors that other blocks keep."""
+        """Count the bytes that a recomputed block keeps, and those that exist while it is
+        recomputed. Its activations then add to the tensors that other blocks keep."""
         place = getattr(self._thread, "place", None)
         if not self.enabled or place is None:
             return watch_nothing(block)

@@ -116,7 +116,7 @@ class ShardedUnits:
 
 def gathered_bytes(sharded: Sequence[ShardedUnits], zero: int | None) -> int:
     """Return the bytes of the full parameters that exist at the same time: those outside all units,
-    and those of one unit and of the prefetched unit. With ZeRO-2, those of all units."""
+    and those of the current and the prefetched unit. With ZeRO-2, those of all units."""
     sizes = [unit.parameter_bytes for each in sharded for unit in each.units[:-1]]
     rest = sum(each.units[-1].parameter_bytes for each in sharded)
     pairs = [one + other for one, other in pairwise(sizes)] or sizes

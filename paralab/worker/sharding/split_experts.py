@@ -170,8 +170,8 @@ class OwnExperts:
             result = self.forward(*args, **kwargs)
             if not isinstance(result, torch.Tensor) or result.ndim != 2 or len(result) != rows:
                 raise ParalabError(f"ep: {name} does not return one row per token.", fix="ddp")
-            # If no tokens arrived, the parameters still need a gradient of zero, as on one device,
-            # and backward must still reach the collective that returns the tokens' gradients.
+            # If no tokens arrived, the parameters still need a gradient of zero, as on one device.
+            # Backward must also reach the collective that returns the tokens' gradients.
             used = [*parameters, *(t for t in received.values() if t.is_floating_point())]
             empty = [tensor.flatten()[:0].sum().to(result.dtype) for tensor in used]
         return result + torch.stack(empty).sum()

@@ -43,8 +43,8 @@ def shard_groups(
 def _with_partial_gradients(
     model: nn.Module, groups: Sequence[TensorGroup], blocks: Sequence[SplitBlock]
 ) -> Iterator[nn.Parameter]:
-    """Yield the blocks' parameters that get gradients only from this shard's tokens: all but the
-    split layers and other parameters of modules that get the whole sequence."""
+    """Yield the blocks' parameters that get gradients only from this shard's tokens. These are all
+    except those of the split layers and of modules that get the whole sequence."""
     split = {f"{layer}.weight" for group in groups for layer in group.layers}
     split |= {f"{layer}.bias" for group in groups for layer in group.columns}
     split |= {name for group in groups for name in group.summed}

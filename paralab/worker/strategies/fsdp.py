@@ -89,9 +89,9 @@ class Fsdp(Strategy):
         return stepping_on_shards(self.context.plan)
 
     def transient_bytes(self) -> dict[str, int]:
-        """Count the bytes of unsharded tensors that exist at the same time in a backward pass: the
-        gathered parameters (with ZeRO-2, of all units), and the gradients of one unit (or of all
-        units if accumulation steps do not synchronize)."""
+        """Count the bytes of unsharded tensors that exist at the same time in a backward pass:
+        gathered parameters, and gradients of one unit. With ZeRO-2, all units are gathered. If
+        accumulation steps do not synchronize, the gradients of all units exist."""
         plan = self.context.plan
         if plan.shards_per_parameter == 1:
             return {}

@@ -1,9 +1,9 @@
 """`hybrid`: data parallelism between processes. Each process runs a pipeline on its own devices.
 
-Each stage has its own DistributedDataParallel in its own process group, because stages finish at
-different times, and each collective must match the same stage's collective on other ranks. DDP sees
-only the last micro-batch's backward pass, and earlier gradients are only accumulated. So ranks
-synchronize once per optimizer step, while earlier stages still compute.
+Each stage has its own DistributedDataParallel in its own process group. Stages finish at different
+times, but each collective must match the same stage's collective on other ranks. DDP sees only the
+last micro-batch's backward pass, and earlier gradients are only accumulated. So ranks synchronize
+once per optimizer step, while earlier stages still compute.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ class _TimedStage(PipelineStage):
 
 @contextmanager
 def _explain_weight_pass() -> Iterator[None]:
-    """Explain a failure in torch's separate backward pass for weights, which visits some nodes twice
+    """Explain a failure in torch's separate backward pass for weights. It visits some nodes twice
     if a tensor depends only on parameters (such as a norm of DeBERTa's relative positions)."""
     try:
         yield

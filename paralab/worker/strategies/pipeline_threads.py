@@ -235,8 +235,8 @@ class _Crossing(torch.autograd.Function):
     ) -> Any:
         """Move values from `stage` to `device`."""
         ctx.passage, ctx.stage, ctx.came_from = passage, stage, [value.device for value in values]
-        # Always copy, because an input that is returned unchanged would not get a graph node, and
-        # the model could not change a view in place.
+        # Always copy. An input that is returned unchanged would not get a graph node, and the model
+        # could not change a view in place.
         return tuple(move(value, device, copy=True) for value in values)
 
     @staticmethod

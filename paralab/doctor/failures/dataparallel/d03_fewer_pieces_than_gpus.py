@@ -29,7 +29,7 @@ ENTRY = describe(
         r"Caught TypeError in replica (?P<replica>\d+) on device (?P<device>\d+).*missing \d+ required "
         r"positional argument",
         "Replica {replica} on device {device} got no input{at}: the batch had too few rows for "
-        "all GPUs (9 rows on 4 GPUs become chunks of 3, 3, 3, and nothing).",
+        "all GPUs. For example, 9 rows on 4 GPUs become chunks of 3, 3, 3, and nothing.",
     ),
     silent=True,
 )

@@ -63,8 +63,8 @@ def raised_alone(seen: Observation) -> Finding | None:
     assert raised is not None
     message = raised.message.splitlines()[0][:200] if raised.message else ""
     why = (
-        f"Rank {rank.rank} raised {raised.type}: {message}. The errors of the other ranks only mean "
-        f"that rank {rank.rank} is gone."
+        f"Rank {rank.rank} raised {raised.type}: {message}. The other ranks failed only because "
+        f"rank {rank.rank} exited."
     )
     fix = "Fix this exception. Ignore the errors of the other ranks (connection closed, timeout)."
     victims = [victim for victim in seen.ranks if victim not in own]

@@ -106,8 +106,8 @@ def _compare(logs: Logs, group: list[Waiting], number: int, whole: bool) -> Find
         # Only one rank waits, and the launcher recorded the exits of the others.
         alone = len(same) == 1 and len(logs.ranks) > 2 and bool(logs.exits) and len(aborted) <= 1
         why += (
-            "A broadcast in the middle of training may be DDP's copy of the buffers: one rank calls the "
-            "model alone, for example in an evaluation under `if rank == 0`."
+            "A broadcast in the middle of training may be DDP's copy of the buffers. Then one "
+            "rank calls the model alone, for example in an evaluation under `if rank == 0`."
         )
         caller = same[0].rank if alone else None
         return Finding("H07", "suspect", why, rank=caller, evidence=evidence)

@@ -29,8 +29,8 @@ ENTRY = describe(
     printed(
         FIRST_COLLECTIVE,
         "Rank {waiting} waited in its first collective until the timeout, and rank {other} never arrived. "
-        "The launcher stopped a rank that was still running: if it was rank {other}, it was still "
-        "preparing data, or it never calls this collective (H03).",
+        "The launcher stopped a rank that was still running. If that was rank {other}, it was "
+        "still preparing data, or it never calls this collective (H03).",
         severity="suspect",
         blames=False,
         beside=r"closing signal SIGTERM",

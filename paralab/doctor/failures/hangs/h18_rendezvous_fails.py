@@ -43,9 +43,9 @@ ENTRY = describe(
     ),
     printed(
         FIRST_COLLECTIVE,
-        "Rank {waiting} waited for rank {other} to set up NCCL, and rank {other} did not "
-        "reach its first collective in time: it failed earlier, is still busy (H13), or "
-        "takes a different path (H03). The log of rank {other} would confirm this.",
+        "Rank {waiting} waited for rank {other} to set up NCCL, but rank {other} did not reach "
+        "its first collective in time. It failed earlier, is still busy (H13), or takes a "
+        "different path (H03). The log of rank {other} would confirm this.",
         fix="Read the log of rank {other}: its last lines show where it is.",
         severity="suspect",
         blames=False,

@@ -97,9 +97,9 @@ def leaving(
     loop_line: int | None = None,
     only_around: bool = False,
 ) -> Finding:
-    """Report a rank that left a loop while another rank is still in it: H02 if the decision depends
-    on the rank number or the rank exited, else H08. See `ways_out_of_loops` for `loop_line` and
-    `only_around`."""
+    """Report a rank that left a loop while another rank is still in it. This is H02 if the decision
+    depends on the rank number or the rank exited, else H08. See `ways_out_of_loops` for `loop_line`
+    and `only_around`."""
     if fewer.left is not None:
         return early_exit(fewer, f"{after}, while {went}")
     ways = ways_out_of_loops(last.site, loop_line, only_around) if last and last.site else []

@@ -243,7 +243,7 @@ def _is_sure(meet: Meet, sure: bool) -> bool:
 
 
 def _under_fork(node: Node, meet: Meet) -> bool:
-    """Return whether a collective is under a condition that the ranks may not agree on."""
+    """Return whether a collective is under a condition on which the ranks may disagree."""
     match node:
         case Fork():
             return node.nature != "same" and any(one is meet for one in all_meets([node]))

@@ -1,8 +1,7 @@
 """Find why replicas drift apart: the first step in which ranks disagree, and its cause.
 
 Many mistakes lead to different parameters: a step that some ranks skip, a forward that bypasses
-DDP, no_sync() around the wrong passes, parameters that were unfrozen, moved, or loaded after
-wrapping.
+DDP, or no_sync() around the wrong passes. Others unfreeze, move, or load parameters after wrapping.
 """
 
 import math
