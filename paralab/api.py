@@ -182,7 +182,7 @@ def compare(
     "replicas": 2, "accumulate": 4}. If you give no configurations, paralab measures the default
     ones. `options` apply to all configurations.
     """
-    from paralab.show.page import write_report  # here, because importing jinja2 is slow
+    from paralab.show.page import write_report  # imported here, because jinja2 is slow to import
 
     if isinstance(configurations, str):
         problem = f"configurations={configurations!r} is a string."

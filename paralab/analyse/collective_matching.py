@@ -88,7 +88,9 @@ class Mismatch:
     behind: tuple[int, ...] = ()
     # the last call of the ranks that are behind
     last: Mapping[int, CollectiveCall | None] = field(default_factory=dict)
-    swapped: bool = False  # for site: True if the ranks make the same calls in a different order
+    swapped: bool = (
+        False  # for kind `site`: True if the ranks make the same calls in a different order
+    )
 
     @property
     def came(self) -> list[tuple[int, CollectiveCall]]:

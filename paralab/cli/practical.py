@@ -33,7 +33,7 @@ from paralab.show.visible import echo
 if TYPE_CHECKING:
     from paralab.analyse.blocks import Document
 
-TITLES = {  # here, because --help does not import the analysis; a test compares the names
+TITLES = {  # listed here, because --help does not import the analysis; a test compares the names
     "5": "data parallelism with nn.DataParallel",
     "6": "DistributedDataParallel and collectives",
     "7": "DDP optimization and debugging",

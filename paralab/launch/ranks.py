@@ -48,7 +48,7 @@ class RankExits:
         default_factory=list
     )  # if there are any, all ranks dumped their stacks
     noticed: float = 0.0  # when we noticed the first failure or the hang, as Unix time
-    errors: dict[int, str] = field(default_factory=dict)  # by rank; known even if its disk is full
+    errors: dict[int, str] = field(default_factory=dict)  # by rank; known even if a disk is full
     unknown: tuple[int, ...] = ()  # ranks on other nodes that never reported their exit
 
     @property

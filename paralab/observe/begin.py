@@ -36,7 +36,7 @@ def begin(folder: str) -> Rank:
     exits.install(rank)
     wrap(rank, torch, "set_num_threads", "threads", lambda threads: {"threads": int(threads)})
     seeded = lambda seed: None if is_inside(rank, "seed") else {"seed": int(seed)}  # noqa: E731
-    for owner in (torch, torch.random):  # two functions once torch.compile has wrapped one
+    for owner in (torch, torch.random):  # these differ once torch.compile has wrapped one
         wrap(rank, owner, "manual_seed", "seed", seeded)
     show_warnings_of_callers()
     rank.when_known = lambda: _answer_when_asked(rank)

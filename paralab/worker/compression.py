@@ -22,7 +22,7 @@ from paralab.worker.power_sgd import EPSILON, starting_vectors
 from paralab.workload.hooks import patched
 
 Future = torch.futures.Future[torch.Tensor]
-Begin = Callable[[str, torch.Tensor], Callable[[], None]]  # as `Probe.begin_collective`
+Begin = Callable[[str, torch.Tensor], Callable[[], None]]  # like `Probe.begin_collective`
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -248,7 +248,7 @@ def test_tune_prints_a_command_that_runs(tmp_path):
 
 def test_tune_searches_layouts_that_fit(tmp_path):
     """A replica of mlp:tiny needs 26.0 KiB for the entire batch, and with DDP 23.4 KiB for half of
-    it. With less for activations, it fits. Over gloo, because local also needs staging."""
+    it. With less for activations, it fits. This uses gloo, because local also needs staging."""
     options = ["--workload", "mlp:tiny", "--trials", "8", "--steps", "4", "--json"]
     limits = ["--devices", "2", "--device-memory", "22KiB", "--backend", "gloo"]
     result = run_paralab("tune", *limits, *options, cwd=tmp_path).json

@@ -162,7 +162,8 @@ def test_changes_are_relative_to_their_own_layout():
 
 
 def test_half_of_the_trials_are_for_the_final_rung():
-    """20 trials: 6 layouts and 4 of 10 changes, 10 in the final rung: 3 finalists and the default."""
+    """Of 20 trials, 6 are layouts and 4 are changes (of 10). The other 10 are for the final rung,
+    with 3 finalists and the default."""
     budget = tune._Budget(time.perf_counter(), 20, None)
     requests = [Request("ddp", replicas=n) for n in range(2, 12)]
     assert budget.limit(requests[:6]) == requests[:6]

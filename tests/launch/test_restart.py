@@ -77,7 +77,7 @@ def same(room, run):
 
 
 def survive(room, name, *options, **fault):
-    """Do a run with an injected fault and a restart."""
+    """Run with an injected fault and a restart."""
     checkpoint = [
         "--checkpoint",
         f"{name}.ckpt",

@@ -49,7 +49,7 @@ def bytes_of(row, kind):
 
 
 def test_each_zero_stage_shards_more(rows):
-    """Two replicas: what is sharded, all ranks have once instead of twice."""
+    """With two replicas, all ranks together hold what is sharded once instead of twice."""
     shares = {
         name: [round(bytes_of(rows[name], k) / bytes_of(rows["plain"], k), 1) for k in KINDS]
         for name in ("ZeRO-1", "ZeRO-1, processes", "ZeRO-2", "ZeRO-3")

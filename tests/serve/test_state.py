@@ -1,4 +1,4 @@
-"""The snapshot of a run shows its events' numbers, while it runs and after it ended."""
+"""The snapshot of a run shows its events' numbers, while it runs and after it ends."""
 
 import json
 import shutil

@@ -11,7 +11,8 @@ Y = torch.arange(40) % 3
 
 
 class Experts(nn.Module):
-    """It skips experts without tokens, so such a rank uses neither parameters nor tokens."""
+    """It skips experts without tokens, so a rank whose experts get none uses neither parameters nor
+    tokens."""
 
     def __init__(self, experts, dropout=0.0):
         super().__init__()
