@@ -367,8 +367,8 @@ def cells_per_replica(request: Request) -> int:
 
 
 def with_schedule(request: Request) -> Request:
-    """Choose a schedule if the user gave none, but each stage needs its own process: its layers are
-    split, or FSDP shards it. (FSDP works on one device and in one thread per process.)"""
+    """Choose a schedule if the user gave none and each stage needs its own process, because its
+    layers are split or FSDP shards it. (FSDP works on one device and in one thread per process.)"""
     needs_process = splits_layers(request) or shards_stages(request)
     if request.schedule or not needs_process or count_stages(request) == 1:
         return request
