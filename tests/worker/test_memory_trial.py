@@ -203,7 +203,7 @@ def test_the_first_part_of_a_sequence(recompute):
         model=lambda: nn.Sequential(Attention(), nn.Flatten(), nn.Linear(72, 2)),
         data=(torch.randn(8, 9, 8), torch.randn(8, 2)),
     )
-    block = SplitBlock("0", 1, 1, 216, cut=((0, 1),), gathered=((0, 1),), kept=True)
+    block = SplitBlock("0", (1,), 1, 216, cut=((0, 1),), gathered=((0, 1),), kept=True)
     plan = make_plan(workload)
     if recompute:
         plan = replace(plan, recompute=recompute, recomputed=("0",))
