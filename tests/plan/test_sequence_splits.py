@@ -99,7 +99,9 @@ PROVED = SequencePlan(
     2,
     (
         SplitBlock("a.0", (1,), 1, 500, ((0, 1),), kept=True, error=1e-16),
-        SplitBlock("a.1", (1,), 1, 500, after="a.0", parts=((0, 1),), gathered=((0, 1),), kept=True),
+        SplitBlock(
+            "a.1", (1,), 1, 500, after="a.0", parts=((0, 1),), gathered=((0, 1),), kept=True
+        ),
         SplitBlock("b.0", reason="it does not call attention"),
     ),
     length=33,
