@@ -293,7 +293,8 @@ def _bubble(recording: Recording, measured: list[int]) -> Bubble | None:
 
 
 def pipelines_of(recording: Recording, step: int) -> list[list[Span]]:
-    """Return the spans of each replica's stages in a step, from one rank or one rank per stage.
+    """Return the spans of each replica's stages in a step. With a schedule, each stage has its own
+    rank; otherwise, one rank runs all stages.
 
     Each rank in a pipeline starts to synchronize when its own passes are done. Work on other ranks
     during that time is not clipped."""

@@ -38,7 +38,7 @@ def seconds_between(steps: list[list[Step]]) -> float:
 
 
 def count_samples(step: list[Step]) -> int:
-    """Return the samples of a step, over all ranks."""
+    """Return the number of samples in a step, over all ranks."""
     return sum(event.samples for event in step)
 
 

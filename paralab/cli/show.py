@@ -44,7 +44,9 @@ def show(
     paralab show runs/ddp --figure timeline --svg timeline.svg
     """
     if bool(figure) != bool(svg or png):
-        problem = "--figure says which chart, and --svg or --png says where to write it."
+        problem = (
+            "--figure needs an output file (--svg or --png), and an output file needs --figure."
+        )
         raise UsageError(problem, fix="--figure NAME --svg FILE")
     from paralab.record.folder import write_new
     from paralab.show.document import print_document, print_summary

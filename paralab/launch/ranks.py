@@ -76,8 +76,8 @@ def run_ranks(
     """Train multiple plans one after another in the same processes. Start as many processes as the
     plan with the most ranks needs.
 
-    Each spec comes from `Training.to_spec`. `on_poll` gets the status board, on which it can ask
-    the ranks to stop together. On KeyboardInterrupt, stop all ranks and reraise it.
+    Each spec comes from `Training.to_spec`. `on_poll` gets the status board, and can use it to
+    ask all ranks to stop together. On KeyboardInterrupt, stop all ranks and reraise it.
     """
     plans = [Plan.from_json(spec["plan"]) for spec in specs]
     variables = {name: value for plan in plans for name, value in plan.environment.items()}

@@ -25,7 +25,7 @@ def choose_compiled(
     if not names:
         raise UsageError(
             f"--compile: {summary.name} has {NO_BLOCKS}.",
-            fix="leave out --compile, or put the layers into modules of one class",
+            fix="leave out --compile, or group the layers into modules that share a class",
         )
     if summary.random or summary.state:
         what = "draws random numbers" if summary.random else "changes its state in each call"

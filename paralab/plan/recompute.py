@@ -31,7 +31,7 @@ def choose_recomputed(
     if not summary.blocks:
         raise UsageError(
             f"--recompute {mode}: {summary.name} has {NO_BLOCKS}.",
-            fix="leave out --recompute, or put the layers into modules of one class",
+            fix="leave out --recompute, or group the layers into modules that share a class",
         )
     stateful = [block.name for block in summary.blocks if mode not in block.recomputes]
     threads = request.strategy == "dp" or (request.strategy in PIPELINED and not request.schedule)

@@ -156,8 +156,8 @@ def blame(logs: Logs) -> Blame:
 
 
 def fatal(logs: Logs) -> list[Traceback]:
-    """Return tracebacks that killed a process: torch's hook printed them, or nothing follows them.
-    If a logger printed the traceback, or output continues after it, the exception was caught."""
+    """Return the tracebacks of exceptions that ended a process: those that torch's hook printed,
+    and those that no output follows. If a logger printed the traceback, or output continues after it, the exception was caught."""
     traces = [trace for trace in logs.tracebacks if trace.errors and not trace.of_launcher]
     plain = [trace for trace in traces if not trace.logged]
     sure = [t for t in plain if t.first.hooked or t.reported or t.followed <= 3]

@@ -228,8 +228,8 @@ class Values(Origins):
         definitions = self.reaching(node, scope, rank)
         value = _only(self._evaluate_definition(one, rank, env) for one in definitions)
         last = (key or "").rpartition(".")[2]
-        # The launcher passes `--local_rank`, even if another function sets it to 0 when there are
-        # no ranks.
+        # The launcher passes `--local_rank`, even if the script sets it to 0 for runs that are not
+        # distributed.
         is_passed = last in self.flags and key is not None and self.lookup(key, scope) is None
         return by_meaning(last, rank, value) if value is UNKNOWN or is_passed else value
 

@@ -345,8 +345,8 @@ def _cut_off_copies(output: Any, real: int, width: int) -> Any:
             return tensor[:real]
         raise UsageError(
             f"A micro-batch of {real} samples was padded to {width}. The model's output has a "
-            f"tensor of shape {tuple(tensor.shape)}, from which the {width - real} copies cannot "
-            "be removed.",
+            f"tensor of shape {tuple(tensor.shape)}, from which the {width - real} padding "
+            "samples cannot be removed.",
             fix=f"a --batch-size that gives equal micro-batches, or {WITHOUT}",
         )
 

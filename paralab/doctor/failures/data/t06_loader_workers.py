@@ -64,7 +64,7 @@ def _waiting(seen: Observation) -> Findings:
         if workers
         else "num_workers=0: the rank itself loads its batches"
     )
-    why = f"This loop waits {share:.0%} of its time for the next batch ({how})."
+    why = f"This loop spends {share:.0%} of its time waiting for the next batch ({how})."
     yield make_finding("T06", "warning", why, use.place, fix=LOAD_AHEAD, gain=share)
 
 

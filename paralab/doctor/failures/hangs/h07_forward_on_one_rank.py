@@ -47,7 +47,7 @@ def forward_by_name(script: Script) -> Findings:
         guard = guard_of(script, call, lambda one, _: is_for_one_rank(one.test, one.taken), 2)
         if guard is not None:
             reported.add(call.scope)
-            why = f"Only one rank calls `{code(call.node.func)}` here (`{code(guard[0].test)}`). The forward of DDP broadcasts the buffers to all ranks."
+            why = f"Only one rank calls `{code(call.node.func)}` here (`{code(guard[0].test)}`). DDP's forward pass broadcasts the buffers to all ranks."
             doubt = "if this is the wrapper, not the model inside, and the model has buffers"
             yield found(script, "H07", "suspect", call, why, doubt=doubt)
 

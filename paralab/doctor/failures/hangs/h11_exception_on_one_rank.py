@@ -56,9 +56,8 @@ ENTRY = describe(
     ),
     Message(
         r"element \d+ of tensors does not require grad",
-        "{who} called backward on a loss that does not depend on any trainable parameter{at}: "
-        "all are frozen, the "
-        "loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
+        "{who} called backward{at} on a loss that does not depend on any trainable parameter: all "
+        "parameters are frozen, the loss was detached, or reentrant activation checkpointing got inputs without requires_grad.",
         fix="Check requires_grad of the parameters. For checkpointing, pass use_reentrant=False.",
     ),
     Message(

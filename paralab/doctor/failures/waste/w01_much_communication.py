@@ -1,4 +1,4 @@
-"""W01: Communication takes over a tenth of the step.
+"""W01: Communication takes more than a tenth of the step.
 
 Symptom: Adding ranks barely speeds up training.
 Cause: Ranks send many bytes per synchronization, but compute little in between.
