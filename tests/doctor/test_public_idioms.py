@@ -1193,6 +1193,142 @@ PAIRS = {
         "self.load(); self.start()",
         "self.start(); self.load()",
     ),
+    "the number of micro-batches is a field whose default is 1": (
+        "G02",
+        "warning",
+        """
+        from dataclasses import dataclass
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        @dataclass
+        class Config:
+            every: int = {}
+
+        def train(config: Config):
+            dist.init_process_group("gloo")
+            model = DDP(torch.nn.Linear(2, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for i, x in enumerate(torch.zeros(40, 4, 2)):
+                (model(x).mean() / config.every).backward()
+                if (i + 1) % config.every == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        train(parse())
+        """,
+        "8",
+        "1",
+    ),
+    "the loss is divided before its mean": (
+        "G01",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i, x in enumerate(torch.zeros(40, 4, 2)):
+            losses = model(x)
+            losses = losses{}
+            losses.mean().backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "",
+        " / 4",
+    ),
+    "Adam ignores the scale of the gradients": (
+        "G01",
+        "error",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for i, x in enumerate(torch.zeros(40, 4, 2)):
+            model(x).mean().backward()
+            if (i + 1) % 4 == 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), {})
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "1.0",
+        "1e6",
+    ),
+    "a sampler shuffles before another divides its order by rank": (
+        "S10",
+        "warning",
+        """
+        import random, torch, torch.distributed as dist
+        from itertools import islice
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, Sampler
+
+        class Shuffled(Sampler):
+            def __iter__(self):
+                order = list(range(100))
+                random.shuffle(order)
+                return iter(order)
+
+        class Divided(Sampler):
+            def __iter__(self):
+                return islice(iter(Shuffled()), {}, 100, 2)
+
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        random.seed(0)
+        model = DDP(torch.nn.Linear(2, 1))
+        for x in DataLoader(torch.zeros(100, 2), sampler=Divided()):
+            model(x).mean().backward()
+        """,
+        "0",
+        "dist.get_rank()",
+    ),
+    "the number of epochs is 1 unless an option changes it": (
+        "T02",
+        "warning",
+        """
+        import argparse
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int, default={})
+        args = parser.parse_args()
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        data = torch.zeros(40, 2)
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for epoch in range(args.epochs):
+            for x in loader:
+                model(x).mean().backward()
+        """,
+        "10",
+        "1",
+    ),
+    "Slurm shows each rank one GPU": (
+        "C04",
+        "warning",
+        """
+        import os
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("nccl")
+        device = torch.device("cuda", {})
+        model = DDP(torch.nn.Linear(2, 1).to(device))
+        model.load_state_dict(torch.load("checkpoint.pt"))
+        """,
+        'int(os.environ["LOCAL_RANK"])',
+        "torch.cuda.current_device()",
+    ),
 }
 
 

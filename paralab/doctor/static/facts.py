@@ -14,6 +14,7 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import Context, Contexts, If, Loop, With, context_of, leaves
 from paralab.doctor.static.imports import search_path
 from paralab.doctor.static.names import DDP, SAMPLER, last_names
@@ -301,6 +302,35 @@ class Facts:
             elif long:
                 found[long[0].lstrip("-").replace("-", "_")] = call.node
         return found
+
+    @cached_property
+    def defaults(self) -> dict[str, ast.expr]:
+        """The default of each setting by its name: of a command-line option, an absl flag, or a
+        field of a configuration class."""
+        found: dict[str, ast.expr] = {}
+        for scope in self.scopes:
+            for one in getattr(scope.node, "body", []) if scope.is_class else []:
+                if (
+                    isinstance(one, ast.AnnAssign)
+                    and isinstance(one.target, ast.Name)
+                    and one.value
+                ):
+                    found[one.target.id] = one.value
+        for call in self.methods("DEFINE_integer", "DEFINE_string"):
+            name, value = call.argument(0, "name"), call.argument(1, "default")
+            if isinstance(name, ast.Constant) and value is not None:
+                found[str(name.value)] = value
+        for option, flag in self.flags.items():
+            for one in flag.keywords:
+                if one.arg == "default":
+                    found[option] = one.value
+        return found
+
+    def default_of(self, node: ast.AST | None) -> Any:
+        """Return the default of the setting that an expression such as `args.lr` names, if it is a
+        constant."""
+        default = self.defaults.get((dotted_key(node) or "").rpartition(".")[2]) if node else None
+        return default.value if isinstance(default, ast.Constant) else None
 
     def imports(self, *packages: str) -> bool:
         """Return whether any module imports one of these packages."""

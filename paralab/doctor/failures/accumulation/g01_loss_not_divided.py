@@ -33,6 +33,8 @@ from paralab.doctor.windows import accumulated, is_close
 ENTRY = describe(__doc__, silent=True)
 
 
+_ADAMS = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+NO_CLIPPING = 1000  # no usual gradient norm exceeds it
 _SCALINGS = ("div", "div_", "mul", "mul_", "true_divide", "multiply", "divide")
 
 
@@ -56,6 +58,8 @@ def undivided_loss(script: Script) -> Findings:
         why = f"{window.stepping} adds up the gradients of {many} backward passes, but nothing divides the loss by that number."
         fix = f"Divide the loss: `({code(loss)} / {window.size_text}).backward()`."
         doubt = "" if reductions == {"mean"} and not window.is_optional else is_mean
+        if _ignores_scale(script, window.step.call):
+            doubt = doubt or "if something depends on the gradients' scale, which Adam ignores"
         also, edits = (window.step.call,), _division(script, window, loss)
         yield found(script, "G01", "error", call, why, fix, doubt=doubt, also=also, edits=edits)
     for call, step in () if divides_by_accumulation(script) else accumulations(script):
@@ -63,6 +67,23 @@ def undivided_loss(script: Script) -> Findings:
         if call not in judged and (is_fabric or not script.imports("accelerate", "deepspeed")):
             why = f"`{code(step.node)}` ({line_of(step, call)}) runs only after multiple backward passes, and nothing divides the loss."
             yield found(script, "G01", "suspect", call, why, doubt=is_mean, also=(step,))
+
+
+def _ignores_scale(script: Script, step: Call) -> bool:
+    """Return whether an optimizer's step does not depend on the scale of the gradients: Adam
+    divides by it. Clipping, or weight decay that is added to the gradients, does depend on it."""
+    makers = script.makers(step.argument(0, "optimizer") or step.receiver or step.node, step.scope)
+    clips = [
+        script.evaluate(bound, call.scope, 0) if bound is not None else None
+        for call in script.methods("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
+        for bound in [call.argument(1, "max_norm")]
+    ]
+    return bool(makers) and all(
+        one.last_name in _ADAMS
+        and (one.last_name == "AdamW" or one.argument(4, "weight_decay") is None)
+        and all(isinstance(bound, (int, float)) and bound >= NO_CLIPPING for bound in clips)
+        for one in makers
+    )
 
 
 def _loss_of(script: Script, backward: Call) -> ast.expr | None:
@@ -127,6 +148,7 @@ def _follow(
         given = (makers[0] if is_loss else call).argument(99, "reduction")
         return {"mean"} if given is None else {str(getattr(given, "value", ""))} - {"none"}
     if call.method == "mean" and call.receiver is not None:
+        factors += _trace(script, call.receiver, call.scope)[1]
         return {"mean"}
     if call.receiver is not None and call.method in (*_SCALINGS, *SAME_VALUE, "squeeze"):
         waiting.append((call.receiver, call.scope))

@@ -149,11 +149,8 @@ class Window:
 
     @property
     def is_optional(self) -> bool:
-        """Whether the size is a command-line option whose default is 1."""
-        name = getattr(self.size[0], "attr", "") if self.size is not None else ""
-        option = self.script.flags.get(name)
-        defaults = [one.value for one in option.keywords if one.arg == "default"] if option else []
-        return any(isinstance(one, ast.Constant) and one.value == 1 for one in defaults)
+        """Whether the size is a setting whose default is 1."""
+        return self.size is not None and bool(self.script.default_of(self.size[0]) == 1)
 
     @property
     def size_text(self) -> str:

@@ -14,6 +14,7 @@ import re
 
 from paralab.doctor.events import Load
 from paralab.doctor.failures.checkpoints.files import is_own_path, loads_of_files
+from paralab.doctor.failures.launch.devices import relies_on_one_gpu
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import make_finding
 from paralab.doctor.registry import Finding, Findings, check, describe
@@ -58,7 +59,8 @@ def no_map_location(script: Script) -> Findings:
         published = any(_DOWNLOADS.search(one.method) for one in script.calls_in(call.scope))
         certain = own and not published and not _PRETRAINED.search(text) and reached
         reported = True
-        yield _finding(script, call, "" if certain else "if the file was saved from a GPU")
+        doubt = "if a rank sees multiple GPUs" if relies_on_one_gpu(script) else ""
+        yield _finding(script, call, doubt if certain else "if the file was saved from a GPU")
     if not reported and is_parallel(script) and not _ALONE.search(script.path.stem):
         for call in every:  # the script may not show how the state reaches the model
             tests = [(one.test, one.taken) for one in call.inside(If)]

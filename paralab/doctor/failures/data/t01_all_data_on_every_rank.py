@@ -66,7 +66,7 @@ def no_sampler(script: Script) -> Findings:
             )
             severity = "error"
         else:
-            why += " in its own random order. One epoch is one pass per rank."
+            why += " in random order. One epoch is one pass per rank."
         known = loader in linked and script.kinds(data, scope) == {"dataset"}
         doubt, also = "" if known else IF_UNDIVIDED, tuple(linked.get(loader, [])[:1])
         iterators = script.calls_of("builtins.iter")

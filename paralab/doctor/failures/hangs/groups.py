@@ -21,10 +21,7 @@ def _backend(script: Script, call: Call) -> str:
     if value is None:
         return "unknown" if call.unpacks else "default"
     known = script.evaluate(value, call.scope, 0)
-    flag = script.flags.get((dotted_key(value) or "").rpartition(".")[2])
-    if flag is not None:
-        defaults = (one.value for one in flag.keywords if one.arg == "default")
-        known = next((one.value for one in defaults if isinstance(one, ast.Constant)), known)
+    known = script.default_of(value) or known
     return known.lower() if isinstance(known, str) else "unknown"
 
 

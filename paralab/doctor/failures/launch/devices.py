@@ -47,3 +47,10 @@ def destination(script: Script, move: Call) -> str | None:
 def hides_gpus(script: Script) -> bool:
     """Return whether the script sets CUDA_VISIBLE_DEVICES itself."""
     return "CUDA_VISIBLE_DEVICES" in script.strings
+
+
+def relies_on_one_gpu(script: Script) -> bool:
+    """Return whether the script uses the current GPU by name and never chooses one, as if each rank
+    saw only its own (`srun --gpus-per-task=1`)."""
+    current = script.calls_of("torch.cuda.current_device")
+    return bool(current) and not script.methods("set_device")

@@ -10,13 +10,10 @@ Reported: LibreYOLO/libreyolo#531 ultralytics/yolov5#401 pytorch/pytorch#2584 #4
 + model = DistributedDataParallel(model, device_ids=[device.index])
 """
 
-import ast
-
 from paralab.doctor.events import Forward
 from paralab.doctor.observation import Observation
 from paralab.doctor.rank_checks import ddp_wraps, is_data_parallel, make_finding
 from paralab.doctor.registry import Findings, Message, check, describe
-from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.facts import Call, is_constant
 from paralab.doctor.static.models import buffers_of, wraps
 from paralab.doctor.static.names import LOADER
@@ -74,10 +71,7 @@ def _batch_size(script: Script, loader: Call) -> tuple[int | None, bool]:
     size = script.evaluate(given, loader.scope, 0)
     if isinstance(size, int):
         return size, True
-    flag = script.flags.get((dotted_key(given) or "").rpartition(".")[2])
-    for keyword in flag.keywords if flag else ():
-        if keyword.arg == "default" and isinstance(keyword.value, ast.Constant):
-            size = keyword.value.value
+    size = script.default_of(given)
     return (size if isinstance(size, int) else None), False
 
 

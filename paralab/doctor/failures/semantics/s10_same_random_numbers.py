@@ -40,6 +40,7 @@ _TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix
 
 _SETS = re.compile(r"seed", re.I)
 _WORKER = re.compile(r"worker_?init|init_?worker|seed_?worker|worker_?seed", re.I)
+_DIVIDES = re.compile(r"rank|num_replicas|world_size|num_shards", re.I)
 _OF_RANK = re.compile(r"rank|initial_seed|info(\(\))?\.seed|urandom|time", re.I)
 
 
@@ -147,9 +148,21 @@ def _drawn_in_training(script: Script, seed: Call) -> tuple[str, bool] | None:
             and not call.method.endswith(("seed", "default_rng"))
             and not _OWN_GENERATOR.search(call.target)
             and call.argument(99, "generator") is None
+            and not _orders_for_all(script, call.scope)
         ):
             return f"`{code(call.node.func)}` ({line_of(call, seed)}) draws the same numbers", True
     return None
+
+
+def _orders_for_all(script: Script, scope: Scope) -> bool:
+    """Return whether a sampler orders the samples before a sampler divides them by rank: then all
+    ranks need the same order."""
+    bases = ("Sampler", "BatchSampler", "DistributedSampler")
+    owner = scope.class_around
+    if owner is None or not script.is_a(owner, *bases):
+        return False
+    samplers = [one for one in script.scopes if one.is_class and script.is_a(one, *bases)]
+    return any(_DIVIDES.search(ast.unparse(one.node)) for one in samplers)
 
 
 @check("S10", source="ranks")
