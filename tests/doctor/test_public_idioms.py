@@ -1233,7 +1233,8 @@ PAIRS = {
         for i, x in enumerate(torch.zeros(40, 4, 2)):
             losses = model(x)
             losses = losses{}
-            losses.mean().backward()
+            losses = losses.mean()
+            losses.backward()
             if (i + 1) % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -101,37 +101,40 @@ def _trace(
     """Return the reductions of a loss ("mean", "sum", or "" if unknown) and its factors."""
     reductions: set[str] = set()
     factors: list[tuple[ast.expr, Scope]] = []
-    waiting = [(loss, scope)]
+    averaged: list[tuple[ast.expr, Scope]] = []  # in `x.mean()`: only factors of x matter
     seen: set[ast.AST] = set()
-    while waiting and len(seen) < 100:
-        node, where = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        match node:
-            case ast.BinOp(left, ast.Div(), right):
-                factors.append((right, where))
-                waiting.append((left, where))
-            case ast.BinOp(left, ast.Mult(), right):
-                numbers = [one for one in (left, right) if not _has_call(script, one, where)]
-                factors += [(one, where) for one in numbers]
-                waiting += [(one, where) for one in (left, right) if one not in numbers]
-            case ast.BinOp(left, _, right):
-                waiting += [
-                    (one, where) for one in (left, right) if not isinstance(one, ast.Constant)
-                ]
-            case ast.Name() | ast.Attribute() if script.reaching(node, where):
-                for one in script.reaching(node, where):
-                    if one.how == "parameter":
-                        waiting += list(script.arguments_for(one)) or [(ast.Constant(""), where)]
-                    elif one.how in ("assign", "augmented") and one.value is not None:
-                        waiting.append((one.value, one.scope))
-                    else:
-                        reductions.add("")
-            case ast.Call() if node in script.call_at:
-                reductions |= _follow(script, script.call_at[node], waiting, factors)
-            case _:
-                reductions.add("")
+    for found_here, waiting in ((reductions, [(loss, scope)]), (set[str](), averaged)):
+        while waiting and len(seen) < 100:
+            node, where = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            match node:
+                case ast.BinOp(left, ast.Div(), right):
+                    factors.append((right, where))
+                    waiting.append((left, where))
+                case ast.BinOp(left, ast.Mult(), right):
+                    numbers = [one for one in (left, right) if not _has_call(script, one, where)]
+                    factors += [(one, where) for one in numbers]
+                    waiting += [(one, where) for one in (left, right) if one not in numbers]
+                case ast.BinOp(left, _, right):
+                    waiting += [
+                        (one, where) for one in (left, right) if not isinstance(one, ast.Constant)
+                    ]
+                case ast.Name() | ast.Attribute() if script.reaching(node, where):
+                    for one in script.reaching(node, where):
+                        if one.how == "parameter":
+                            waiting += list(script.arguments_for(one)) or [
+                                (ast.Constant(""), where)
+                            ]
+                        elif one.how in ("assign", "augmented") and one.value is not None:
+                            waiting.append((one.value, one.scope))
+                        else:
+                            found_here.add("")
+                case ast.Call() if node in script.call_at:
+                    found_here |= _follow(script, script.call_at[node], waiting, factors, averaged)
+                case _:
+                    found_here.add("")
     return reductions, factors
 
 
@@ -140,6 +143,7 @@ def _follow(
     call: Call,
     waiting: list[tuple[ast.expr, Scope]],
     factors: list[tuple[ast.expr, Scope]],
+    averaged: list[tuple[ast.expr, Scope]],
 ) -> set[str]:
     """Follow a loss into the call that computes it."""
     makers = script.makers(call.node.func, call.scope) if not call.target else []
@@ -148,7 +152,7 @@ def _follow(
         given = (makers[0] if is_loss else call).argument(99, "reduction")
         return {"mean"} if given is None else {str(getattr(given, "value", ""))} - {"none"}
     if call.method == "mean" and call.receiver is not None:
-        factors += _trace(script, call.receiver, call.scope)[1]
+        averaged.append((call.receiver, call.scope))
         return {"mean"}
     if call.receiver is not None and call.method in (*_SCALINGS, *SAME_VALUE, "squeeze"):
         waiting.append((call.receiver, call.scope))
