@@ -1291,25 +1291,24 @@ PAIRS = {
         "0",
         "dist.get_rank()",
     ),
-    "the number of epochs is 1 unless an option changes it": (
+    "the loop over epochs runs once": (
         "T02",
         "warning",
         """
-        import argparse
         import torch, torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel as DDP
         from torch.utils.data import DataLoader, DistributedSampler
 
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--epochs", type=int, default={})
-        args = parser.parse_args()
-        dist.init_process_group("gloo")
-        model = DDP(torch.nn.Linear(2, 1))
-        data = torch.zeros(40, 2)
-        loader = DataLoader(data, sampler=DistributedSampler(data))
-        for epoch in range(args.epochs):
-            for x in loader:
+        def train(model, loaders):
+            for x in loaders["train"]:
                 model(x).mean().backward()
+
+        dist.init_process_group("gloo")
+        data = torch.zeros(40, 2)
+        loaders = {"train": DataLoader(data, sampler=DistributedSampler(data))}
+        model = DDP(torch.nn.Linear(2, 1))
+        for epoch in range({}):
+            train(model, loaders)
         """,
         "10",
         "1",

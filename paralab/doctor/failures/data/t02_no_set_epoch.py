@@ -113,17 +113,17 @@ def _loop_of(
         for loader in loaders:
             place = training.loop_over(script, loader)
             if place and _repeats(script, *training.loops[place - 1]):
-                return *training.loops[place], _repeats_by_default(script, training, place - 1)
+                return *training.loops[place], True
     if is_for_evaluation(sampler) or any(is_for_evaluation(one) for one in loaders):
         return None
     ways = [way for way in ways_to(script, sampler) if way.known]
     made = bool(loaders) and any(arrives(script, way, 1).taken is not False for way in ways)
     for training in every:
-        for place, (loop, scope) in enumerate(training.loops):
+        for loop, scope in training.loops:
             target = getattr(loop, "target", None)
             named = isinstance(target, ast.Name) and "epoch" in target.id
             if named and _repeats(script, loop, scope):
-                return loop, scope, made and _repeats_by_default(script, training, place)
+                return loop, scope, made
     return None
 
 
@@ -139,18 +139,10 @@ def _loaders_of(script: Script, sampler: Call) -> list[Call]:
 
 def _repeats(script: Script, loop: ast.AST, scope: Scope) -> bool:
     """Return whether a loop may run more than once. `range(1)` does not."""
-    count = _count(loop)
-    return count is None or bool(script.evaluate(count, scope, 0) != 1)
-
-
-def _repeats_by_default(script: Script, training: Training, place: int) -> bool:
-    return bool(script.default_of(_count(training.loops[place][0])) != 1)
-
-
-def _count(loop: ast.AST) -> ast.expr | None:
-    """Return `n` in `for i in range(n)`."""
     items = getattr(loop, "iter", None)
-    return items.args[0] if isinstance(items, ast.Call) and len(items.args) == 1 else None
+    if isinstance(items, ast.Call) and len(items.args) == 1:
+        return bool(script.evaluate(items.args[0], scope, 0) != 1)
+    return True
 
 
 def _edits(script: Script, loop: ast.AST, scope: Scope) -> tuple[Edit, ...]:
