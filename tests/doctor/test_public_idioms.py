@@ -1220,6 +1220,49 @@ PAIRS = {
         "8",
         "1",
     ),
+    "the number of micro-batches is 1 unless a file changes it": (
+        "G02",
+        "warning",
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        config = read()
+        every = int(config.get("every", {}))
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i, x in enumerate(torch.zeros(40, 4, 2)):
+            (model(x).mean() / every).backward()
+            if (i + 1) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "8",
+        "1",
+    ),
+    "a forward pass without gradients prepares another model's pass": (
+        "G02",
+        "warning",
+        """
+        from contextlib import nullcontext
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        dist.init_process_group("gloo")
+        model, critic = DDP(torch.nn.Linear(2, 1)), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+        for i, x in enumerate(torch.zeros(40, 4, 2)):
+            with {}:
+                made = model(x)
+            (critic(made).mean() / 4).backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "nullcontext()",
+        "torch.no_grad()",
+    ),
     "the loss is divided before its mean": (
         "G01",
         "error",

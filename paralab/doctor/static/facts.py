@@ -14,7 +14,6 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paralab.doctor.static.bindings import dotted_key
 from paralab.doctor.static.context import Context, Contexts, If, Loop, With, context_of, leaves
 from paralab.doctor.static.imports import search_path
 from paralab.doctor.static.names import DDP, SAMPLER, last_names
@@ -325,12 +324,6 @@ class Facts:
                 if one.arg == "default":
                     found[option] = one.value
         return found
-
-    def default_of(self, node: ast.AST | None) -> Any:
-        """Return the default of the setting that an expression such as `args.lr` names, if it is a
-        constant."""
-        default = self.defaults.get((dotted_key(node) or "").rpartition(".")[2]) if node else None
-        return default.value if isinstance(default, ast.Constant) else None
 
     def imports(self, *packages: str) -> bool:
         """Return whether any module imports one of these packages."""

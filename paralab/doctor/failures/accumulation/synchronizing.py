@@ -6,6 +6,7 @@ from paralab.doctor.failures.accumulation.windows import timelines
 from paralab.doctor.observation import Observation, WatchedRank
 from paralab.doctor.rank_checks import ddp_wraps
 from paralab.doctor.static.collective_tree import passes_ddp
+from paralab.doctor.static.models import is_without_grad
 from paralab.doctor.static.script import Script
 from paralab.doctor.static.timeline import Event, excludes
 from paralab.doctor.windows import MicroStep, Window, accumulated
@@ -20,7 +21,7 @@ def forwards_of(script: Script, backward: Event) -> list[Event]:
             before = [one for one in events[: events.index(backward)] if one.role in _ENDS]
             found: list[Event] = []
             for event in reversed(before):
-                if excludes(event, backward):
+                if excludes(event, backward) or is_without_grad(script, event.call):
                     continue
                 if event.role != "forward":
                     break

@@ -149,9 +149,8 @@ class Window:
 
     @property
     def is_optional(self) -> bool:
-        """Whether the size is a setting, such as `args.every`, whose default is 1."""
-        size = self.size[0] if self.size is not None else None
-        return isinstance(size, ast.Attribute) and bool(self.script.default_of(size) == 1)
+        """Whether the size is a setting whose default is 1."""
+        return self.size is not None and bool(self.script.usual_value(*self.size) == 1)
 
     @property
     def size_text(self) -> str:

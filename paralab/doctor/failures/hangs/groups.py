@@ -21,7 +21,7 @@ def _backend(script: Script, call: Call) -> str:
     if value is None:
         return "unknown" if call.unpacks else "default"
     known = script.evaluate(value, call.scope, 0)
-    known = script.default_of(value) or known
+    known = script.usual_value(value, call.scope) or known
     return known.lower() if isinstance(known, str) else "unknown"
 
 

@@ -71,7 +71,7 @@ def _batch_size(script: Script, loader: Call) -> tuple[int | None, bool]:
     size = script.evaluate(given, loader.scope, 0)
     if isinstance(size, int):
         return size, True
-    size = script.default_of(given)
+    size = script.usual_value(given, loader.scope)
     return (size if isinstance(size, int) else None), False
 
 
