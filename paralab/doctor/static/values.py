@@ -254,19 +254,21 @@ class Values(Origins):
     def usual_value(self, node: ast.expr, scope: Scope) -> Any:
         """Return the default of a setting: of `args.n`, `config.get("n", 1)`, or `int(config.n)`,
         also through variables. Return None if it is not a constant."""
+        named = self.defaults.get((dotted_key(node) or "").rpartition(".")[2])
         for _ in range(4):
             own = self.reaching(node, scope)
             if isinstance(node, ast.Call):
                 name, given = dotted_key(node.func) or "", node.args
                 falls_back = len(given) > 1 and name.rpartition(".")[2] in ("get", "getattr")
                 if not falls_back and not (name == "int" and given):
-                    return None
+                    break
                 node = given[-1] if falls_back else given[0]
             elif len(own) == 1 and own[0].how == "assign" and own[0].value not in (None, node):
                 node, scope = own[0].value or node, own[0].scope
             else:
                 node = self.defaults.get((dotted_key(node) or "").rpartition(".")[2], node)
-        return node.value if isinstance(node, ast.Constant) else None
+        found = node if isinstance(node, ast.Constant) else named
+        return found.value if isinstance(found, ast.Constant) else None
 
     # --- functions
 
