@@ -225,10 +225,7 @@ def _splits(name: str, base: Request, pinned: bool) -> list[Options]:
         return splits if pinned or name != "fsdp" else splits + _ways_to_shard(base, splits[-1])
     if name in ("tp", "ep"):
         # An odd number of shards rarely divides a model's heads or experts.
-        splits = [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
-        # Split tokens too, if the model has blocks for that.
-        both = name == "tp" and not pinned and base.sequence_parallel is None
-        return splits + [splits[-1] | {"sequence_parallel": True}] * both
+        return [{}] if base.shards else [{"shards": n} for n in ((2, 4) if pinned else (2,))]
     given: Options = {"stages": base.stages or 2} if name in STAGED else {}
     if name not in PIPELINED:
         return [given]
@@ -284,8 +281,9 @@ def _ways_to_compress(base: Request, splits: list[Options]) -> list[Options]:
 def _with_blocks(
     name: str, base: Request, summary: Summary, splits: list[Options]
 ) -> list[Options]:
-    """Return one configuration that recomputes blocks, if the model supports it, and for ddp one
-    that compiles them. Compiling is slow, so no other strategy does it."""
+    """Return one configuration that recomputes blocks, if the model supports it, for ddp one that
+    compiles them, and for tp one that splits their tokens. Compiling is slow, so no other strategy
+    does it."""
     plain = [split for split in splits if split.keys().isdisjoint(WAYS)] or splits[:1]
     mode = "selective" if name in SELECTIVE else "full"
     can_recompute = any(mode in block.recomputes for block in summary.blocks)
@@ -294,6 +292,8 @@ def _with_blocks(
         blocks.append(plain[-1] | {"recompute": mode})
     if summary.blocks and name == "ddp" and base.compile is None:
         blocks.append(plain[0] | {"compile": True})
+    if summary.blocks and name == "tp" and base.sequence_parallel is None:
+        blocks.append(plain[0] | {"sequence_parallel": True})
     return blocks
 
 
