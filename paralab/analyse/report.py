@@ -102,7 +102,7 @@ def _remarks(rows: Sequence[Row]) -> str:
         for remark in row.remarks:
             virtual = "devices are shares of one CPU (virtual)"
             named.setdefault(virtual if "virtual" in remark else remark, []).append(row.name)
-    notes = ["step time: median over all steps"] if len(rows) > 1 else []
+    notes = ["step time: median over the timed steps"] if len(rows) > 1 else []
     notes += ["speed-up: mean over the rounds"] if notes else []
     notes.append("communication: share of the step (exposed share)" + _backends(rows))
     for remark, names in named.items():
