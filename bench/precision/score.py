@@ -56,6 +56,9 @@ HALVES = (
     "tune8",
     "clean8",
     "clean9",
+    "clean10",
+    "clean11",
+    "clean12",
 )
 ALL_IDS = Settings(select=frozenset(ENTRIES), hidden=frozenset())
 
