@@ -34,6 +34,7 @@ from paralab.experiment.shared_launch import has_started, is_complete, train_all
 from paralab.launch.inspect import Inspected
 from paralab.launch.job import Print, Training
 from paralab.machine.signals import interrupted, number_of
+from paralab.plan.batches import LESS
 from paralab.plan.plan import label
 from paralab.plan.request import Request, in_fp64
 from paralab.record.folder import RunFolder
@@ -43,7 +44,6 @@ VERIFY_STEPS = 3
 ROUNDS = 5
 MOST_ROUNDS = 1000
 SURE_ROUNDS = 3  # without --rounds, run at least this many rounds, and more if there is time
-LESS = 8  # fp64 may need 4 times the memory, so a proof that runs out gets 1/8 of the batch
 BUDGET_SECONDS = 60.0  # time for verification and rounds without --rounds
 Round = list[Training]  # a run of each configuration; `case` is the configuration's number
 
@@ -79,7 +79,7 @@ def compare(
     if kind == "compare" and len(workloads) > 1:
         problem = f"Different workloads cannot be compared: {', '.join(workloads)}."
         raise UsageError(problem, fix="give --workload once, outside the quotes")
-    resolved, left_out = resolve_all(with_distinct_names(configurations), inspected)
+    resolved, left_out = resolve_all(with_distinct_names(configurations), inspected, verify)
 
     folder = RunFolder.create(out, f"{kind}_{slug(resolved[0].inspected.summary.name)}")
     folder.write_manifest(
@@ -167,15 +167,13 @@ def _measure(
         stopped_by: int | None = None
         try:
             failed = train_all(folder, trainings, Progress(trainings, titles, say).poll)
-            full = {
-                run for run, error in failed.items() if any(w in error.problem for w in NO_MEMORY)
-            }
+            full = {n for n, error in failed.items() if any(w in error.problem for w in NO_MEMORY)}
             again = {
                 number: (request, configurations[number].inspected)
                 for number, request in enumerate(exact)
                 if request in pairs and not full.isdisjoint(pairs[request].numbers)
             }
-            smaller = _prove_with_less(folder, again) if again else {}
+            smaller = _prove_with_less(folder, again)
         except KeyboardInterrupt as error:
             stopped_by = number_of(error)
 
@@ -205,6 +203,8 @@ def _prove_with_less(
     folder: RunFolder, again: Mapping[int, tuple[Request, Inspected]]
 ) -> dict[int, Verification]:
     """Repeat proofs that ran out of memory, with a part of the batch."""
+    if not again:
+        return {}
     with tempfile.TemporaryDirectory(prefix="paralab-") as private:
         references = ReferenceRuns(folder.path / "verify" / "less", Path(private))
         pairs: dict[int, tuple[int, ReferencePair]] = {}

@@ -56,10 +56,11 @@ class Resolved:
 
 
 def resolve_all(
-    configurations: Sequence[Configuration], known: Inspected | None = None
+    configurations: Sequence[Configuration], known: Inspected | None = None, verify: bool = True
 ) -> tuple[list[Resolved], list[LeftOut]]:
     """Return the plans, and the configurations that cannot run. All CPU devices get the same number
-    of cores. `known` is the inspection of the only workload, if it was already inspected."""
+    of cores. `known` is the inspection of the only workload, if it was already inspected. Without
+    `verify`, do not check whether a batch can be split."""
     refuse_inside()
     strategies: dict[str, list[str]] = {}
     for each in configurations:
@@ -73,7 +74,7 @@ def resolve_all(
         if workload not in inspections:
             blocks = any(uses_blocks(each.request) for each in configurations)
             inspections[workload] = inspect_once(
-                each.request, strategies[workload], blocks=blocks, verify=True
+                each.request, strategies[workload], blocks=blocks, verify=verify
             )
         inspected = inspections[workload]
         request = replace(

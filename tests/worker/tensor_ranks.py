@@ -22,6 +22,7 @@ from paralab.errors import ParalabError
 from paralab.plan.tensor_plan import parallelize_code
 from paralab.worker.groups import broadcast_model
 from paralab.worker.proofs import block_proof
+from paralab.worker.proofs.block_proof import begin_together
 from paralab.worker.proofs.model_proof import _gradients
 from paralab.worker.proofs.proof_model import load_samples
 from paralab.worker.proofs.prove_shards import find_tensor_plan
@@ -35,6 +36,7 @@ from paralab.workload.batch import unpack
 from paralab.workload.hooks import patched
 from paralab.workload.linear_layers import record_calls
 from paralab.workload.load import load_workload
+from paralab.workload.sequence_plan import SplitBlock
 from paralab.workload.verify_controls import controlled
 from paralab.workload.workload import as_workload
 from tests.worker import sequence_models, vocabulary_models
@@ -99,6 +101,30 @@ def token_plan(name="gpt:tiny"):
     plan = find_token_plan(families.load_family(name), families.prove(name))
     torch.set_default_dtype(torch.float32)
     return asdict(plan)
+
+
+def joined_lengths():
+    """Call a module with a part of 12 tokens, and with another sequence that is as long as the
+    part."""
+
+    class Cross(nn.Module):
+        def forward(self, x, memory, again):
+            self.lengths = [each.shape[1] for each in (x, memory, again)]
+            return x
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cross = Cross()
+
+        def forward(self, x, memory):
+            return self.cross(x, memory, x)
+
+    block = Layer()
+    split = SplitBlock("", (2,), cut=((0, 1),), joined=("cross",))
+    SplitSequence(block, (split,), None, begin_together, begin_together)
+    block(torch.randn(2, 12, 8), torch.randn(2, 6, 8))
+    return block.cross.lengths
 
 
 def wrong_token_plans():
@@ -323,6 +349,7 @@ def main():
     sequence["plans"] = sequence_models.results()
     vocabulary = vocabulary_models.results()
     tokens = {"rows": [families.token_row(name) for name in TOKENS], "plans": wrong_token_plans()}
+    tokens["joined"] = joined_lengths()
     if dist.get_rank() == 0:
         results = {"rows": rows, "wrong": wrong, "code": code, "problems": problems}
         more = {"small": small, "aligned": left, "losses": losses, "sequence": sequence}

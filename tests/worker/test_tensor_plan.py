@@ -60,6 +60,10 @@ def test_a_wrong_way_to_split_tokens_is_rejected(ranks, mistake, named):
     assert named in wrong["problem"]
 
 
+def test_another_sequence_as_long_as_a_part_is_not_joined(ranks):
+    assert ranks["tokens"]["joined"] == [12, 6, 12]
+
+
 def test_the_right_groups_are_equal(ranks):
     for name in ("right", "right again"):
         assert ranks["wrong"][name]["kept"]

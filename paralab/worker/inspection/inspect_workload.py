@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paralab.errors import NO_MEMORY, UsageError
 from paralab.machine.host import Gpu, Machine, cpu_name, memory_bytes, usable_cores
-from paralab.plan.batches import GlobalBatch
+from paralab.plan.batches import LESS, GlobalBatch
 from paralab.worker.inspection.answers import answer
 from paralab.worker.inspection.too_large import fake_if_too_large
 from paralab.worker.optimizer import (
@@ -54,7 +54,6 @@ from paralab.workload.summary import Block, Inspection, Summary, Trial
 from paralab.workload.trial_steps import MOST_BRANCHES, OUTSIDE, try_step
 from paralab.workload.workload import Workload
 
-LESS = 8  # without enough memory, test 1/8 of the batch
 ENOUGH = 32  # samples to test whether a batch can be split
 Details = dict[str, Any]  # fields of `Summary` that not every inspection needs
 

@@ -169,16 +169,11 @@ class _Join(_Gather):
         return ranks.reduce(grads[0], dim, "gradients"), None, None, None
 
 
-class _SumToPart(torch.autograd.Function):
+class _SumToPart(_Cut):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, ranks: Ranks, dim: int) -> torch.Tensor:
         ctx.given = ranks, dim, whole.shape[dim]
         return ranks.reduce(whole, dim, "activations")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ranks, dim, length = ctx.given
-        return ranks.put_together(grads[0], dim, length, "gradients"), None, None
 
 
 class _Copy(torch.autograd.Function):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -33,7 +32,7 @@ from paralab.units import plural
 from paralab.worker.sharding.sequence_parts import HEADS, TOKENS, Ranks
 from paralab.worker.sharding.shard_streams import ShardStreams
 from paralab.worker.sum_gradients import Begin, sum_gradients
-from paralab.workload.batch import map_tensors
+from paralab.workload.batch import map_tensors, tensors
 from paralab.workload.hooks import patched
 from paralab.workload.sequence_plan import SplitBlock, part_sizes
 
@@ -126,16 +125,16 @@ class SplitSequence:
         return inside
 
     def _join(self, arguments: Any) -> Any:
-        """Join the arguments that are parts. Others, such as masks, are already whole."""
+        """Join the first argument that is a part, which may be query, key, and value. All others are
+        already whole, even if another sequence happens to be as long as the part."""
         assert self.length is not None
-        length, own = self.length, part_sizes(self.length, self.ranks.size)[self.ranks.rank]
-
-        @cache  # query, key, and value are often the same tensor
-        def join(tensor: torch.Tensor) -> torch.Tensor:
-            is_part = tensor.is_floating_point() and tensor.ndim > 2 and tensor.shape[TOKENS] == own
-            return self.ranks.join(tensor, TOKENS, length) if is_part else tensor
-
-        return map_tensors(join, arguments)
+        own = part_sizes(self.length, self.ranks.size)[self.ranks.rank]
+        candidates = (t for t in tensors(arguments) if t.is_floating_point() and t.ndim > 2)
+        part = next((tensor for tensor in candidates if tensor.shape[TOKENS] == own), None)
+        if part is None:
+            return arguments
+        whole = self.ranks.join(part, TOKENS, self.length)
+        return map_tensors(lambda tensor: whole if tensor is part else tensor, arguments)
 
     def sum_to_part(self, whole: torch.Tensor) -> torch.Tensor:
         return self.ranks.sum_to_part(whole, TOKENS)
